@@ -1,8 +1,9 @@
-"""One function per command of the command line: parsed arguments in, exit status out."""
+"""Handlers of the compiler's commands: parsed arguments in, exit code out. Results go to stdout."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +19,22 @@ from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, with_gpu_placement
 from build_artifacts.report.build import build_report
-from build_artifacts.report.output import keep, read_report
-from build_artifacts.report.output import table as journey_table
-from build_artifacts.report.values import ReportRequest, read_conditions
+from build_artifacts.report.output import format_stages, read_report, write_report
+from build_artifacts.report.values import Report, ReportRequest, read_conditions
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
-from build_artifacts.storage.garbage import describe, find_garbage, remove
-from build_artifacts.storage.inspection import check, format_costs, list_versions, table
+from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
+from build_artifacts.storage.inspection import (
+    format_costs,
+    list_versions,
+    table,
+    verify_candidates,
+)
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.artifacts.types import TASK_HEADS, ModelHead
+from deployments.command_line import FAILED, OK
 from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
 from deployments.tuning.costs import TuningTarget
@@ -36,14 +42,13 @@ from deployments.tuning.tuner import tune_exclusively
 
 
 def build_model(arguments: argparse.Namespace) -> int:
-    """`build`."""
     request = BuildRequest(
         ref=arguments.source,
         store=arguments.store,
         id=arguments.id,
         task=arguments.task,
         adapter=arguments.adapter,
-        recipe=_recipe(arguments),
+        recipe=_build_recipe(arguments),
         budget=BuildBudget(
             search_seconds=arguments.search_seconds,
             tune_seconds=arguments.tune_seconds,
@@ -52,11 +57,11 @@ def build_model(arguments: argparse.Namespace) -> int:
         ),
         force=arguments.force,
     )
-    _tell(build(request, BuildProgress.on_stderr()))
-    return 0
+    _print_result(build(request, BuildProgress.on_stderr()))
+    return OK
 
 
-def _recipe(arguments: argparse.Namespace) -> BuildRecipe:
+def _build_recipe(arguments: argparse.Namespace) -> BuildRecipe:
     recipe = with_gpu_placement(
         SEARCH_PRESETS[arguments.search],
         tensor_parallel_size=arguments.tensor_parallel_size,
@@ -65,67 +70,74 @@ def _recipe(arguments: argparse.Namespace) -> BuildRecipe:
     return replace(recipe, gate=recipe.gate.model_copy(update=dict(arguments.gate)))
 
 
-def _tell(result: BuildResult) -> None:
+def _print_result(result: BuildResult) -> None:
     manifest = result.manifest
-    how = "was built already" if result.already_built else "is built"
-    print(f"{manifest.id} {manifest.version} {how}: {result.directory}", flush=True)
+    state = "was built already" if result.already_built else "is built"
+    print(f"{manifest.id} {manifest.version} {state}: {result.directory}", flush=True)
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """`show`."""
     entries = list_versions(arguments.store)
+    if arguments.json:
+        return _print_json([entry.to_json() for entry in entries])
     if entries:
         print(table(entries))
     else:
         print(f"no artifacts in {arguments.store}; `hundredfold demo` builds some")
-    return 0
+    return OK
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """`demo`."""
     progress = BuildProgress.on_stderr()
     for model in DEMO_MODELS:
-        _tell(build_demo_model(model, arguments.store, progress))
-    return 0
+        _print_result(build_demo_model(model, arguments.store, progress))
+    return OK
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """`tune`."""
     artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
-        raise _not_for_decoders("tune", "graphs that generate are measured when they are built")
+        raise _encoders_only("tune", "generative graphs are measured by the build")
     counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
+    tables = []
     for threads in counts:
         settings = EncoderSettings(intra_op_threads=threads)
-        placement = TuningTarget(artifact, manifest, arguments.device, settings)
+        target = TuningTarget(artifact, manifest, arguments.device, settings)
         seconds = arguments.tune_seconds / len(counts)
-        costs = tune_exclusively(placement, seconds, force=True, wait=True)
-        assert costs is not None, "forced and waited for, so there is a table; this is a bug"
-        print(format_costs(costs), flush=True)
-    return 0
+        costs = tune_exclusively(target, seconds, force=True, wait=True)
+        if costs is None:
+            raise AssertionError("bug: forced tuning returned no cost table")
+        tables.append(costs)
+        if not arguments.json:
+            print(format_costs(costs), flush=True)
+    return _print_json([json.loads(costs.to_json()) for costs in tables]) if arguments.json else OK
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """`verify`; status 1 when a candidate is not what it was."""
+    """Return FAILED if a candidate violates the gate on this host."""
     artifact = _find(arguments)
     if ArtifactManifest.read(artifact).head is ModelHead.NEXT_TOKEN:
-        print("every file is what was sealed; graphs that generate are judged when they are built")
-        return 0
-    whole = True
-    for checked in check(artifact):
-        print(checked.line, flush=True)
-        whole = whole and (checked.verdict is None or checked.verdict.passed)
-    return 0 if whole else 1
+        note = "every digest matches; the accuracy of generative graphs is checked by the build"
+        return _print_json([]) if arguments.json else _print_line(note)
+    checks = []
+    for checked in verify_candidates(artifact):
+        checks.append(checked)
+        if not arguments.json:
+            print(checked.line, flush=True)
+    if arguments.json:
+        _print_json([checked.to_json() for checked in checks])
+    return FAILED if any(checked.has_failed for checked in checks) else OK
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """`report`."""
     artifact, progress = _find(arguments), BuildProgress.on_stderr()
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
-        print(format_report(manifest, read_generation_report(artifact)))
-        return 0
+        stored = read_generation_report(artifact)
+        if arguments.json:
+            return _print_json(stored.model_dump(mode="json"))
+        return _print_line(format_report(manifest, stored))
     request = ReportRequest(
         artifact=artifact,
         store=arguments.store,
@@ -136,62 +148,98 @@ def report(arguments: argparse.Namespace) -> int:
         sampling=ExampleSampling(limit=arguments.eval_limit),
         adapter=arguments.adapter,
     )
-    setting = read_conditions(request, manifest)
-    found = None if arguments.again else read_report(artifact, setting, progress.message)
-    if found is not None:
-        print(journey_table(found))
-        return 0
-    fresh = build_report(request, manifest, setting, progress, HuggingFaceHub())
-    print(journey_table(fresh), flush=True)  # before it is written, which a full disk may prevent
-    progress.message(f"written to {keep(artifact, fresh, progress.message).parent}")
-    return 0
+    conditions = read_conditions(request, manifest)
+    found = None if arguments.force else read_report(artifact, conditions, progress.message)
+    if found is None:
+        found = build_report(request, manifest, conditions, progress, HuggingFaceHub())
+        _print_report(found, as_json=arguments.json)  # first: writing may fail on a full disk
+        path = write_report(artifact, found, progress.message).parent
+        progress.message(f"written to {path}")
+    else:
+        _print_report(found, as_json=arguments.json)
+    return OK
+
+
+def _print_report(found: Report, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        _print_line(format_stages(found))
 
 
 def compact(arguments: argparse.Namespace) -> int:
-    """`compact`."""
     from build_artifacts.compaction.find import find
 
     with scratch(arguments.store) as sources:
         checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
         head = TASK_HEADS[select_tasks(checkpoint, None, None)[0]]
         if head is ModelHead.NEXT_TOKEN:
-            raise _not_for_decoders("compact", "what pruning left is looked for in encoders")
+            raise _encoders_only("compact", "the compiler compacts no generative models")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     print(compaction.describe())
     for cut in compaction.reductions:
         print(
             f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward channels"
         )
-    return 0
+    return OK
 
 
-def _not_for_decoders(command: str, why: str) -> BuildError:
+def _encoders_only(command: str, reason: str) -> BuildError:
     return BuildError(
-        f"`{command}` is not for models that generate text: {why}",
-        hint="see what was measured with `hundredfold models report`",
+        f"`{command}` does not support models that generate text: {reason}",
+        hint="show the measurements of the build with `hundredfold models report`",
     )
 
 
 def gc(arguments: argparse.Namespace) -> int:
-    """`gc`."""
     garbage = find_garbage(arguments.store, arguments.keep)
-    print(describe(garbage))
-    if garbage.items and (arguments.yes or _agreed()):
-        gone = remove(garbage)
-        print(f"removed {len(gone)}, {sum(item.size for item in gone) / 1e6:.1f} MB")
-    return 0
+    if not arguments.json:
+        print(describe(garbage))
+    removed: tuple[GarbageItem, ...] = ()
+    if garbage.items and (arguments.yes or _is_confirmed()):
+        removed = remove(garbage)
+        if not arguments.json:
+            print(f"removed {len(removed)}, {sum(item.size for item in removed) / 1e6:.1f} MB")
+    if arguments.json:
+        gone = {item.path for item in removed}
+        return _print_json(
+            [
+                {
+                    "kind": item.kind,
+                    "name": item.name,
+                    "bytes": item.size,
+                    "reason": item.reason,
+                    "is_removed": item.path in gone,
+                }
+                for item in garbage.items
+            ]
+        )
+    return OK
 
 
-def _agreed() -> bool:
+def _is_confirmed() -> bool:
     if not sys.stdin.isatty():
-        raise BuildError("nobody is there to be asked", hint="pass `--yes` to remove all of it")
+        raise BuildError(
+            "standard input is not a terminal, so the removal cannot be confirmed",
+            hint="pass `--yes` to remove all of it",
+        )
     try:
-        return input("remove them? [y/N] ").strip().lower() in ("y", "yes")
+        print("remove them? [y/N] ", end="", file=sys.stderr, flush=True)
+        return input().strip().lower() in ("y", "yes")
     except EOFError:
         return False
 
 
 def _find(arguments: argparse.Namespace) -> Path:
-    """The directory of the artifact that `arguments.model` names. Raises ArtifactError."""
+    """Return the directory of the artifact named `arguments.model`. Raises ArtifactError."""
     model_id, _, version = arguments.model.partition(":")
     return find_artifact(arguments.store, model_id, version or LATEST_NAME)
+
+
+def _print_line(text: str) -> int:
+    print(text, flush=True)
+    return OK
+
+
+def _print_json(value: object) -> int:
+    return _print_line(json.dumps(value, indent=1))

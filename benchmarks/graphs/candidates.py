@@ -87,7 +87,7 @@ def collect_candidates(
                 name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False
             )
         )
-    collected.missing |= trail.unmade
+    collected.missing |= trail.skipped
     _add_sealed(collected, TuningTarget(request.artifact, manifest, Device.CPU, encoders.alone))
     for recipe in OPENVINO:
         _add_openvino(collected, recipe, prepared, graphs, encoders.alone)

@@ -17,7 +17,7 @@ from build_artifacts.report.values import (
     ReportConditions,
     ReportRequest,
     TimingModes,
-    compared,
+    add_speedups,
     serving,
 )
 from build_artifacts.search.graphs import CandidateGraphs
@@ -36,7 +36,7 @@ CROWD = Shape(items=32, tokens=128)
 def build_report(
     request: ReportRequest,
     manifest: ArtifactManifest,
-    setting: ReportConditions,
+    conditions: ReportConditions,
     progress: BuildProgress,
     hub: Hub,
 ) -> Report:
@@ -50,12 +50,12 @@ def build_report(
         progress.begin()
         try:
             steps = StepRunner(place, progress)
-            stages, unmade = _stages(request, manifest, steps, place, hub)
+            stages, skipped = _stages(request, manifest, steps, place, hub)
             survey = StageMeasurement(_course(request, manifest, evaluation), steps)
             figures = survey.figures(stages)
         finally:
             progress.end()
-    unmeasured = unmade | survey.failed
+    unmeasured = skipped | survey.failed
     if not figures:
         raise BuildError(
             f"no stage of `{manifest.id}` can be measured here: {_told(unmeasured)}",
@@ -63,12 +63,12 @@ def build_report(
         )
     return Report(
         id=manifest.id,
-        setting=setting,
+        conditions=conditions,
         source=_source(manifest),
         metric=evaluation.metric if evaluation else next(iter(manifest.scores), None),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=_command(request, manifest, setting),
-        stages=compared(figures),
+        command=_command(request, manifest, conditions),
+        stages=add_speedups(figures),
         unmeasured=unmeasured,
     )
 
@@ -94,7 +94,7 @@ def _stages(
     trail = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)
     scores = {} if request.evaluation else manifest.scores
     stages = [*trail.before(cpu, scores), *served, *trail.usual(cpu)]
-    return stages, trail.unmade
+    return stages, trail.skipped
 
 
 def _course(
@@ -139,8 +139,10 @@ def _source(manifest: ArtifactManifest) -> str:
     return f"{source.ref}{adapter}, revision {source.revision[:20]}"
 
 
-def _command(request: ReportRequest, manifest: ArtifactManifest, setting: ReportConditions) -> str:
-    options = setting.options
+def _command(
+    request: ReportRequest, manifest: ArtifactManifest, conditions: ReportConditions
+) -> str:
+    options = conditions.options
     words = ["python", "-m", "build_artifacts", "report", f"{manifest.id}:{manifest.version}"]
     words += ["--runs", str(options.runs), "--threads", str(options.threads)]
     words += ["--seconds", f"{options.seconds:g}"]

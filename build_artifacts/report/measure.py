@@ -26,16 +26,16 @@ from deployments.tuning.measure import wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
 BLOCKS = 5
-FEWEST_RUNS = 5
+MIN_RUNS = 5
 _WARM_PASSES = 2
-MOST_ROUNDS = 5
+MAX_ROUNDS = 5
 # A round of throughput lasts at least this long: who finishes last decides how long it took.
-_LEAST_ROUND_S = 0.2
+_MIN_ROUND_S = 0.2
 
-Clock = Callable[[], float]  # seconds
+ClockFunction = Callable[[], float]  # seconds
 
 
-def blocks_of(runs: int) -> tuple[int, ...]:
+def split_runs(runs: int) -> tuple[int, ...]:
     """`runs` in at most BLOCKS parts of nearly equal size."""
     ends = [runs * i // BLOCKS for i in range(BLOCKS + 1)]
     return tuple(b - a for a, b in pairwise(ends) if b > a)
@@ -44,10 +44,10 @@ def blocks_of(runs: int) -> tuple[int, ...]:
 def affordable_runs(runs: int, pass_s: float, budget_s: float) -> int:
     """How many of `runs` there is time for, when one run of every engine takes `pass_s`.
 
-    Every block costs one more. Never fewer than FEWEST_RUNS, unless fewer were asked for.
+    Every block costs one more. Never fewer than MIN_RUNS, unless fewer were asked for.
     """
     fitting = int(budget_s / max(pass_s, 1e-9)) - BLOCKS
-    return min(runs, max(FEWEST_RUNS, fitting))
+    return min(runs, max(MIN_RUNS, fitting))
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class InterleavedTimer:
     """Engines by name; one that fails leaves, and `failed` says why."""
 
     engines: dict[str, EncoderEngine]
-    clock: Clock = time.perf_counter
+    clock: ClockFunction = time.perf_counter
     rest: Callable[[], None] = wait_until_idle
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -91,10 +91,10 @@ class InterleavedTimer:
             first = {
                 name: self._round_s(pool, name, batch, passes[name], 1) for name in self._from(0)
             }
-            laps = {name: ceil(_LEAST_ROUND_S / max(took, 1e-6)) for name, took in first.items()}
+            laps = {name: ceil(_MIN_ROUND_S / max(took, 1e-6)) for name, took in first.items()}
             rounds: dict[str, list[float]] = {name: [] for name in first}
             due_s = sum(laps[name] * took for name, took in first.items())
-            for turn in range(MOST_ROUNDS):
+            for turn in range(MAX_ROUNDS):
                 if self.clock() + due_s > end_s:
                     break
                 for name in self._from(turn):
@@ -117,7 +117,7 @@ class InterleavedTimer:
         pass_s = sum(times[-1] for times in warm_s.values() if times)
         count = affordable_runs(runs, pass_s, end_s - self.clock())
         times_s: dict[str, list[float]] = {name: [] for name in self.engines}
-        for turn, block in enumerate(blocks_of(count)):
+        for turn, block in enumerate(split_runs(count)):
             for name in self._from(turn):
                 times_s[name] += self._passes_s(name, batch, block)
         return {name: times_s[name] for name in self.engines}
@@ -202,7 +202,7 @@ class StageAccuracy:
 class StageMeasurement:
     """The figures of stages; `failed` names those that gave up, and why."""
 
-    course: MeasurementInputs
+    inputs: MeasurementInputs
     steps: StepRunner
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -212,8 +212,8 @@ class StageMeasurement:
         All stages take turns, unless there is not enough memory for all of them at once.
         """
         found: list[StageResult] = []
-        for group in groups_of(stages, free_bytes(Device.CPU)):
-            found += self._together(group, self.course.seconds * len(group) / len(stages))
+        for group in group_by_memory(stages, free_bytes(Device.CPU)):
+            found += self._together(group, self.inputs.seconds * len(group) / len(stages))
         return found
 
     def _together(self, stages: Sequence[Stage], seconds: float) -> Iterator[StageResult]:
@@ -275,13 +275,13 @@ class StageMeasurement:
         return found
 
     def _quality(self, engine: EncoderEngine) -> StageAccuracy:
-        course = self.course
+        inputs = self.inputs
         # Company is the build's to judge, and the mixed lengths of its batches cost most.
-        alone = run_probes(engine, course.reference.items, 1)
-        verdict = compare_outputs(course.reference, alone, alone, course.gate, course.head)
+        alone = run_probes(engine, inputs.reference.items, 1)
+        verdict = compare_outputs(inputs.reference, alone, alone, inputs.gate, inputs.head)
         if verdict.parity is None:
             raise EngineFailed("; ".join(verdict.reasons))
-        scores = {} if course.evaluation is None else score_engine(engine, course.evaluation)
+        scores = {} if inputs.evaluation is None else score_engine(engine, inputs.evaluation)
         return StageAccuracy(verdict.parity.cosine_mean, verdict.parity.top1_agreement, scores)
 
     def _latencies(
@@ -289,7 +289,7 @@ class StageMeasurement:
     ) -> dict[str, tuple[StageLatency, ...]]:
         race = InterleavedTimer(dict(engines))
         with self.steps.run_uncached("time", f"one item, {_listed(engines)}") as step:
-            found = race.latencies(self.course.alone, self.course.runs, seconds)
+            found = race.latencies(self.inputs.alone, self.inputs.runs, seconds)
             runs = {one.tokens: one.runs for times in found.values() for one in times}
             step.set_outcome(", ".join(f"{n} runs of {tokens}" for tokens, n in runs.items()))
         self.failed |= race.failed
@@ -301,14 +301,14 @@ class StageMeasurement:
         if not engines:
             return {}
         race = InterleavedTimer(dict(engines))
-        items = len(self.course.crowd.lengths)
+        items = len(self.inputs.crowd.lengths)
         with self.steps.run_uncached("time", f"{items} items, {_listed(engines)}"):
-            found = race.throughputs(self.course.crowd, passes, seconds)
+            found = race.throughputs(self.inputs.crowd, passes, seconds)
         self.failed |= race.failed
         return found
 
 
-def groups_of(stages: Sequence[Stage], available_bytes: int) -> list[list[Stage]]:
+def group_by_memory(stages: Sequence[Stage], available_bytes: int) -> list[list[Stage]]:
     """The stages in order, as many together as have room; one at least."""
     groups: list[list[Stage]] = []
     taken = 0

@@ -27,7 +27,7 @@ _NONE = "-"
 ASIDE = "†"  # marks what is no part of the journey
 
 
-def table(report: Report) -> str:
+def format_stages(report: Report) -> str:
     """All of it in at most 120 columns; speed-ups per length follow in a table of their own."""
     blocks = [_heading(report), columns(_rows(report), right=True)]
     if _is_compared(report):
@@ -37,15 +37,16 @@ def table(report: Report) -> str:
     return "\n\n".join(blocks)
 
 
-def markdown(report: Report, *, plot: str | None) -> str:
+def format_markdown(report: Report, *, plot: str | None) -> str:
     """The same as a document of its own; `plot` is the name of the picture beside it."""
-    setting = report.setting
-    versions = ", ".join(f"{name} {version}" for name, version in setting.versions.items())
+    conditions = report.conditions
+    versions = ", ".join(f"{name} {version}" for name, version in conditions.versions.items())
     facts = [
         f"# {report.id}: the journey",
         "",
-        f"- artifact: version `{report.setting.version}`, from `{report.source}`",
-        f"- host: {_host(setting.host)}" + (f"; {setting.gpu.name}" if setting.gpu else ""),
+        f"- artifact: version `{report.conditions.version}`, from `{report.source}`",
+        f"- host: {_host(conditions.host)}"
+        + (f"; {conditions.gpu.name}" if conditions.gpu else ""),
         f"- versions: {versions}",
         f"- measured: {report.measured_at}; {_method(report)}",
         *(f"- {line}" for line in _cut(report)),
@@ -62,10 +63,10 @@ def markdown(report: Report, *, plot: str | None) -> str:
 
 
 def _heading(report: Report) -> str:
-    setting = report.setting
-    gpu = f", {setting.gpu.name}" if setting.gpu else ""
+    conditions = report.conditions
+    gpu = f", {conditions.gpu.name}" if conditions.gpu else ""
     lines = [
-        f"{report.id} {setting.version} on {setting.host.name}{gpu}",
+        f"{report.id} {conditions.version} on {conditions.host.name}{gpu}",
         f"latency in ms (mean ±std): {_method(report)}",
         *_cut(report),
     ]
@@ -73,13 +74,13 @@ def _heading(report: Report) -> str:
 
 
 def _method(report: Report) -> str:
-    options, cores = report.setting.options, report.setting.host.cores
+    options, cores = report.conditions.options, report.conditions.host.cores
     return f"batch 1 on {options.threads} of {cores} cores, {options.runs} sequential runs"
 
 
 def _cut(report: Report) -> list[str]:
     """How many runs there were, where the time did not suffice for all of them."""
-    options = report.setting.options
+    options = report.conditions.options
     if min(report.runs.values()) >= options.runs:
         return []
     told = ", ".join(f"{count} of {tokens} tokens" for tokens, count in report.runs.items())
@@ -105,7 +106,7 @@ def _rows(report: Report) -> list[list[str]]:
         items_per_s = stage.throughput.items_per_s if stage.throughput else None
         rows.append(
             [
-                shown_name(stage),
+                format_name(stage),
                 f"{stage.size_bytes / 1e6:.1f}",
                 *scores,
                 _likeness(stage),
@@ -124,13 +125,13 @@ def _ratios(report: Report) -> list[list[str]]:
         found = {one.tokens: one.speedup for one in stage.latencies}
         full = stage.throughput.speedup if stage.throughput else None
         ratios = [*(found.get(tokens) for tokens in report.lengths), stage.speedup, full]
-        rows.append([shown_name(stage), *map(_ratio, ratios)])
+        rows.append([format_name(stage), *map(_ratio, ratios)])
     return rows
 
 
 def _remarks(report: Report) -> list[str]:
     """What the rows are, how throughput was taken, and what is missing."""
-    lines = [f"{shown_name(stage)}: {stage.what}" for stage in report.stages]
+    lines = [f"{format_name(stage)}: {stage.what}" for stage in report.stages]
     if any(not stage.is_baseline_path for stage in report.stages):
         lines.append(f"{ASIDE} no part of the journey, measured for comparison")
     pass_modes: dict[str, list[str]] = {}
@@ -152,7 +153,7 @@ def _likeness(stage: StageResult) -> str:
     return f"{stage.cosine:.4f}" if stage.agreement is None else f"{stage.agreement:.1%}"
 
 
-def shown_name(stage: StageResult) -> str:
+def format_name(stage: StageResult) -> str:
     """The name of a stage, marked where it is no part of the journey."""
     return stage.name if stage.is_baseline_path else f"{stage.name} {ASIDE}"
 
@@ -202,10 +203,10 @@ def draw(report: Report) -> Mapping[str, bytes]:
     # Ids that do not change from run to run, so that files differ only where figures do.
     with matplotlib.rc_context({"svg.hashsalt": "hundredfold"}):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-        setting = report.setting
+        conditions = report.conditions
         figure.suptitle(
-            f"{report.id} on {setting.host.name}, "
-            f"{setting.options.threads} of {setting.host.cores} cores"
+            f"{report.id} on {conditions.host.name}, "
+            f"{conditions.options.threads} of {conditions.host.cores} cores"
         )
         gained = [stage for stage in report.stages if stage.speedup is not None]
         left, *others = figure.subplots(1, 2 if gained else 1, squeeze=False)[0]
@@ -225,7 +226,7 @@ def _curves(axes: Any, report: Report) -> None:
             [one.mean_ms for one in stage.latencies],
             # A spread as wide as the mean has no lower end on a logarithmic axis.
             yerr=[min(one.std_ms, 0.9 * one.mean_ms) for one in stage.latencies],
-            label=shown_name(stage),
+            label=format_name(stage),
             capsize=3,
             color=_of(_COLOURS, number),
             marker=_of(_MARKERS, number),
@@ -254,7 +255,7 @@ def _bars(axes: Any, report: Report, stages: Sequence[StageResult]) -> None:
             hatch=_of(_HATCHES, numbers[stage.name]),
         )
         axes.annotate(f"{digits(height)}x", (place, height), ha="center", va="bottom")
-    axes.set_xticks(range(len(stages)), [shown_name(stage) for stage in stages])
+    axes.set_xticks(range(len(stages)), [format_name(stage) for stage in stages])
     if not all(stage.is_baseline_path for stage in stages):
         axes.set_xlabel(f"{ASIDE} for comparison")
     axes.set_ylabel(f"speed-up over {BASELINE}, all lengths")
@@ -283,9 +284,9 @@ def report_path(artifact: Path, host: Host) -> Path:
     return artifact / HOSTS_NAME / host.fingerprint / f"{STEM}.json"
 
 
-def read_report(artifact: Path, setting: ReportConditions, tell: Tell) -> Report | None:
-    """The report that still holds in `setting`; None, telling why, where it has to be measured."""
-    path = report_path(artifact, setting.host)
+def read_report(artifact: Path, conditions: ReportConditions, tell: Tell) -> Report | None:
+    """The report that still holds in `conditions`; None, telling why, where it has to be measured."""
+    path = report_path(artifact, conditions.host)
     try:
         report = Report.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -293,7 +294,7 @@ def read_report(artifact: Path, setting: ReportConditions, tell: Tell) -> Report
     except (OSError, ValidationError) as exc:
         tell(f"measuring again: {path} cannot be used: {str(exc).splitlines()[0]}")
         return None
-    if changed := _changed(report.setting, setting):
+    if changed := _changed(report.conditions, conditions):
         tell(f"measuring again: not the {', '.join(changed)} of the stored report")
         return None
     if report.unmeasured:
@@ -308,18 +309,18 @@ def _changed(then: ReportConditions, now: ReportConditions) -> list[str]:
     ]
 
 
-def keep(artifact: Path, report: Report, tell: Tell) -> Path:
+def write_report(artifact: Path, report: Report, tell: Tell) -> Path:
     """Write the report in all its forms; the path of report.json, which is written last.
 
     Each file is whole or not there. Without matplotlib there are no pictures. Raises OSError.
     """
-    path = report_path(artifact, report.setting.host)
+    path = report_path(artifact, report.conditions.host)
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures = _pictures(report, tell)
     plot = f"{STEM}.svg" if pictures else None
     for form, content in pictures.items():
         write_atomically(path.with_suffix(f".{form}"), content)
-    write_atomically(path.with_suffix(".md"), markdown(report, plot=plot).encode())
+    write_atomically(path.with_suffix(".md"), format_markdown(report, plot=plot).encode())
     write_atomically(path, report.to_json())
     return path
 

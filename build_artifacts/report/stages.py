@@ -129,7 +129,7 @@ def served_stage(serving: ServedVariants, modes: TimingModes) -> Stage:
 
 
 class RebuiltStages:
-    """The stages that are made from the checkpoint again. `unmade` names those that cannot be."""
+    """The stages that are made from the checkpoint again. `skipped` names those that cannot be."""
 
     def __init__(
         self, prepared: PreparedModel, graphs: CandidateGraphs, modes: TimingModes
@@ -137,7 +137,7 @@ class RebuiltStages:
         self._prepared = prepared
         self._graphs = graphs
         self._modes = modes
-        self.unmade: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
 
     def before(self, served: ServedVariants | None, scores: Mapping[str, float]) -> Iterator[Stage]:
         """From the original, whose own `scores` are known, to the float form of what is served."""
@@ -167,7 +167,7 @@ class RebuiltStages:
         candidate, variant = served.candidates[0], served.variants[0]
         recipe = _RECIPES.get(candidate.name)
         if recipe is None or not isinstance(recipe.source, ExportRecipe):
-            self.unmade["optimised"] = f"this release has no recipe for a graph `{candidate.name}`"
+            self.skipped["optimised"] = f"this release has no recipe for a graph `{candidate.name}`"
             return
         if recipe.quantization is None and recipe.precision == "fp32":
             return  # what is served
@@ -209,7 +209,7 @@ class RebuiltStages:
         try:
             graph: Path = self._graphs.graph(recipe)
         except UnsupportedModel as exc:
-            self.unmade[recipe.name] = exc.message
+            self.skipped[recipe.name] = exc.message
             return
         spec = build_graph_spec(recipe, graph, self._prepared)
         yield Stage(

@@ -211,9 +211,9 @@ class Report(Frozen):
     why.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     id: str
-    setting: ReportConditions
+    conditions: ReportConditions
     source: str
     metric: str | None
     measured_at: str  # UTC, ISO 8601
@@ -239,7 +239,7 @@ class Report(Frozen):
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
-def compared(stages: Sequence[StageResult]) -> tuple[StageResult, ...]:
+def add_speedups(stages: Sequence[StageResult]) -> tuple[StageResult, ...]:
     """The stages with their speed-ups; as they are where the baseline is not among them."""
     baseline = next((stage for stage in stages if stage.name == BASELINE), None)
     return tuple(stages) if baseline is None else tuple(_over(baseline, s) for s in stages)

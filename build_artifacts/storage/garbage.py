@@ -59,7 +59,7 @@ class GarbageItem:
     name: str  # `model:version` of versions and builds
     path: Path
     size: int  # bytes
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def describe(garbage: Garbage) -> str:
         return f"nothing to remove from {garbage.store}"
     order = list(GarbageKind)
     items = sorted(garbage.items, key=lambda item: (order.index(item.kind), -item.size))
-    rows = [_HEADER, *((i.kind, i.name, _megabytes(i.size), i.why) for i in items)]
+    rows = [_HEADER, *((i.kind, i.name, _megabytes(i.size), i.reason) for i in items)]
     kind, name, size = (max(len(row[column]) for row in rows) for column in range(3))
     lines = [f"{r[0]:<{kind}}  {r[1]:<{name}}  {r[2]:>{size}}  {r[3]}" for r in rows]
     return "\n".join([*lines, f"{len(items)} to remove, {_megabytes(garbage.size)} MB"])

@@ -1,4 +1,4 @@
-"""Is a sealed artifact still what it was? Digests, then every candidate against its reference."""
+"""Listing of a store, and verification of sealed artifacts: digests and parity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def format_costs(table: CostTable) -> str:
         rows.append(cells)
     threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
     head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
-    refused = [f"{name} is not right here: {why}" for name, why in table.rejected.items()]
+    refused = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
     return "\n".join([head, columns(rows, right=True), *refused])
 
 
@@ -40,12 +40,26 @@ _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """One version in a store; `manifest` is the reason where it cannot be trusted."""
+    """One version in a store."""
 
     id: str
     version: str
     is_latest: bool
-    manifest: ArtifactManifest | ArtifactError
+    manifest: ArtifactManifest | ArtifactError  # the error if the version is damaged
+
+    def to_json(self) -> dict[str, object]:
+        value: dict[str, object] = {
+            "id": self.id,
+            "version": self.version,
+            "is_latest": self.is_latest,
+        }
+        if isinstance(self.manifest, ArtifactError):
+            return value | {"error": self.manifest.message}
+        return value | {
+            "tasks": list(self.manifest.tasks),
+            "source": self.manifest.source.ref,
+            "candidates": [candidate.name for candidate in self.manifest.candidates],
+        }
 
 
 def list_versions(store: Path) -> list[StoreEntry]:
@@ -104,21 +118,32 @@ def _parity(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CandidateCheck:
-    """What became of one candidate on this host."""
+    """Parity of one candidate on this host."""
 
     candidate: Candidate
-    verdict: ParityResult | None  # None: nothing here can run it
-    skipped: str = ""
+    result: ParityResult | None  # None: this host cannot run it
+    skipped: str = ""  # why
+
+    @property
+    def has_failed(self) -> bool:
+        return self.result is not None and not self.result.passed
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "candidate": self.candidate.name,
+            "passed": None if self.result is None else self.result.passed,
+            "reasons": [self.skipped] if self.result is None else list(self.result.reasons),
+        }
 
     @property
     def line(self) -> str:
-        """One line for people."""
-        if self.verdict is None:
+        if self.result is None:
             return f"{self.candidate.name}: not checked, {self.skipped}"
-        if not self.verdict.passed:
-            return f"{self.candidate.name}: FAILED, {'; '.join(self.verdict.reasons)}"
-        parity = self.verdict.parity
-        assert parity is not None, "a verdict without numbers has reasons; this is a bug"
+        if not self.result.passed:
+            return f"{self.candidate.name}: FAILED, {'; '.join(self.result.reasons)}"
+        parity = self.result.parity
+        if parity is None:
+            raise AssertionError("bug: a check without parity has no reasons")
         sealed = self.candidate.parity
         return (
             f"{self.candidate.name}: passed, cosine {parity.cosine_mean:.4f} mean "
@@ -127,7 +152,7 @@ class CandidateCheck:
         )
 
 
-def check(directory: Path) -> Iterator[CandidateCheck]:
+def verify_candidates(directory: Path) -> Iterator[CandidateCheck]:
     """Every candidate of the artifact in `directory`, one after the other.
 
     Raises ArtifactError at once when a file is not the one that was sealed. An FP16 graph whose

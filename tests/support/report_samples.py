@@ -11,7 +11,7 @@ from build_artifacts.report.values import (
     StageLatency,
     StageResult,
     StageThroughput,
-    compared,
+    add_speedups,
 )
 from deployments.artifacts.types import Device
 from deployments.tuning.host import Host
@@ -70,14 +70,14 @@ STAGES = (
 )
 
 
-def report_of(*stages: StageResult, setting: ReportConditions = SETTING) -> Report:
+def report_of(*stages: StageResult, conditions: ReportConditions = SETTING) -> Report:
     return Report(
         id="some/model",
-        setting=setting,
+        conditions=conditions,
         source="a directory",
         metric=None,
         measured_at="2026-01-02T03:04:05+00:00",
         command="hundredfold models report some/model",
-        stages=compared(stages or STAGES),
+        stages=add_speedups(stages or STAGES),
         unmeasured={},
     )

@@ -83,14 +83,22 @@ def test_a_store_that_is_a_file_is_refused(
     [
         ("build", ["--task", "poetry"], "invalid TaskName value: 'poetry'"),
         ("build", ["--search", "endless"], "invalid choice: 'endless'"),
-        ("build", ["--gate", "beauty=1"], "`beauty` is no limit of the gate"),
-        ("build", ["--gate", "cosine_mean"], "`cosine_mean`: the limit is a number"),
-        ("build", ["--gate", "cosine_mean=nan"], "`cosine_mean=nan`: the limit is a number"),
-        ("build", ["--gate", "metric_drop=inf"], "`metric_drop=inf`: the limit is a number"),
+        ("build", ["--gate", "beauty=1"], "the gate has no limit `beauty`"),
+        ("build", ["--gate", "cosine_mean"], "`cosine_mean`: the limit must be a finite number"),
+        (
+            "build",
+            ["--gate", "cosine_mean=nan"],
+            "`cosine_mean=nan`: the limit must be a finite number",
+        ),
+        (
+            "build",
+            ["--gate", "metric_drop=inf"],
+            "`metric_drop=inf`: the limit must be a finite number",
+        ),
         ("build", ["--tune-seconds", "-1"], "`-1` is not a number of seconds"),
         ("build", ["--tune-seconds", "nan"], "`nan` is not a number of seconds"),
-        ("build", ["--eval-limit", "0"], "`0` is not a positive count"),
-        ("tune", ["--threads", "two"], "`two` is not a positive count"),
+        ("build", ["--eval-limit", "0"], "`0` is not a positive integer"),
+        ("tune", ["--threads", "two"], "`two` is not a positive integer"),
         ("tune", ["--device", "abacus"], "invalid Device value: 'abacus'"),
     ],
     ids=str,
@@ -290,13 +298,16 @@ def test_gc_asks_somebody_and_removes_what_no_alias_points_to(
     assert main(given) == 1
     said = capsys.readouterr()
     assert f"tiny/new:{old.name}" in said.out
-    assert "error: nobody is there to be asked\n\nhint: pass `--yes`" in said.err
+    assert (
+        "error: standard input is not a terminal, so the removal cannot be confirmed\n\nhint: pass `--yes`"
+        in said.err
+    )
     assert old.is_dir()
 
     for answer in ("n\n", "", "\n"):
         monkeypatch.setattr(sys, "stdin", Hand(answer))
         assert main(given) == 0
-        assert "remove them? [y/N]" in capsys.readouterr().out
+        assert "remove them? [y/N]" in capsys.readouterr().err
         assert old.is_dir()
 
     monkeypatch.setattr(sys, "stdin", Hand("yes\n"))
@@ -370,3 +381,21 @@ def test_a_demo_model_is_built_from_a_package_and_an_adapter(
     (candidate,) = manifest.candidates
     assert candidate.parity.top1_agreement is not None
     assert candidate.parity.top1_agreement >= manifest.gate.top1_agreement
+
+
+def test_gc_json_lists_items_with_their_removal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = seal_tiny(tmp_path, "tiny/old")
+    (version.parent / LATEST_NAME).write_text("0" * 12, encoding="utf-8")
+    assert main(["gc", "--store", str(tmp_path), "--yes", "--json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert (item["kind"], item["is_removed"]) == ("version", True)
+    assert not version.exists()
+
+
+def test_ls_json_lists_versions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seal_tiny(tmp_path, "tiny/model")
+    assert main(["ls", "--store", str(tmp_path), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["id"], entry["is_latest"]) == ("tiny/model", True)

@@ -119,7 +119,7 @@ def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
     assert result.manifest.candidates[0].parity.cosine_worst > 0.9999999
     lines = told.getvalue().splitlines()
     assert "no candidate for the CPU passed the gate: trying cpu-fp32" in lines
-    assert any("cpu-int8 against fp32 torch: left out, mean cosine" in line for line in lines)
+    assert any("cpu-int8 against fp32 torch: rejected, mean cosine" in line for line in lines)
     assert not (result.directory / "hosts").exists(), "nothing was to be measured"
     assert leftovers(tmp_path) == []
 

@@ -85,14 +85,14 @@ class ToyBuild(ModelBuild[CandidateRecipe, GraphSpec]):
                     name=toy.recipe.name,
                     device=toy.recipe.device,
                     precision=toy.recipe.precision,
-                    graph="toy.onnx",
+                    graph="graphs/toy.onnx",
                     parity=toy.parity,
                 ),
             ),
             gate=self.context.recipe.gate,
             scores={},
             files={
-                "toy.onnx": toy.spec.path,
+                "graphs/toy.onnx": toy.spec.path,
                 TOKENIZER_NAME: self.context.weights / TOKENIZER_NAME,
             },
             texts={"toy.txt": "a toy"},
@@ -127,7 +127,7 @@ def test_family_registered_in_the_table_builds_an_artifact_that_runs(
     directory = build(request_toy(embedding_source, tmp_path), progress).directory
     manifest = ArtifactManifest.read(directory)
     assert [candidate.name for candidate in manifest.candidates] == [CPU_FP32.name]
-    assert set(manifest.files) == {"toy.onnx", "toy.txt", TOKENIZER_NAME}
+    assert set(manifest.files) == {"graphs/toy.onnx", "toy.txt", TOKENIZER_NAME}
     spec = GraphSpec.of(directory, manifest, manifest.candidates[0])
     engine = open_engine(spec, EncoderSettings())
     try:

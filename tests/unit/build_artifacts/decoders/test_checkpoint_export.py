@@ -186,7 +186,7 @@ def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload:
         with_gpu_placement(
             LOW_MEMORY, tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload
         )
-    assert "`--search light`" in caught.value.hint
+    assert "`--search low-memory`" in caught.value.hint
 
 
 @pytest.fixture(scope="module")

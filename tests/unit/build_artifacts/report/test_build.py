@@ -17,7 +17,7 @@ from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.pipeline import BuildResult
 from build_artifacts.report.build import build_report
-from build_artifacts.report.output import report_path, table
+from build_artifacts.report.output import format_stages, report_path
 from build_artifacts.report.stages import rebuild_prepared
 from build_artifacts.report.values import GPU_SETTINGS, Report, ReportRequest, read_conditions
 from build_artifacts.search.preparation import PreparedModel
@@ -57,8 +57,10 @@ def edit_candidates(artifact: Path, change: Callable[[list[Json]], list[Json]]) 
 def report_on(artifact: Path, store: Path, *, gpu: EncoderSettings = GPU_SETTINGS) -> Report:
     request = ReportRequest(artifact=artifact, store=store, runs=5, threads=1, seconds=2, gpu=gpu)
     manifest = ArtifactManifest.read(artifact)
-    setting = read_conditions(request, manifest)
-    return build_report(request, manifest, setting, BuildProgress(io.StringIO()), HuggingFaceHub())
+    conditions = read_conditions(request, manifest)
+    return build_report(
+        request, manifest, conditions, BuildProgress(io.StringIO()), HuggingFaceHub()
+    )
 
 
 def test_without_the_checkpoint_only_what_is_sealed_is_measured(
@@ -72,9 +74,9 @@ def test_without_the_checkpoint_only_what_is_sealed_is_measured(
     ((what, why),) = report.unmeasured.items()
     assert what == "torch and what is made from it"
     assert f"`{tmp_path / 'gone'}` is no directory" in why
-    assert report.setting.gpu is not None
-    assert report.setting.served["gpu-1"] == ("gpu-int8",)
-    assert report.setting.served["cpu-1"][0].startswith("cpu-int8")
+    assert report.conditions.gpu is not None
+    assert report.conditions.served["gpu-1"] == ("gpu-int8",)
+    assert report.conditions.served["cpu-1"][0].startswith("cpu-int8")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
     path.write_bytes(whole.to_json())
     assert main(command) == 0
     assert path.read_bytes() == whole.to_json()
-    assert capfd.readouterr().out == table(whole) + "\n"
-    assert main([*command, "--again"]) == 0
+    assert capfd.readouterr().out == format_stages(whole) + "\n"
+    assert main([*command, "--force"]) == 0
     assert path.read_bytes() != whole.to_json()
 
 

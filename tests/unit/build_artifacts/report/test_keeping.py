@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.report.output import keep, read_report, report_path
+from build_artifacts.report.output import read_report, report_path, write_report
 from tests.support.report_samples import HOST, OPTIONS, SETTING, report_of
 
 NAMES = ["report.json", "report.md", "report.png", "report.svg"]
@@ -13,7 +13,7 @@ NAMES = ["report.json", "report.md", "report.png", "report.svg"]
 
 def test_a_report_is_kept_in_four_forms_and_nothing_else(tmp_path: Path) -> None:
     told: list[str] = []
-    path = keep(tmp_path, report_of(), told.append)
+    path = write_report(tmp_path, report_of(), told.append)
     assert path == tmp_path / "hosts" / HOST.fingerprint / "report.json"
     assert sorted(p.name for p in path.parent.iterdir()) == NAMES
     assert told == []
@@ -40,7 +40,7 @@ def test_where_nothing_was_measured_nothing_is_said(tmp_path: Path) -> None:
 def test_a_report_of_another_setting_does_not_hold(
     tmp_path: Path, changed: dict[str, object], word: str
 ) -> None:
-    keep(tmp_path, report_of(), print)
+    write_report(tmp_path, report_of(), print)
     told: list[str] = []
     assert read_report(tmp_path, SETTING.model_copy(update=changed), told.append) is None
     assert told == [f"measuring again: not the {word} of the stored report"]
@@ -48,7 +48,7 @@ def test_a_report_of_another_setting_does_not_hold(
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"schema_version": 2}'])
 def test_a_damaged_report_does_not_hold(tmp_path: Path, damage: bytes) -> None:
-    path = keep(tmp_path, report_of(), print)
+    path = write_report(tmp_path, report_of(), print)
     path.write_bytes(damage)
     told: list[str] = []
     assert read_report(tmp_path, SETTING, told.append) is None
@@ -58,7 +58,7 @@ def test_a_damaged_report_does_not_hold(tmp_path: Path, damage: bytes) -> None:
 
 def test_a_report_with_gaps_does_not_hold(tmp_path: Path) -> None:
     gaps = report_of().model_copy(update={"unmeasured": {"torch": "it was gone"}})
-    keep(tmp_path, gaps, print)
+    write_report(tmp_path, gaps, print)
     told: list[str] = []
     assert read_report(tmp_path, SETTING, told.append) is None
     assert told == ["measuring again: the stored report lacks torch"]
@@ -71,7 +71,7 @@ def test_without_matplotlib_there_is_everything_but_the_pictures(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     told: list[str] = []
-    path = keep(tmp_path, report_of(), told.append)
+    path = write_report(tmp_path, report_of(), told.append)
     assert sorted(p.name for p in path.parent.iterdir()) == NAMES[:2]
     assert len(told) == 1
     assert "`matplotlib` is not installed" in told[0]
@@ -81,6 +81,6 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     directory = report_path(tmp_path, HOST).parent
     (directory / "report.md").mkdir(parents=True)  # a rename onto a directory fails
     with pytest.raises(OSError, match=r"report\.md"):
-        keep(tmp_path, report_of(), print)
+        write_report(tmp_path, report_of(), print)
     assert not [p for p in directory.iterdir() if p.name.startswith(".")]
     assert not (directory / "report.json").exists()

@@ -8,10 +8,10 @@ import pytest
 
 from build_artifacts.report.measure import (
     BLOCKS,
-    FEWEST_RUNS,
+    MIN_RUNS,
     InterleavedTimer,
     affordable_runs,
-    blocks_of,
+    split_runs,
 )
 from deployments.batching.batches import collate
 from deployments.engines.base import EngineInfo
@@ -65,7 +65,7 @@ def race_of(track: FakeTimeline, *runners: RecordingRunner) -> InterleavedTimer:
     [(50, (10, 10, 10, 10, 10)), (7, (1, 1, 2, 1, 2)), (5, (1,) * 5), (2, (1, 1)), (1, (1,))],
 )
 def test_runs_are_cut_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
-    assert blocks_of(runs) == blocks
+    assert split_runs(runs) == blocks
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_runs_are_cut_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
         (50, 55.0, 50),  # exactly enough, with one untimed pass a block
         (50, 1e9, 50),
         (50, 30.0, 30 - BLOCKS),
-        (50, 3.0, FEWEST_RUNS),
-        (50, -1.0, FEWEST_RUNS),
+        (50, 3.0, MIN_RUNS),
+        (50, -1.0, MIN_RUNS),
         (3, 0.0, 3),
     ],
 )
@@ -113,14 +113,14 @@ def test_fewer_runs_fit_into_less_time_and_all_engines_get_as_many() -> None:
     found = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
     runs = {name: [one.runs for one in times] for name, times in found.items()}
     assert runs["a"] == runs["b"]
-    assert all(FEWEST_RUNS < count < 50 for count in runs["a"])
+    assert all(MIN_RUNS < count < 50 for count in runs["a"])
     assert track.now_s == pytest.approx(3.0, abs=0.2)
 
 
 def test_without_time_there_are_still_five_runs() -> None:
     track = FakeTimeline()
     found = race_of(track, RecordingRunner("a", track, 10.0)).latencies({32: SHORT}, 50, 0.0)
-    assert [one.runs for one in found["a"]] == [FEWEST_RUNS]
+    assert [one.runs for one in found["a"]] == [MIN_RUNS]
 
 
 @pytest.mark.parametrize("at", [1, 4, 20])

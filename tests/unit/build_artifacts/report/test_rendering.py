@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.report.output import digits, markdown, table
+from build_artifacts.report.output import digits, format_markdown, format_stages
 from tests.support.report_samples import STAGES, report_of, stage
 
 
@@ -11,7 +11,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_the_table_has_a_row_per_stage_and_what_it_gained() -> None:
-    lines = table(report_of()).splitlines()
+    lines = format_stages(report_of()).splitlines()
     assert lines[0] == "some/model 0123456789ab on Abacus 9"
     assert lines[1] == "latency in ms (mean ±std): batch 1 on 2 of 2 cores, 50 sequential runs"
     header, torch, int8, aside = lines[3:7]
@@ -29,7 +29,7 @@ def test_the_table_has_a_row_per_stage_and_what_it_gained() -> None:
 def test_columns_are_aligned_and_fit_five_lengths() -> None:
     lengths = {32: 123.4, 64: 1234.5, 128: 99.9, 256: 1234.5, 512: 98765.4}
     found = report_of(stage("torch", lengths), stage("fused-int8", lengths, is_baseline_path=False))
-    lines = table(found.model_copy(update={"metric": "spearman"})).splitlines()
+    lines = format_stages(found.model_copy(update={"metric": "spearman"})).splitlines()
     header, *rows = lines[3:6]
     assert {len(row) for row in rows} == {len(header)}
     assert max(map(len, lines)) <= 120
@@ -37,7 +37,7 @@ def test_columns_are_aligned_and_fit_five_lengths() -> None:
 
 def test_what_chooses_is_told_by_its_choices() -> None:
     chooser = STAGES[0].model_copy(update={"agreement": 0.985})
-    header, torch = table(report_of(chooser)).splitlines()[3:5]
+    header, torch = format_stages(report_of(chooser)).splitlines()[3:5]
     assert cells(header)[2] == "top-1"
     assert cells(torch)[2] == "98.5%"
 
@@ -45,7 +45,7 @@ def test_what_chooses_is_told_by_its_choices() -> None:
 def test_a_score_that_was_not_measured_is_a_dash() -> None:
     scored = STAGES[0].model_copy(update={"scores": {"spearman": 0.82031}})
     report = report_of(scored, STAGES[1]).model_copy(update={"metric": "spearman"})
-    torch, int8 = table(report).splitlines()[4:6]
+    torch, int8 = format_stages(report).splitlines()[4:6]
     assert cells(torch)[2] == "0.8203"
     assert cells(int8)[2] == "-"
 
@@ -55,19 +55,19 @@ def test_runs_that_were_cut_are_told() -> None:
     cut = STAGES[0].model_copy(update={"latencies": (few, STAGES[0].latencies[1])})
     report = report_of(cut)
     told = "runs cut to fit 300 s: 9 of 32 tokens, 50 of 64 tokens"
-    assert told in table(report).splitlines()
-    assert f"- {told}" in markdown(report, plot=None).splitlines()
+    assert told in format_stages(report).splitlines()
+    assert f"- {told}" in format_markdown(report, plot=None).splitlines()
 
 
 def test_without_a_baseline_there_is_one_table_and_the_reason() -> None:
     report = report_of(STAGES[1]).model_copy(update={"unmeasured": {"torch": "it is gone"}})
-    shown = table(report)
+    shown = format_stages(report)
     assert "speed-up over" not in shown
     assert "not measured: torch: it is gone" in shown
 
 
 def test_markdown_is_a_grid_with_host_versions_and_command() -> None:
-    lines = markdown(report_of(), plot="report.svg").splitlines()
+    lines = format_markdown(report_of(), plot="report.svg").splitlines()
     grid = [line for line in lines if line.startswith("|")]
     assert grid[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     assert {line.count("|") for line in grid[:5]} == {8}
@@ -75,7 +75,7 @@ def test_markdown_is_a_grid_with_host_versions_and_command() -> None:
     for fact in ("Abacus 9, 2 cores (avx2)", "torch 2.0", "`hundredfold models report "):
         assert fact in text
     assert "![latency by tokens, and speed-up](report.svg)" in lines
-    assert "![" not in markdown(report_of(), plot=None)
+    assert "![" not in format_markdown(report_of(), plot=None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.report.measure import groups_of
+from build_artifacts.report.measure import group_by_memory
 from build_artifacts.report.stages import Stage
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
@@ -34,5 +34,5 @@ def stage(name: str, size_bytes: int) -> Stage:
 )
 def test_as_many_stages_take_turns_as_have_room(available_bytes: int, groups: list[str]) -> None:
     stages = [stage("a", 100), stage("b", 200), stage("c", 300)]
-    found = groups_of(stages, available_bytes)
+    found = group_by_memory(stages, available_bytes)
     assert ["".join(s.name for s in group) for group in found] == groups

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from build_artifacts.report.values import Report, StageLatency, compared
+from build_artifacts.report.values import Report, StageLatency, add_speedups
 from tests.support.report_samples import latency, report_of, stage
 
 
@@ -31,13 +31,13 @@ def test_speedups_are_ratios_of_means_and_their_geometric_mean() -> None:
 
 
 def test_without_a_baseline_there_are_no_speedups() -> None:
-    (alone,) = compared([stage("int8", {32: 1.0})])
+    (alone,) = add_speedups([stage("int8", {32: 1.0})])
     assert alone.speedup is None
     assert alone.latencies[0].speedup is None
 
 
 def test_only_lengths_that_the_baseline_has_are_compared() -> None:
-    _, int8 = compared([stage("torch", {32: 6.0}), stage("int8", {32: 2.0, 64: 4.0})])
+    _, int8 = add_speedups([stage("torch", {32: 6.0}), stage("int8", {32: 2.0, 64: 4.0})])
     assert [one.speedup for one in int8.latencies] == [3.0, None]
     assert int8.speedup == pytest.approx(3.0)
 

@@ -149,7 +149,7 @@ def test_an_old_build_is_removed_with_log_and_lock(store: Path) -> None:
     age(building, ABANDONED_AFTER_S + 60)
     garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
     assert names(garbage) == [f"{MODEL}:{OTHER}"]
-    assert garbage.items[0].why == "unfinished, 7 days old"
+    assert garbage.items[0].reason == "unfinished, 7 days old"
     assert remove(garbage) == garbage.items
     assert list(building.iterdir()) == []
 

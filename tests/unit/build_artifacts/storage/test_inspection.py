@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from build_artifacts.__main__ import main
 from build_artifacts.pipeline import BuildResult
-from build_artifacts.storage.inspection import check
+from build_artifacts.storage.inspection import verify_candidates
 from deployments.artifacts.manifest import MANIFEST_NAME, REFERENCE_NAME, ArtifactManifest
 from deployments.errors import ArtifactError, DigestMismatch
 from tests.support.artifacts import reseal_as, seal_tiny
@@ -51,15 +51,15 @@ def rewritten(sealed: Path, **changes: object) -> None:
 def test_what_was_sealed_passes_with_the_figures_it_was_sealed_with(
     sealed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = list(check(sealed))
+    found = list(verify_candidates(sealed))
     manifest = ArtifactManifest.read(sealed)
     assert [checked.candidate for checked in found] == list(manifest.candidates)
     for checked in found:
-        assert checked.verdict is not None
-        assert checked.verdict.passed
-        assert checked.verdict.parity is not None
+        assert checked.result is not None
+        assert checked.result.passed
+        assert checked.result.parity is not None
         mean = checked.candidate.parity.cosine_mean
-        assert checked.verdict.parity.cosine_mean == pytest.approx(mean, abs=1e-5)
+        assert checked.result.parity.cosine_mean == pytest.approx(mean, abs=1e-5)
     assert verify(sealed) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(manifest.candidates)
@@ -74,7 +74,7 @@ def test_one_flipped_byte_is_found_before_anything_is_run(
     content[len(content) // 2] ^= 1
     graph.write_bytes(content)
     with pytest.raises(DigestMismatch, match=r"differs from the sealed file \(sha256\)"):
-        next(check(sealed))
+        next(verify_candidates(sealed))
     assert verify(sealed) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -99,7 +99,7 @@ def test_a_reference_of_another_model_is_found(
 ) -> None:
     reseal_as(sealed, REFERENCE_NAME, b"not an archive")
     with pytest.raises(ArtifactError, match="not a file of reference outputs"):
-        list(check(sealed))
+        list(verify_candidates(sealed))
     assert verify(sealed) == 1
     assert "error: " in capsys.readouterr().err
 
