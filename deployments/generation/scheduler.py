@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
+from deployments.deadlines import is_expired
 from deployments.engines.decoder import DecoderEngine
 from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
 from deployments.generation.job import Job
@@ -141,16 +142,15 @@ class GenerationLoop:
 
     def _drop_cancelled(self) -> None:
         """Release cancelled and expired jobs."""
-        now_s = time.time()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
-            expired = [job for job in self._waiting if job.deadline_s < now_s]
+            expired = [job for job in self._waiting if is_expired(job.deadline_s)]
             dropped = cancelled.union(job.number for job in expired)
             if dropped:
                 self._waiting = deque(job for job in self._waiting if job.number not in dropped)
         for number in cancelled & self._executor.active.keys():
             self._executor.release(self._executor.active[number])
-        for job in [job for job in self._executor.active.values() if job.deadline_s < now_s]:
+        for job in [job for job in self._executor.active.values() if is_expired(job.deadline_s)]:
             self._executor.release(job)
             expired.append(job)
         for job in expired:

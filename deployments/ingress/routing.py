@@ -6,14 +6,13 @@ BatchKey has one open micro-batch.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
-from deployments.errors import DeadlineExceeded, ServeError
+from deployments.deadlines import enforce_deadline
+from deployments.errors import ServeError
 from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
 from deployments.transports.base import EncoderClient
 
@@ -48,11 +47,8 @@ class MicroBatchRouter:
         if submit is None:
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
-        try:
-            async with asyncio.timeout(call.deadline_s - time.time()):
-                outcome = await submit(call)
-        except TimeoutError as exc:
-            raise DeadlineExceeded("the request exceeded its deadline") from exc
+        async with enforce_deadline(call.deadline_s, "the request exceeded its deadline"):
+            outcome = await submit(call)
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
@@ -61,12 +57,10 @@ class MicroBatchRouter:
         """Send one micro-batch; if the hop fails, each call gets its error."""
         # No caller waits longer than the last deadline. Without this bound an encoder that never
         # starts would hold micro-batches whose callers are gone.
-        timeout_s = max(call.deadline_s for call in calls) - time.time()
+        deadline_s = max(call.deadline_s for call in calls)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with enforce_deadline(deadline_s, "the encoder exceeded the deadline"):
                 return await self._clients[key.device].infer(CallBatch(key, tuple(calls)))
-        except TimeoutError:
-            return [DeadlineExceeded("the encoder exceeded the deadline")] * len(calls)
         except ServeError as error:
             return [error] * len(calls)
 

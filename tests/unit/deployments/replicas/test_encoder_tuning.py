@@ -48,7 +48,7 @@ def target(tmp_path: Path) -> TuningTarget:
     return seal_tunable(tmp_path, names=["slow", "int8"])
 
 
-class EncoderHarness:
+class TuningEncoderHarness:
     """A replica that was started, asked for one text of three tokens."""
 
     def __init__(self, store: Path, version: str, **encoder: object) -> None:
@@ -76,9 +76,9 @@ class EncoderHarness:
 
 
 @asynccontextmanager
-async def running(target: TuningTarget, **encoder: object) -> AsyncIterator[EncoderHarness]:
+async def running(target: TuningTarget, **encoder: object) -> AsyncIterator[TuningEncoderHarness]:
     store = target.artifact.parents[1]
-    made = EncoderHarness(store, target.manifest.version, **encoder)
+    made = TuningEncoderHarness(store, target.manifest.version, **encoder)
     try:
         yield made
     finally:
@@ -188,8 +188,8 @@ def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
 ) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from tests.unit.deployments.replicas.test_encoder_tuning import EncoderHarness\n"
-        "encoder = EncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
+        "from tests.unit.deployments.replicas.test_encoder_tuning import TuningEncoderHarness\n"
+        "encoder = TuningEncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
         "time.sleep(600)"
     )
     store = target.artifact.parents[1]
