@@ -1,4 +1,4 @@
-"""A decoder's rows of memory, driven as the server's engine drives them: one memory, bound once."""
+"""Drives the KV slots of a decoder graph as OnnxDecoder does, without the engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def open_graph(path: Path) -> ort.InferenceSession:
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-class Rows:
-    """`rows` rows of `context` tokens, and of sources of `width` tokens, filled with noise."""
+class SlotDriver:
+    """Slots of `context` tokens, and of `width` source tokens, filled with noise."""
 
     def __init__(
         self, written: ExportedModel, rows: int = 3, context: int = 24, width: int = 16
@@ -42,19 +42,19 @@ class Rows:
         return np.random.default_rng(3).standard_normal(shape, dtype=np.float32) * 50
 
     def read_source(self, row: int, ids: Sequence[int], padding: int = 0) -> None:
-        """Let the encoder read, with some padding behind."""
+        """Run the encoder on a source, followed by padding."""
         assert self._encoder is not None
         padded = np.array([[*ids, *[1] * padding]], np.int64)
         mask = (np.arange(padded.shape[1]) < len(ids)).astype(np.int64)[None]
         names = [output.name for output in self._encoder.get_outputs()]
-        made = self._encoder.run(names, {"input_ids": padded, "attention_mask": mask})
-        for name, states in zip(names, made, strict=True):
+        states_by_name = self._encoder.run(names, {"input_ids": padded, "attention_mask": mask})
+        for name, states in zip(names, states_by_name, strict=True):
             memory = self._cross[name.removeprefix("cross.")]
             memory[row, :, : len(ids)] = states[0, :, : len(ids)]
         self._sources[row] = np.arange(self._sources.shape[1]) < len(ids)
 
     def prefill(self, row: int, ids: Sequence[int], all_logits: bool = False) -> Array:
-        """Read tokens into a row: the logits after the last [V], or after each [T, V]."""
+        """Prefill tokens of a slot. Return the last logits [V], or all of them [T, V]."""
         self.lengths[row] += len(ids)
         logits = self._run(
             row, row + 1, np.array([ids], np.int64), 0 if all_logits else len(ids) - 1
@@ -62,7 +62,7 @@ class Rows:
         return logits[0] if all_logits else logits[0, 0]
 
     def decode(self, tokens: Sequence[int]) -> Array:
-        """One more token into each of the first rows: logits [n, V]."""
+        """Decode one token for each of the first slots. Return logits [n, V]."""
         count = len(tokens)
         self.lengths[:count] += 1
         return self._run(0, count, np.array(tokens, np.int64)[:, None], 0)[:, 0]
@@ -97,18 +97,18 @@ class Rows:
         return logits
 
 
-def greedy(rows: Rows, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-    """The answers, of `steps` tokens each, of rows that decode together from their prompts on.
+def greedy(rows: SlotDriver, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    """Greedy answers of `steps` tokens each, decoded together.
 
-    No token comes twice in a row's prompt and answer, and none ends it: otherwise random weights
-    say the same again and again.
+    Tokens of the prompt, the answer and END are excluded, because random weights would repeat one
+    token.
     """
-    said = [[END, *ids] for ids in prompts]
+    sequences = [[END, *ids] for ids in prompts]
     logits = np.stack([rows.prefill(row, ids) for row, ids in enumerate(prompts)])
     for step in range(steps):
-        for row, tokens in enumerate(said):
+        for row, tokens in enumerate(sequences):
             logits[row, tokens] = -np.inf
             tokens.append(int(logits[row].argmax()))
         if step < steps - 1:
-            logits = rows.decode([tokens[-1] for tokens in said])
-    return [tokens[-steps:] for tokens in said]
+            logits = rows.decode([tokens[-1] for tokens in sequences])
+    return [tokens[-steps:] for tokens in sequences]

@@ -268,8 +268,8 @@ def test_select_candidate_returns_the_fastest_runnable(tmp_path: Path) -> None:
     on_gpu = GeneratorSettings(providers=("CUDAExecutionProvider",))
     assert select_candidate(both, Device.CPU, GeneratorSettings()) is by_torch
     assert select_candidate(both, Device.CPU, on_gpu) is onnx, "torch sees no CUDA device"
-    alone = manifest.model_copy(update={"candidates": (by_torch,)})
-    assert select_candidate(alone, Device.CPU, on_gpu) is by_torch, (
-        "which then says what is missing"
+    only_torch = manifest.model_copy(update={"candidates": (by_torch,)})
+    assert select_candidate(only_torch, Device.CPU, on_gpu) is by_torch, (
+        "the first candidate, whose opening reports the missing requirement"
     )
     assert select_candidate(both, Device.GPU, on_gpu) is None

@@ -12,7 +12,7 @@ import pytest
 from build_artifacts.decoders.graphs import block_quantize
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
 from build_artifacts.decoders.graphs.export import ExportedModel
-from tests.support.slot_driver import Rows
+from tests.support.slot_driver import SlotDriver
 from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, START
 from tests.unit.build_artifacts.decoders.graphs.conftest import Make
 
@@ -31,7 +31,7 @@ def in_integers(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel
 
 def answers(written: ExportedModel) -> np.ndarray:
     """Return the logits [T, V] after each token of a prompt; the last token is a decode step."""
-    rows = Rows(written)
+    rows = SlotDriver(written)
     if written.encoder is None:
         read = rows.prefill(0, PROMPT[:-1], all_logits=True)
     else:

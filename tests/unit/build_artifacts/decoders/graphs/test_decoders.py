@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.slot_driver import Rows, greedy
+from tests.support.slot_driver import SlotDriver, greedy
 from tests.support.tiny_checkpoints import END, GPT2, PAD, VOCABULARY
 from tests.unit.build_artifacts.decoders.graphs.conftest import ExportedCase, Make
 
@@ -38,7 +38,7 @@ def reference_answer(made: ExportedCase, ids: list[int]) -> list[int]:
 def test_prefill_logits_match_transformers(made: Make, name: str) -> None:
     model = made(name)
     for row, ids in enumerate(PROMPTS):
-        found = Rows(model.written).prefill(row, ids, all_logits=True)
+        found = SlotDriver(model.written).prefill(row, ids, all_logits=True)
         np.testing.assert_allclose(found, reference_logits(model, ids), atol=NEAR)
 
 
@@ -46,7 +46,7 @@ def test_prefill_logits_match_transformers(made: Make, name: str) -> None:
 def test_slots_of_different_lengths_are_batch_invariant(made: Make, name: str) -> None:
     model = made(name)
     expected = [reference_answer(model, ids) for ids in PROMPTS]
-    assert greedy(Rows(model.written), PROMPTS, SORT_BINS) == expected
+    assert greedy(SlotDriver(model.written), PROMPTS, SORT_BINS) == expected
     assert len({token for answer in expected for token in answer}) > SORT_BINS
 
 
@@ -56,7 +56,7 @@ def test_chunked_prefill_matches_single_prefill(
     made: Make, name: str, parts: tuple[int, ...]
 ) -> None:
     model = made(name)
-    rows, ids, start = Rows(model.written), PROMPTS[2], 0
+    rows, ids, start = SlotDriver(model.written), PROMPTS[2], 0
     for count in parts:
         found = rows.prefill(1, ids[start : start + count])
         start += count
@@ -66,12 +66,12 @@ def test_chunked_prefill_matches_single_prefill(
 def test_prompt_fills_whole_slot(made: Make) -> None:
     model = made("gpt2")
     ids = list(range(10, 34))
-    found = Rows(model.written, context=len(ids)).prefill(0, ids)
+    found = SlotDriver(model.written, context=len(ids)).prefill(0, ids)
     np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
 
 
 def test_copied_slot_continues_equally(made: Make) -> None:
-    rows = Rows(made("gpt2").written)
+    rows = SlotDriver(made("gpt2").written)
     rows.prefill(0, PROMPTS[0])
     rows.prefill(1, PROMPTS[2])
     rows.copy(0, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.slot_driver import Rows, greedy, open_graph
+from tests.support.slot_driver import SlotDriver, greedy, open_graph
 from tests.support.tiny_checkpoints import (
     ENCODER_DECODERS,
     END,
@@ -41,8 +41,8 @@ def reference_answer(made: ExportedCase, source: list[int]) -> list[int]:
     return output[0, 1:].tolist()
 
 
-def read_all(made: ExportedCase) -> Rows:
-    rows = Rows(made.written)
+def read_all(made: ExportedCase) -> SlotDriver:
+    rows = SlotDriver(made.written)
     for row, source in enumerate(SOURCES):
         rows.read_source(row, source)
     return rows
@@ -122,7 +122,7 @@ def test_copied_slot_continues_equally(made: Make, name: str) -> None:
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_slot_without_source_does_not_affect_others(made: Make, name: str) -> None:
     model = made(name)
-    rows = Rows(model.written)
+    rows = SlotDriver(model.written)
     rows.read_source(1, SOURCES[0])
     rows.prefill(1, [START, 40])
     found = rows.decode([9, 41, 9])
@@ -134,7 +134,7 @@ def test_slot_without_source_does_not_affect_others(made: Make, name: str) -> No
 def test_last_position_decodes(made: Make, name: str) -> None:
     model = made(name)
     ids = [START, *(4 + i % 70 for i in range(POSITIONS - 1))]
-    rows = Rows(model.written, context=POSITIONS)
+    rows = SlotDriver(model.written, context=POSITIONS)
     rows.read_source(0, SOURCES[0])
     found = rows.prefill(0, ids, all_logits=True)
     np.testing.assert_allclose(found, reference_logits(model, SOURCES[0], ids), atol=NEAR)

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from build_artifacts.checkpoints.encoder_decoders import read_encoder_decoder_config
 from build_artifacts.decoders.graphs.export import export_model, is_supported_family
 from build_artifacts.errors import UnsupportedModel
-from tests.support.slot_driver import Rows
+from tests.support.slot_driver import SlotDriver
 from tests.support.tiny_checkpoints import START
 from tests.unit.build_artifacts.decoders.graphs.conftest import Make
 
@@ -44,7 +44,7 @@ def configure(checkpoint: Path, file: str = "config.json", **values: Any) -> Non
 
 
 def first_logits(written: Any) -> np.ndarray:
-    rows = Rows(written)
+    rows = SlotDriver(written)
     if written.encoder is not None:
         rows.read_source(0, PROMPT)
         return rows.prefill(0, [START, 40])
