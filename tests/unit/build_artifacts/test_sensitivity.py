@@ -55,7 +55,7 @@ def test_zero_product_has_no_error() -> None:
 
 
 def test_outlier_ranks_first(workshop: PreparedBuild) -> None:
-    graph = workshop.graphs.floating(CPU_INT8)
+    graph = workshop.graphs.float_graph(CPU_INT8)
     order = rank_by_sensitivity(graph, workshop.items, None)
     weights = matrices(graph)
     assert sorted(order) == sorted(weights)
@@ -66,7 +66,7 @@ def test_outlier_ranks_first(workshop: PreparedBuild) -> None:
 
 
 def test_rank_is_deterministic(workshop: PreparedBuild) -> None:
-    graph = workshop.graphs.floating(CPU_INT8)
+    graph = workshop.graphs.float_graph(CPU_INT8)
     assert rank_by_sensitivity(graph, workshop.items, None) == workshop.graphs.sensitive_nodes(
         CPU_INT8
     )

@@ -156,7 +156,7 @@ def test_weight_zero_points_are_optional(plain: PreparedBuild, tmp_path: Path) -
 
 def test_quantizer_failure_has_one_line(plain: PreparedBuild, tmp_path: Path) -> None:
     graph = unreadable(tmp_path / "graph.onnx")
-    with pytest.raises(UnsupportedModel, match="StaticInt8 does not work on this graph: "):
+    with pytest.raises(UnsupportedModel, match="StaticInt8 failed on this graph: "):
         quantize(graph, StaticInt8(), tmp_path / "q.onnx", items=plain.items)
 
 
