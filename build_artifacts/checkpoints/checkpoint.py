@@ -145,12 +145,12 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
 
     Raises SourceUnreadable.
     """
-    found = []
+    paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):
         below[:] = [name for name in below if not name.startswith(".")]
         counted = (name for name in names if name.endswith(HASHED_SUFFIXES))
-        found += [Path(top, name) for name in counted if not name.startswith(".")]
-    for path in sorted(found):
+        paths += [Path(top, name) for name in counted if not name.startswith(".")]
+    for path in sorted(paths):
         if is_plain_file(path):
             yield path.relative_to(directory).as_posix(), path
 

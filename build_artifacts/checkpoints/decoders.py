@@ -108,13 +108,13 @@ def _is_valid_default(name: str, value: dict[str, Json]) -> bool:
 
 def special_tokens(weights: Path) -> dict[str, str]:
     """Read special tokens by their names in chat templates, such as {"bos_token": "<s>"}."""
-    found = {}
+    tokens = {}
     for file in _TOKENIZER_FILES:
         for name, value in read_object(weights / file).items():
             token = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(token, str):
-                found[name] = token
-    return found
+                tokens[name] = token
+    return tokens
 
 
 def read_chat_template(weights: Path) -> str | None:
@@ -149,13 +149,13 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ..
         for name in (GENERATION_CONFIG_NAME, CONFIG_NAME)
         for ids in iterate_token_ids(read_object(weights / name).get("eos_token_id"))
     ]
-    found = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])
-    if not found:
+    token_ids = dict.fromkeys([*stated, *(token for token in tokens if token is not None)])
+    if not token_ids:
         raise UnsupportedModel(
             "the checkpoint defines no end-of-sequence token",
             hint="set `eos_token_id` in generation_config.json, such as 2 or [2, 7]",
         )
-    return tuple(found)
+    return tuple(token_ids)
 
 
 def iterate_token_ids(value: Json) -> Iterator[int]:

@@ -150,7 +150,7 @@ def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
 def _read_task_prefixes(config: TransformersConfig) -> dict[str, str]:
     """Return the prefix per task; none for translation when several language pairs have one."""
     value = getattr(config, "task_specific_params", None) or {}
-    found: dict[str, str] = {}
+    prefixes: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:
         task_prefixes = {
             settings["prefix"]
@@ -158,5 +158,5 @@ def _read_task_prefixes(config: TransformersConfig) -> dict[str, str]:
             if (name == task or name.startswith(f"{task}_")) and settings.get("prefix")
         }
         if len(task_prefixes) == 1:
-            found[task.value] = task_prefixes.pop()
-    return found
+            prefixes[task.value] = task_prefixes.pop()
+    return prefixes

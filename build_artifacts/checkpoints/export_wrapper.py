@@ -50,8 +50,8 @@ def input_names(model: TorchModel, head: ModelHead) -> tuple[str, ...]:
 
 def _has_token_types(model: TorchModel) -> bool:
     """Return whether token types affect the output."""
-    asked = "token_type_ids" in inspect.signature(type(model).forward).parameters
-    return asked and getattr(model.config, "type_vocab_size", 0) > 1
+    is_input = "token_type_ids" in inspect.signature(type(model).forward).parameters
+    return is_input and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def _export_class(base: type, answer: OutputFunction) -> type:

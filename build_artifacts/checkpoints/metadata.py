@@ -304,8 +304,8 @@ def _read_mask_token(weights: Path) -> int:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         value = read_object(weights / name).get("mask_token")
         token = value.get("content") if isinstance(value, dict) else value
-        if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
-            return int(found)
+        if isinstance(token, str) and (token_id := tokenizer.token_to_id(token)) is not None:
+            return int(token_id)
     raise UnsupportedModel(
         "the tokenizer's files define no mask token",
         hint='set `mask_token` in tokenizer_config.json, such as "[MASK]"',

@@ -86,12 +86,12 @@ class EncoderLayer:
         """Remove constant heads in place and update the sizes in the attention module."""
         if not heads:
             return
-        kept = [head for head in range(self.heads.count) if head not in heads]
+        remaining = [head for head in range(self.heads.count) if head not in heads]
         self.heads.remove(heads)
-        setattr(self.attention, self.layout.heads, len(kept))
-        setattr(self.attention, self.layout.all_heads_width, len(kept) * self.heads.width)
+        setattr(self.attention, self.layout.heads, len(remaining))
+        setattr(self.attention, self.layout.all_heads_width, len(remaining) * self.heads.width)
         if self.layout.per_head_argument is not None:
-            _select_heads(self.attention, self.layout.per_head_argument, kept)
+            _select_heads(self.attention, self.layout.per_head_argument, remaining)
 
 
 def encoder_layers(model: TorchModel) -> tuple[EncoderLayer, ...]:
@@ -148,10 +148,10 @@ def _replace(linear: Linear, name: str, values: TorchTensor) -> None:
     setattr(linear, name, nn.Parameter(values.contiguous(), requires_grad=requires_grad))
 
 
-def _select_heads(attention: Any, place: int, kept: list[int]) -> None:
-    """Slice the per-head argument of `attention`, [B, heads, T, T], to the `kept` heads."""
+def _select_heads(attention: Any, place: int, remaining: list[int]) -> None:
+    """Slice the per-head argument of `attention`, [B, heads, T, T], to the `remaining` heads."""
 
     def select(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (*args[:place], args[place][:, kept], *args[place + 1 :])
+        return (*args[:place], args[place][:, remaining], *args[place + 1 :])
 
     attention.register_forward_pre_hook(select)

@@ -125,8 +125,8 @@ def has_int8_kv_cache(graph: Path) -> bool:
 
 def _is_supported(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[str]) -> bool:
     """Return whether both branches support all inputs and attributes of the node."""
-    told = {attribute.name for attribute in node.attribute}
-    if any(node.input[_KNOWN_INPUTS:]) or not told <= _KNOWN_ATTRIBUTES:
+    attributes = {attribute.name for attribute in node.attribute}
+    if any(node.input[_KNOWN_INPUTS:]) or not attributes <= _KNOWN_ATTRIBUTES:
         return False
     if len(node.output) != 1 + len(KV_NAMES) or not answers >= set(node.output[1:]):
         return False
@@ -176,9 +176,9 @@ class _Int8KvCacheWriter:
             "else_branch": _build_decode_branch(node, name),
         }
         chosen = onnx.helper.make_node("If", [IS_PREFILL], node.output, name, **ways)
-        place = list(self._graph.node).index(node)
+        index = list(self._graph.node).index(node)
         self._graph.node.remove(node)
-        self._graph.node.insert(place, chosen)
+        self._graph.node.insert(index, chosen)
 
     def finish(self) -> None:
         """Add shared constants and set the types of inputs and outputs."""

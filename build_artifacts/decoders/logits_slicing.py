@@ -45,9 +45,9 @@ def slice_logits(graph: Path, architecture: str) -> None:
     sliced_name = "logits_hidden_states"
     inputs = [head.input[0], LOGITS_FROM, *tables]
     slice_node = onnx.helper.make_node("Slice", inputs, [sliced_name], name="logits_slice")
-    place = [node.name for node in model.graph.node].index(head.name)
+    index = [node.name for node in model.graph.node].index(head.name)
     head.input[0] = sliced_name
-    model.graph.node.insert(place, slice_node)
+    model.graph.node.insert(index, slice_node)
     model.graph.input.append(
         onnx.helper.make_tensor_value_info(LOGITS_FROM, onnx.TensorProto.INT64, [1])
     )

@@ -131,9 +131,9 @@ class _PerTokenRewriter:
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
         used = {name for node in self._nodes for name in node.input}
-        kept = [table for name, table in self._tables.items() if name in used]
+        retained = [table for name, table in self._tables.items() if name in used]
         del self._graph.initializer[:]
-        self._graph.initializer.extend([*kept, *self._added.values()])
+        self._graph.initializer.extend([*retained, *self._added.values()])
 
     def _read_large_matrix(self, name: str) -> FloatArray | None:
         """Return a matrix to quantize, None for other tensors."""
@@ -195,14 +195,14 @@ class _PerTokenRewriter:
 
         table = self._read_large_matrix(node.input[0])
         assert table is not None, "only lookups in a table come here; this is a bug"
-        name, found = node.input[0], node.output[0]
+        name, output = node.input[0], node.output[0]
         scales = _compute_scales(table, axis=1)
         self._constant(f"{name}_words_int8", _round_to_int8(table, scales))
         self._constant(f"{name}_words_scales", scales)
-        self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{found}_words_int8")
-        self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{found}_words_scales")
-        self._node("Cast", [f"{found}_words_int8"], f"{found}_words", to=onnx.TensorProto.FLOAT)
-        self._node("Mul", [f"{found}_words", f"{found}_words_scales"], found)
+        self._node("Gather", [f"{name}_words_int8", node.input[1]], f"{output}_words_int8")
+        self._node("Gather", [f"{name}_words_scales", node.input[1]], f"{output}_words_scales")
+        self._node("Cast", [f"{output}_words_int8"], f"{output}_words", to=onnx.TensorProto.FLOAT)
+        self._node("Mul", [f"{output}_words", f"{output}_words_scales"], output)
 
     def _node(
         self, kind: str, inputs: list[str], output: str, *, domain: str = "", **attributes: int

@@ -25,7 +25,7 @@ from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.types import ModelHead
 
 _LOGITS_NAME = "logits.npy"
-_INPUTS_NAME = "asked.npz"
+_INPUTS_NAME = "gate_inputs.npz"
 _PARTS = ("passages", "prompts", "answers")
 _SUMMARY_ROWS = 128
 
@@ -93,9 +93,9 @@ class DecoderReference:
 
     def perplexity(self) -> float:
         """Return the perplexity of the positions with a target token."""
-        places = np.flatnonzero(self.next_token_ids >= 0)
-        taken = self.logits[places, self.next_token_ids[places]]
-        return perplexity(self.summary.log_totals[places] - taken)
+        positions = np.flatnonzero(self.next_token_ids >= 0)
+        targets = self.logits[positions, self.next_token_ids[positions]]
+        return perplexity(self.summary.log_totals[positions] - targets)
 
 
 class LogitSummary(NamedTuple):
@@ -178,11 +178,11 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
             hint="the checkpoint is damaged: download or save it again",
         )
     logits.flush()
-    kept: dict[str, Any] = {}  # Any: mypy would match typed values with other parameters of savez
+    arrays: dict[str, Any] = {}  # Any: mypy would match typed values with other parameters of savez
     for name, parts in zip(_PARTS, (*gate_inputs, answers), strict=True):
-        kept[name] = np.array([token for part in parts for token in part], dtype=np.int64)
-        kept[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    np.savez(into / _INPUTS_NAME, **kept)
+        arrays[name] = np.array([token for part in parts for token in part], dtype=np.int64)
+        arrays[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    np.savez(into / _INPUTS_NAME, **arrays)
 
 
 def _write_logits(
@@ -219,11 +219,11 @@ def _generate_answers(
     decoder_start_token_id = _decoder_start_token_id(generation_config)
     for row, prompt in enumerate(prompts):
         # Encoders take padding on the right; decoders on the left, in front of the answer.
-        place = (
+        index = (
             slice(len(prompt)) if decoder_start_token_id is not None else slice(-len(prompt), None)
         )
-        ids[row, place] = torch.tensor(prompt)
-        mask[row, place] = 1
+        ids[row, index] = torch.tensor(prompt)
+        mask[row, index] = 1
     # Replace the checkpoint's settings, which may enable sampling or penalties.
     model.generation_config = GenerationConfig(
         max_new_tokens=most,
@@ -240,5 +240,5 @@ def _generate_answers(
 
 def truncate_at_eos(tokens: Sequence[int], eos_token_ids: Sequence[int]) -> Tokens:
     """Return the tokens up to and including the first end token."""
-    ends = (place for place, token in enumerate(tokens) if token in eos_token_ids)
+    ends = (index for index, token in enumerate(tokens) if token in eos_token_ids)
     return tuple(tokens[: next(ends, len(tokens)) + 1])

@@ -58,18 +58,18 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
     model = onnx.load(graph, load_external_data=False)
     reference = _ReferenceRope(weights)
     positions = _sample_positions(metadata.max_tokens)
-    found = {tensor.name: tensor for tensor in model.graph.initializer}
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     checked = set()
     for layer in _find_rope_layers(model):
         kind = reference.kind(layer.number)
         if (kind, layer.cosines) in checked:
             continue
         checked.add((kind, layer.cosines))
-        made = _read_tables(found, layer, graph.parent)
-        if made is None and reference.rope_type(kind) == _SWITCHING_TYPE:
+        actual = _read_tables(initializers, layer, graph.parent)
+        if actual is None and reference.rope_type(kind) == _SWITCHING_TYPE:
             continue
-        if made is None or not _are_close(
-            made, reference.compute_tables(kind, positions), positions
+        if actual is None or not _are_close(
+            actual, reference.compute_tables(kind, positions), positions
         ):
             raise UnsupportedModel(
                 f"RoPE tables of the exported `{metadata.architecture}` graph differ from "
@@ -126,15 +126,15 @@ def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
 
 
 def _read_tables(
-    found: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
+    initializers: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
 ) -> _Tables | None:
     """Return the tables of a layer; None when the graph computes them."""
     from onnx import numpy_helper
 
-    if layer.cosines not in found or layer.sines not in found:
+    if layer.cosines not in initializers or layer.sines not in initializers:
         return None
     cosines, sines = (
-        numpy_helper.to_array(found[name], str(directory)).astype(np.float32)
+        numpy_helper.to_array(initializers[name], str(directory)).astype(np.float32)
         for name in (layer.cosines, layer.sines)
     )
     return cosines, sines
@@ -148,12 +148,12 @@ def _sample_positions(most_tokens: int) -> NDArray[np.int64]:
     return np.unique(every[every <= last])
 
 
-def _are_close(made: _Tables, due: _Tables, positions: NDArray[np.int64]) -> bool:
+def _are_close(actual: _Tables, expected: _Tables, positions: NDArray[np.int64]) -> bool:
     """Return whether the tables equal `expected` at `positions` [P], within the tolerance."""
     allowed = _TOLERANCE + positions[:, None] * _ANGLE_ROUNDING
-    for table, expected in zip(made, due, strict=True):
-        if len(table) <= positions[-1] or table.shape[1] != expected.shape[1]:
+    for table, reference in zip(actual, expected, strict=True):
+        if len(table) <= positions[-1] or table.shape[1] != reference.shape[1]:
             return False
-        if not (np.abs(table[positions] - expected) <= allowed).all():  # also false for NaN
+        if not (np.abs(table[positions] - reference) <= allowed).all():  # also false for NaN
             return False
     return True

@@ -86,8 +86,8 @@ def _find_scale_targets(graph: FloatGraph, value: str) -> Iterator[_ScaleTarget]
     if producer is None:
         return
     if producer.op_type in _NORMS:
-        places = (place for place in _NORMS[producer.op_type] if place < len(producer.input))
-        tables = tuple(producer.input[place] for place in places)
+        indices = (index for index in _NORMS[producer.op_type] if index < len(producer.input))
+        tables = tuple(producer.input[index] for index in indices)
         if graph.has_private(tables):
             yield _ScaleTarget(tables)
     elif producer.op_type == "Mul":

@@ -59,15 +59,15 @@ def _check_tensor_parallel(
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
     heads = metadata.required_generation_config.kv_heads
-    found = get_kv_heads_per_rank(
+    heads_per_gpu = get_kv_heads_per_rank(
         getattr(model, "_tp_plan", None) or {}, heads, tensor_parallel_size
     )
-    if found is None:
+    if heads_per_gpu is None:
         raise UnsupportedModel(
             f"{heads} KV heads cannot be split over {tensor_parallel_size} GPUs",
             hint=f"`--tensor-parallel-size` must divide {heads}",
         )
-    if found * tensor_parallel_size != heads:
+    if heads_per_gpu * tensor_parallel_size != heads:
         raise UnsupportedModel(
             f"transformers has no tensor parallel plan for `{metadata.architecture}`",
             hint="omit `--tensor-parallel-size`",
@@ -179,15 +179,15 @@ def _trace(
         "memory": memory,
     }
     rows = torch.export.Dim("rows", min=1, max=_MAX_SLOTS)
-    tokens, wanted, room = (
+    tokens, logits, capacity = (
         torch.export.Dim(name, min=1, max=metadata.max_tokens)
         for name in ("tokens", "wanted", "room")
     )
     shapes = {
         "input_ids": {0: rows, 1: tokens},
         "lengths": {0: rows},
-        "wanted": {0: wanted},
-        "memory": [{0: rows, 2: room} for _ in memory],
+        "wanted": {0: logits},
+        "memory": [{0: rows, 2: capacity} for _ in memory],
     }
     return torch.export.export(
         with_external_kv(model, attention),

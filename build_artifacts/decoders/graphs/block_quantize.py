@@ -56,10 +56,10 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
 
 def _find_constant(node: ir.Node) -> Value | None:
     """Return the constant matrix of a MatMul or a Gather, None for other nodes."""
-    places = {"MatMul": 1, "Gather": 0}
-    if node.op_type not in places:
+    weight_index = {"MatMul": 1, "Gather": 0}
+    if node.op_type not in weight_index:
         return None
-    value = node.inputs[places[node.op_type]]
+    value = node.inputs[weight_index[node.op_type]]
     known = value is not None and value.const_value is not None and len(value.shape) == 2
     return value if known else None
 
@@ -113,7 +113,7 @@ def _add_tensors(
     """Add both tensors to the graph, or reuse those of an earlier node with the same weight."""
     import onnx_ir as ir
 
-    kept = []
+    values = []
     for part, array in (("packed", packed), ("scales", scales)):
         part_name = f"{name}.{part}"
         if part_name not in graph.initializers:
@@ -124,8 +124,8 @@ def _add_tensors(
                 type=ir.TensorType(tensor.dtype),
                 const_value=tensor,
             )
-        kept.append(graph.initializers[part_name])
-    return kept
+        values.append(graph.initializers[part_name])
+    return values
 
 
 def _create_node(
