@@ -1,4 +1,4 @@
-"""Systems to measure. Baselines are opened one by one; one that fails to open is skipped."""
+"""Systems to measure. A baseline that fails to open is skipped."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class SelectionCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResults:
-    """Everything the result file says beside the run's metadata."""
+    """Results of the tuning check, as written to the result file."""
 
     model_id: str
     version: str
@@ -79,8 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results; return 0 even if a selected variant is no longer fastest."""
-    command: str = arguments.command_line
-    metadata = start_run("tuning", command, arguments.seed)
+    metadata = start_run("tuning", arguments.command_line, arguments.seed)
     results = remeasure(arguments)
     print(describe(results))
     print(write_result(arguments.out, metadata, results, [build_table(results)]))

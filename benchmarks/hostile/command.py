@@ -35,7 +35,7 @@ REPLICA_TITLE = "ServeReplica:"
 
 def read_replica_memory() -> dict[str, int]:
     """Return resident bytes by process, such as `ServeReplica:hundredfold:Ingress 4711`."""
-    found: dict[str, int] = {}
+    memory: dict[str, int] = {}
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
@@ -44,8 +44,8 @@ def read_replica_memory() -> dict[str, int]:
             continue
         if command and REPLICA_TITLE in command[0]:
             name = command[0][command[0].index(REPLICA_TITLE) :].split(".")[0]
-            found[f"{name} {process.pid}"] = resident
-    return found
+            memory[f"{name} {process.pid}"] = resident
+    return memory
 
 
 TIMEOUT_S = 60.0
@@ -117,8 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the attacks and write the results. Return 1 if a goal is missed."""
-    command: str = arguments.command_line
-    metadata = start_run("hostile", command, arguments.seed)
+    metadata = start_run("hostile", arguments.command_line, arguments.seed)
     target = ServerAddress.parse(arguments.url)
     require_local_server(target)
     results = asyncio.run(measure(target, arguments))
@@ -270,7 +269,7 @@ async def wait_until_drained(before_bytes: int) -> dict[str, int]:
 def describe(results: HostileResults) -> str:
     """Format the results for the console."""
     statuses = ", ".join(f"{status}: {n}" for status, n in results.statuses.items())
-    growth = "unknown: no replica found here" if results.memory_ratio is None else (
+    growth = "unknown: no replica found on this host" if results.memory_ratio is None else (
         f"{(results.memory_ratio - 1) * 100:+.1f} %"
     )  # fmt: skip
     lines = [

@@ -1,4 +1,4 @@
-"""A tiny HTTP server with a mind of its own, for clients that measure."""
+"""Scripted HTTP server for tests of benchmark clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fakes import TIMEOUT_S
 
 @dataclass(frozen=True)
 class Seen:
-    """One request as it arrived."""
+    """A received request."""
 
     method: str
     path: str
@@ -25,14 +25,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class FakeAnswer:
-    """What to send back."""
+    """The response to a request."""
 
     status: int = 200
     body: bytes = b"[[1.0]]"
     keep_alive: bool = True
-    raw: bytes | None = None  # these bytes instead of an HTTP answer
-    hang_up: bool = False  # close without a word
-    drop_text: bool = False  # never answer
+    raw: bytes | None = None  # sent instead of an HTTP response
+    hang_up: bool = False  # close the connection without a response
+    drop_text: bool = False  # send no response
 
     def to_bytes(self) -> bytes:
         if self.raw is not None:
@@ -47,7 +47,7 @@ Script = Callable[[int, Seen], FakeAnswer]
 
 @dataclass
 class FakeServer:
-    """Answers request number n (from 0, over all connections) with `script(n, request)`."""
+    """Server that answers request n (from 0, over all connections) with `script(n, request)`."""
 
     script: Script = lambda n, request: FakeAnswer()
     delay_s: float = 0.0
@@ -57,7 +57,7 @@ class FakeServer:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeServer]:
-        """Listening on a free port of this machine."""
+        """Listen on a free port of the loopback interface."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Peer(self), "127.0.0.1", 0)
         self.target = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
@@ -68,7 +68,7 @@ class FakeServer:
 
     @contextmanager
     def in_thread(self) -> Iterator[FakeServer]:
-        """`running` for callers that block."""
+        """Run the server in a thread, for blocking clients."""
         started, stop = threading.Event(), asyncio.Event()
         loops: list[asyncio.AbstractEventLoop] = []
 

@@ -1,4 +1,4 @@
-"""Services of text for tests: one that says what it is told to, one over a tiny sealed decoder."""
+"""Text generators for tests: one with scripted tokens, one over a tiny sealed decoder."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ from tests.support.fakes import ListRecorder
 def answer(
     arrivals_s: Sequence[float], *, submitted_s: float = 0.0, ids: Sequence[int] = ()
 ) -> StreamResult:
-    """An answer whose tokens came then; without ids they are numbered."""
+    """Build a result with these arrival times; without `ids` the tokens are numbered."""
     numbered = tuple(ids) or tuple(range(len(arrivals_s)))
     return StreamResult(submitted_s, tuple(arrivals_s), len(arrivals_s), numbered)
 
 
 class ScriptedText:
-    """A TextGenerator: a token every `gap_s`, and what `says` makes of a question as its tokens."""
+    """TextGenerator that emits one of the tokens of `script(request)` every `gap_s`."""
 
     def __init__(
-        self, says: Callable[[StreamRequest], Sequence[int]] | None = None, *, gap_s: float = 0.001
+        self,
+        script: Callable[[StreamRequest], Sequence[int]] | None = None,
+        *,
+        gap_s: float = 0.001,
     ) -> None:
         self.requests: list[StreamRequest] = []
-        self.most_at_once = 0
-        self._says = says or (lambda request: range(request.new_tokens))
+        self.max_concurrent = 0
+        self._script = script or (lambda request: range(request.new_tokens))
         self._gap_s = gap_s
         self._running = 0
 
     async def generate(self, request: StreamRequest) -> StreamResult:
-        """All tokens, or as many as are wanted."""
         self.requests.append(request)
         self._running += 1
-        self.most_at_once = max(self.most_at_once, self._running)
+        self.max_concurrent = max(self.max_concurrent, self._running)
         submitted_s = time.perf_counter()
-        ids = list(self._says(request))[: request.disconnect_after]
+        ids = list(self._script(request))[: request.disconnect_after]
         arrivals_s = []
         try:
             for _ in ids:
@@ -57,7 +59,7 @@ class ScriptedText:
 
 
 class DecodingGenerator:
-    """A GeneratorClient over a replica, which is made on the event loop that asks first."""
+    """GeneratorClient over a replica that is created on the event loop of the first call."""
 
     def __init__(self, store: Path, model_id: str, settings: GeneratorSettings) -> None:
         self._args = AppArgs(
@@ -77,11 +79,9 @@ class DecodingGenerator:
         return self._made
 
     async def complete(self, call: GenerationCall) -> Completion:
-        """StreamRequest the replica."""
         return await self._client.complete(call)
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """StreamRequest the replica."""
         async with aclosing(self._client.stream(call)) as stream:
             async for news in stream:
                 yield news

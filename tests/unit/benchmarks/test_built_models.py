@@ -38,7 +38,7 @@ def places(built: BuildResult, out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_graphs_measures_everybody_and_says_what_was_reached(
+def test_graphs_measures_all_systems_and_goals(
     built: BuildResult,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -77,7 +77,7 @@ def test_graphs_measures_everybody_and_says_what_was_reached(
     assert "\ntargets\ntorch / sealed at 8x" in capsys.readouterr().out
 
 
-def test_tuned_measures_the_winners_again(
+def test_tuning_measures_the_selected_variants(
     built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["tuning", built.manifest.id, *places(built, tmp_path), "--seconds", "1"]
@@ -89,7 +89,7 @@ def test_tuned_measures_the_winners_again(
     assert "winner / fastest at the worst shape" in capsys.readouterr().out
 
 
-def test_a_host_nobody_tuned_for_is_one_clear_error(
+def test_tuning_without_cost_table_is_an_error(
     built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["tuning", built.manifest.id, *places(built, tmp_path), "--threads", "63"]
@@ -100,7 +100,7 @@ def test_a_host_nobody_tuned_for_is_one_clear_error(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_its_checkpoint_a_model_has_nothing_to_be_compared_with(
+def test_graphs_without_checkpoint_is_an_error(
     built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = built.directory / "manifest.json"
@@ -114,7 +114,7 @@ def test_without_its_checkpoint_a_model_has_nothing_to_be_compared_with(
     assert "/gone` is no directory" in capsys.readouterr().err
 
 
-def test_the_engine_is_compared_with_torch(
+def test_engine_compares_with_torch(
     built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.005)

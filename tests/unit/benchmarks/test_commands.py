@@ -54,7 +54,7 @@ def only_result(out: Path) -> dict:
     return orjson.loads(path.read_bytes())
 
 
-def test_serving_measures_both_and_compares_answers(
+def test_serving_measures_server_and_engine(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -82,7 +82,7 @@ def test_serving_measures_both_and_compares_answers(
     assert "served / raw engine at 4 connections" in capsys.readouterr().out
 
 
-def test_wrong_answers_fail_the_run_after_it_is_written(
+def test_serving_writes_the_results_of_wrong_answers(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
@@ -93,7 +93,7 @@ def test_wrong_answers_fail_the_run_after_it_is_written(
     assert only_result(tmp_path / "out")["results"]["checks"][0]["worst_cosine"] < -0.9
 
 
-def test_failed_requests_fail_the_run(
+def test_serving_with_failed_requests_is_an_error(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = served(LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME))
@@ -108,7 +108,7 @@ def test_failed_requests_fail_the_run(
     assert only_result(tmp_path / "out")["results"]["levels"][0]["failures"] == {"503": 1}
 
 
-def test_without_the_artifact_answers_are_asked_for_again(
+def test_serving_without_artifact_repeats_the_requests(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
@@ -122,7 +122,7 @@ def test_without_the_artifact_answers_are_asked_for_again(
     assert agreement["what"] == "served against the same requests alone"
 
 
-def test_nobody_listening_is_one_clear_error(
+def test_serving_without_server_is_an_error(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FakeServer().in_thread() as server:
@@ -147,7 +147,7 @@ def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_
     assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
 
 
-def test_quality_names_the_directory_it_misses(
+def test_quality_without_data_names_the_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["quality", "--data", str(tmp_path)]) == 1
@@ -157,6 +157,6 @@ def test_quality_names_the_directory_it_misses(
 
 
 @pytest.mark.parametrize("option", [["--rounds", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
-def test_impossible_settings_are_refused(option: list[str]) -> None:
+def test_invalid_options_are_rejected(option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serving", *option])

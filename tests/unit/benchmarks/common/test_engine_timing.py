@@ -42,12 +42,12 @@ def engine(model: LocalModel) -> Iterator[RawEngine]:
     opened.close()
 
 
-def test_cores_are_shared_out_both_ways() -> None:
+def test_list_core_splits() -> None:
     assert list_core_splits(2) == (CoreSplit(1, 2), CoreSplit(2, 1))
     assert list_core_splits(1) == (CoreSplit(1, 1),)
 
 
-def test_batches_are_sorted_by_length_and_lose_nothing() -> None:
+def test_sorted_batches_contain_all_items() -> None:
     items = [item(i, length) for i, length in enumerate((3, 9, 1, 5, 5))]
     batches = SortedBatches.build(items, 2)
     assert batches.order == (1, 3, 4, 0, 2)

@@ -15,6 +15,6 @@ from benchmarks.common.statistics import Goal
         (Goal.at_most("time", None, 1.1), None, "time: not measured, at most 1.1"),
     ],
 )
-def test_a_goal_says_whether_it_is_reached(goal: Goal, reached: bool | None, sentence: str) -> None:
+def test_goal_sentence_reports_the_result(goal: Goal, reached: bool | None, sentence: str) -> None:
     assert goal.reached is reached
     assert goal.sentence == sentence

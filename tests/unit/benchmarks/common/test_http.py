@@ -16,18 +16,18 @@ from benchmarks.common.http import ServerAddress, build_inference_body, model_pa
         ("http://[::1]:8000", ServerAddress("::1", 8000)),
     ],
 )
-def test_a_url_names_a_target(url: str, target: ServerAddress) -> None:
+def test_parse_url(url: str, target: ServerAddress) -> None:
     assert ServerAddress.parse(url) == target
     assert ServerAddress.parse(target.url) == target
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://box", "http://", "http://box:port"])
-def test_other_urls_are_refused(url: str) -> None:
+def test_parse_rejects_other_urls(url: str) -> None:
     with pytest.raises(BenchmarkError, match="not an http URL"):
         ServerAddress.parse(url)
 
 
-def test_a_request_is_complete() -> None:
+def test_build_post_returns_a_complete_request() -> None:
     request = ServerAddress("box", 81, "/hundredfold").build_post("/models/a/b", "ü".encode())
     assert request == (
         b"POST /hundredfold/models/a/b HTTP/1.1\r\n"
@@ -37,7 +37,7 @@ def test_a_request_is_complete() -> None:
     )
 
 
-def test_the_cache_is_never_asked() -> None:
+def test_build_inference_body_bypasses_the_cache() -> None:
     assert orjson.loads(build_inference_body("hi")) == {
         "inputs": "hi",
         "options": {"use_cache": False},
@@ -48,6 +48,6 @@ def test_the_cache_is_never_asked() -> None:
     }
 
 
-def test_ids_keep_their_slash() -> None:
+def test_paths_keep_the_slash_of_an_id() -> None:
     assert task_path("feature-extraction", "org/a b") == "/pipeline/feature-extraction/org/a%20b"
     assert model_path("org/name") == "/models/org/name"

@@ -14,7 +14,7 @@ from tests.support.builders import HIDDEN, tiny_checkpoint
 from tests.support.fakes import item
 
 
-def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
+def test_open_torch_returns_pooled_outputs(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModel
 
@@ -29,7 +29,7 @@ def test_it_answers_the_pooled_rows_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows[0], hidden.last_hidden_state[0].mean(0).numpy(), atol=1e-5)
 
 
-def test_an_adapter_s_base_model_is_not_taken_for_it() -> None:
+def test_find_source_rejects_a_merged_adapter() -> None:
     manifest = tiny_manifest()
     assert find_source(manifest) == manifest.source.ref
     merged = ModelSource(ref="base", revision="1", adapter="lora", adapter_revision="2")

@@ -18,24 +18,24 @@ def test_percentiles_do_not_depend_on_the_order() -> None:
     assert percentiles_ms(shuffled) == percentiles_ms(np.sort(shuffled))
 
 
-def test_nothing_answered_has_no_percentiles() -> None:
+def test_percentiles_without_latencies_are_empty() -> None:
     assert percentiles_ms([]) == {}
 
 
 @pytest.mark.parametrize(
     ("values", "median"), [([3.0], 3.0), ([5.0, 1.0, 4.0], 4.0), ([1.0, 2.0, 4.0, 9.0], 3.0)]
 )
-def test_a_summary_is_the_median_of_the_rounds(values: list[float], median: float) -> None:
+def test_summarize_returns_the_median(values: list[float], median: float) -> None:
     summary = summarize(values)
     assert (summary.median, summary.low, summary.high) == (median, min(values), max(values))
     assert summary.values == tuple(values)
 
 
-def test_spread_is_a_share_of_the_median() -> None:
+def test_spread_is_relative_to_the_median() -> None:
     assert summarize([90.0, 100.0, 115.0]).spread == pytest.approx(0.25)
     assert summarize([0.0, 0.0]).spread == 0.0
 
 
-def test_no_round_has_no_summary() -> None:
+def test_summarize_without_rounds_raises() -> None:
     with pytest.raises(ValueError, match="no round"):
         summarize([])

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.common.report import git_commit, read_host_info
 
 
-def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
+def test_git_commit_marks_a_dirty_tree(tmp_path: Path) -> None:
     assert git_commit(tmp_path / "absent") == "unknown"
 
     def git(*arguments: str) -> str:
@@ -22,7 +22,7 @@ def test_a_commit_says_when_the_tree_was_changed(tmp_path: Path) -> None:
     assert git_commit(tmp_path) == f"{commit}-dirty"
 
 
-def test_the_facts_of_this_machine_are_whole() -> None:
+def test_read_host_info_is_complete() -> None:
     facts = read_host_info()
     assert facts.cpu_model
     assert 1 <= facts.usable_cores <= facts.logical_cores

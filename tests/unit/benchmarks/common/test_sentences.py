@@ -23,7 +23,7 @@ def test_generated_sentences_are_a_function_of_the_seed() -> None:
     assert generate_sentences(50, seed=3).texts != generate_sentences(50, seed=4).texts
 
 
-def test_generated_sentences_are_as_long_as_those_of_stsb() -> None:
+def test_generated_sentences_match_the_lengths_of_stsb() -> None:
     # Every word is one token; the full stop and two special tokens come on top.
     tokens = np.array([len(text.split()) + 3 for text in generate_sentences(2_758, seed=0).texts])
     assert 13.5 < tokens.mean() < 14.8
@@ -33,7 +33,7 @@ def test_generated_sentences_are_as_long_as_those_of_stsb() -> None:
     assert tokens.max() <= 46
 
 
-def test_sentences_of_a_file_keep_their_order(tmp_path: Path) -> None:
+def test_load_sentences_keeps_the_file_order(tmp_path: Path) -> None:
     (tmp_path / STSB_NAME).write_text(
         'score\tsentence1\tsentence2\n2.5\tA "cat" sits.\tA dog.\n5.0\tOne.\tTwo.\n'
     )
@@ -46,7 +46,7 @@ def test_sentences_of_a_file_keep_their_order(tmp_path: Path) -> None:
     assert loaded.origin == STSB_NAME
 
 
-def test_labels_are_numbers(tmp_path: Path) -> None:
+def test_read_labeled_texts_parses_labels(tmp_path: Path) -> None:
     (tmp_path / SST2_NAME).write_text("label\tsentence\n1\tgood\n0\tbad\n")
     assert read_labeled_texts(tmp_path / SST2_NAME) == [
         LabeledText("good", 1),
@@ -54,7 +54,7 @@ def test_labels_are_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_a_named_directory_without_the_file_is_an_error(tmp_path: Path) -> None:
+def test_load_sentences_rejects_a_directory_without_the_file(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="No such file") as caught:
         load_sentences(tmp_path, seed=0)
     assert "--data" in caught.value.hint
@@ -68,7 +68,9 @@ def test_a_named_directory_without_the_file_is_an_error(tmp_path: Path) -> None:
         ("label\tsentence\n1\tgood\nx\tbad\n", "line 3, `label`: `x` is not a number"),
     ],
 )
-def test_a_damaged_file_is_refused_by_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_read_labeled_texts_names_the_damaged_line(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     (tmp_path / SST2_NAME).write_text(text)
     with pytest.raises(BenchmarkError, match=complaint):
         read_labeled_texts(tmp_path / SST2_NAME)

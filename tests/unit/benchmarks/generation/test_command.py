@@ -57,7 +57,7 @@ def part(figures: list[dict[str, Any]], name: str, system: str) -> dict[str, Any
     return found["metrics"]
 
 
-def test_loop_and_server_are_measured_alike_and_say_the_same(
+def test_generation_measures_process_and_server(
     store: Path, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     baselines = ["--skip", "genai", "transformers", "paged", "llama"]
@@ -91,7 +91,7 @@ def test_loop_and_server_are_measured_alike_and_say_the_same(
     assert "\ngoals\n" in capsys.readouterr().out
 
 
-def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> None:
+def test_generation_runs_the_requested_parts_only(store: Path, tmp_path: Path) -> None:
     few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama", "http"]
     assert main(command(store, tmp_path, NOBODY, *few)) == 0
     figures = only_result(tmp_path)["results"]
@@ -104,7 +104,7 @@ def test_only_the_parts_that_are_wanted_are_run(store: Path, tmp_path: Path) -> 
     assert parts == expected
 
 
-def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
+def test_generation_skips_unavailable_baselines(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = str(tmp_path / "gone")
@@ -124,7 +124,7 @@ def test_who_cannot_be_measured_is_told_and_keeps_nobody_away(
     assert "skipped: hundredfold over HTTP: no response" in capsys.readouterr().out
 
 
-def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path) -> None:
+def test_generation_drops_a_failing_server(store: Path, tmp_path: Path) -> None:
     calls = []
 
     def failing_later(call: Any) -> ScriptedReply:
@@ -146,7 +146,7 @@ def test_a_server_that_fails_is_left_out_of_the_rest(store: Path, tmp_path: Path
     assert "eight clients over HTTP / eight streams" not in figures["ratios"]
 
 
-def test_answers_that_do_not_fit_are_refused(
+def test_generation_rejects_answers_above_the_context(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(store, tmp_path, NOBODY, "--new-tokens", "300")) == 1
@@ -154,7 +154,7 @@ def test_answers_that_do_not_fit_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_writes_no_text_is_refused(
+def test_encoder_model_is_rejected(
     tiny_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = ["--store", str(tiny_store), "--out", str(tmp_path)]

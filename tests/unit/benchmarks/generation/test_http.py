@@ -37,7 +37,7 @@ async def request(answer: FakeAnswer, wanted: StreamRequest = ASK) -> Any:
     return found, orjson.loads(seen.body)
 
 
-async def test_a_stream_is_asked_for_greedily_and_counted_by_its_usage() -> None:
+async def test_generate_sends_a_greedy_request_and_reads_the_usage() -> None:
     found, body = await request(FakeAnswer(body=b"".join(THROUGHPUT)))
     assert body == {
         "model": "org/model",
@@ -54,13 +54,13 @@ async def test_a_stream_is_asked_for_greedily_and_counted_by_its_usage() -> None
     assert found.ids == ()
 
 
-def test_an_event_comes_when_its_last_byte_does() -> None:
+def test_parse_events_uses_the_arrival_of_the_last_byte() -> None:
     stream = b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
     cut = [BodyChunk(1.0, stream[:4]), BodyChunk(2.0, stream[4:12]), BodyChunk(3.0, stream[12:])]
     assert list(parse_events(cut)) == [(2.0, b"1"), (3.0, b"2")]
 
 
-async def test_who_waits_for_the_beginning_is_told_of_it() -> None:
+async def test_generate_sets_the_first_token_event() -> None:
     first_token = asyncio.Event()
     await request(FakeAnswer(body=b"".join(THROUGHPUT)), ASK._replace(first_token=first_token))
     assert first_token.is_set()
@@ -80,25 +80,25 @@ async def test_who_waits_for_the_beginning_is_told_of_it() -> None:
         ),
     ],
 )
-async def test_anything_but_a_whole_stream_is_a_failure(answer: FakeAnswer, reason: str) -> None:
+async def test_generate_incomplete_stream_raises(answer: FakeAnswer, reason: str) -> None:
     with pytest.raises(BenchmarkError) as failed:
         await request(answer)
     assert reason in failed.value.message
 
 
-async def test_a_reader_who_has_enough_leaves() -> None:
+async def test_generate_disconnects_after_the_requested_tokens() -> None:
     found, _ = await request(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
     assert (found.text, found.tokens) == ("Hel", 1)
 
 
-def test_only_a_server_of_the_model_is_taken() -> None:
+def test_connect_rejects_a_server_without_the_model() -> None:
     without_it = FakeServer(lambda n, request: FakeAnswer(404, b"{}"))
     unknown = pytest.raises(BenchmarkError, match=r"`/models/org/model` returned 404")
     with without_it.in_thread() as server, unknown:
         HttpGenerator.connect(server.target.url, "org/model")
 
 
-def test_the_version_that_is_served_is_known() -> None:
+def test_connect_reads_the_served_version() -> None:
     described = FakeServer(lambda n, request: FakeAnswer(body=b'{"version": "0123abc"}'))
     with described.in_thread() as server:
         assert HttpGenerator.connect(server.target.url, "org/model").version == "0123abc"
@@ -118,16 +118,14 @@ def test_the_version_that_is_served_is_known() -> None:
         ),
     ],
 )
-async def test_a_whole_answer_is_handed_on_as_it_is(
-    answer: FakeAnswer, told: tuple[int, bytes]
-) -> None:
+async def test_post_returns_status_and_body(answer: FakeAnswer, told: tuple[int, bytes]) -> None:
     async with FakeServer(lambda n, request: answer).running() as server:
         assert await HttpGenerator(server.target, "org/model").post("/a/path", b"{}") == told
         (seen,) = server.seen
     assert (seen.method, seen.path, seen.body) == ("POST", "/a/path", b"{}")
 
 
-async def test_that_no_whole_answer_comes_is_told_with_its_path() -> None:
+async def test_post_without_response_raises_with_the_path() -> None:
     hung_up = FakeServer(lambda n, request: FakeAnswer(hang_up=True))
     async with hung_up.running() as server:
         with pytest.raises(BenchmarkError, match=r"`/a/path` of http://.* connection was closed"):

@@ -38,7 +38,7 @@ async def running(model: LocalModel, kv_slots: int = 4) -> AsyncIterator[InProce
         await asyncio.to_thread(generator.close)
 
 
-async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
+async def test_generate_records_the_time_of_every_token(model: LocalModel) -> None:
     async with running(model) as generator:
         found = await generator.generate(StreamRequest(tuple(range(40)), 20))
     assert found.tokens == len(found.ids) == len(found.arrivals_s) == 20
@@ -47,7 +47,7 @@ async def test_every_token_is_told_with_its_time(model: LocalModel) -> None:
     assert found.text
 
 
-async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: LocalModel) -> None:
+async def test_answers_are_batch_invariant_and_report_cached_tokens(model: LocalModel) -> None:
     requests = [StreamRequest((*range(number, 40), *range(number)), 12) for number in range(9)]
     async with running(model) as generator:
         together = await run_streams(generator, requests)
@@ -59,7 +59,7 @@ async def test_company_changes_no_answer_and_a_known_beginning_is_told(model: Lo
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-async def test_a_reader_who_leaves_frees_the_row(model: LocalModel, tokens: int) -> None:
+async def test_disconnect_releases_the_kv_slot(model: LocalModel, tokens: int) -> None:
     async with running(model, kv_slots=1) as generator:
         left = await generator.generate(
             StreamRequest(tuple(range(30)), 100, disconnect_after=tokens)
@@ -68,7 +68,7 @@ async def test_a_reader_who_leaves_frees_the_row(model: LocalModel, tokens: int)
     assert left.tokens == tokens
 
 
-async def test_churn_leaves_nothing_behind(model: LocalModel) -> None:
+async def test_churn_is_clean(model: LocalModel) -> None:
     prompts = PromptSampler.open(model, 3)
     async with running(model) as generator:
         figures = await churn(generator, prompts, random.Random(3), request_count=60, kv_slots=4)
@@ -97,7 +97,7 @@ class Leaky:
         return StreamResult(0.0, (1.0,) * request.new_tokens, request.new_tokens, ids)
 
 
-async def test_churn_finds_rows_that_leak_and_answers_that_differ(
+async def test_churn_detects_leaks_and_wrong_answers(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.generation.scenarios.DRAIN_TIMEOUT_S", 0.05)
@@ -108,7 +108,7 @@ async def test_churn_finds_rows_that_leak_and_answers_that_differ(
     assert not figures.is_clean
 
 
-def test_who_leaves_does_so_before_the_last_token() -> None:
+def test_random_request_disconnects_before_the_last_token() -> None:
     rng = random.Random(5)
     requests = [random_request([(1, 2), (3, 4)], rng) for _ in range(400)]
     leaving = [request for request in requests if request.disconnect_after is not None]
@@ -117,7 +117,7 @@ def test_who_leaves_does_so_before_the_last_token() -> None:
     assert any(request.disconnect_after == 0 for request in leaving)
 
 
-def test_a_model_that_writes_no_text_is_refused(tiny_store: Path) -> None:
+def test_encoder_model_is_rejected(tiny_store: Path) -> None:
     embedder = LocalModel.open_by_name(tiny_store, EMBEDDER)
     with pytest.raises(BenchmarkError, match="does not generate text"):
         InProcessGenerator(embedder, kv_slots=1, threads=1, events=asyncio.new_event_loop())

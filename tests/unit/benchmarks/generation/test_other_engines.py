@@ -92,7 +92,7 @@ def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[i
     return found
 
 
-def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
+def test_transformers_ignores_the_end_of_sequence(checkpoint: Path) -> None:
     loop = TransformersSystem(checkpoint, [END], threads=1)
     group = loop.run(PROMPTS, 6)
     assert [found.tokens for found in group.answers] == [6, 6]
@@ -103,7 +103,7 @@ def test_transformers_writes_on_where_it_would_end(checkpoint: Path) -> None:
     assert group.answers[0].submitted_s < group.answers[0].arrivals_s[0]
 
 
-def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
+def test_paged_transformers_answers_have_the_requested_length(checkpoint: Path) -> None:
     loop = PagedTransformersSystem(checkpoint, [END], threads=1)
     group = loop.run(PROMPTS, 6)
     loop.close()
@@ -116,7 +116,7 @@ def test_paged_answers_are_as_long_as_they_are_to_be(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_genai_is_built_from_the_artifact_s_source(
+def test_genai_directory_is_built_from_the_source(
     checkpoint: Path, model: LocalModel, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime_genai")
@@ -145,7 +145,7 @@ class TalkingLlama:
         return count(tokens[-1] + 1)
 
 
-def test_llama_takes_one_stream_from_a_clean_start() -> None:
+def test_llama_resets_before_each_stream() -> None:
     loop = LlamaCppSystem(TalkingLlama())
     assert loop.max_streams == 1
     for prompt in PROMPTS:
@@ -153,7 +153,7 @@ def test_llama_takes_one_stream_from_a_clean_start() -> None:
         assert found.ids == (prompt[-1] + 1, prompt[-1] + 2, prompt[-1] + 3)
 
 
-def test_llama_opens_its_file_on_all_threads(
+def test_llama_open_passes_file_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[dict[str, Any]] = []
@@ -176,13 +176,15 @@ def test_llama_opens_its_file_on_all_threads(
     assert (opened[1]["n_ctx"], opened[1]["n_threads"]) == (256, 3)
 
 
-def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_raises_with_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(BenchmarkError, match="`llama_cpp` is not installed") as refused:
         LlamaCppSystem.open(tmp_path / "model.gguf", 256, threads=1)
     assert refused.value.hint == "pip install llama-cpp-python"
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_require_genai_directory_rejects_other_directories(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"has no genai_config.json"):
         require_genai_directory(tmp_path)

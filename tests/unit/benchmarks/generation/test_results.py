@@ -185,6 +185,8 @@ def test_require_correct_accepts_correct_results() -> None:
         ),
     ],
 )
-def test_wrong_answers_and_leaks_fail_the_run(changed: dict[str, object], values: str) -> None:
+def test_require_correct_rejects_wrong_answers_and_leaks(
+    changed: dict[str, object], values: str
+) -> None:
     with pytest.raises(BenchmarkError, match=values):
         require_correct(build_results(**changed))

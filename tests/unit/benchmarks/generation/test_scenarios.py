@@ -25,7 +25,7 @@ def sampler(seed: int = 7) -> PromptSampler:
     return PromptSampler(range(1_000), seed)
 
 
-def test_no_two_prompts_begin_alike_and_a_seed_draws_the_same_again() -> None:
+def test_prompts_have_distinct_starts_and_depend_on_the_seed() -> None:
     prompts = sampler().sample_prompts([16] * 500)
     assert len({prompt[0] for prompt in prompts}) == 500
     assert prompts == sampler().sample_prompts([16] * 500)
@@ -33,7 +33,7 @@ def test_no_two_prompts_begin_alike_and_a_seed_draws_the_same_again() -> None:
     assert [len(prompt) for prompt in sampler().sample_prompts([1, 999, 2_500])] == [1, 999, 2_500]
 
 
-def test_the_gap_is_looked_for_while_the_long_prompt_is_read() -> None:
+def test_max_inter_token_time_covers_the_prefill() -> None:
     joined = answer([3.0], submitted_s=1.0)
     patient = answer([0.1, 0.9, 2.4, 3.1, 9.0])  # 1.5 s from 0.9 to 2.4; what follows 3.1 is later
     lucky = answer([0.5, 1.1, 2.0, 3.2])
@@ -41,22 +41,22 @@ def test_the_gap_is_looked_for_while_the_long_prompt_is_read() -> None:
     assert max_inter_token_s([lucky], joined) == pytest.approx(1.2)
 
 
-def test_a_stream_that_ended_before_tells_nothing() -> None:
+def test_max_inter_token_time_of_an_ended_stream_is_none() -> None:
     assert max_inter_token_s([answer([0.5, 2.9])], answer([3.0], submitted_s=1.0)) is None
 
 
-async def test_a_long_prompt_joins_when_all_others_have_a_token() -> None:
+async def test_long_prompt_starts_after_all_first_tokens() -> None:
     scenario = LongPromptScenario(CONTEXT, written_tokens=40)
     requests = scenario.sample(sampler(), random.Random(1))
     generator = ScriptedText()
     figures = await scenario.run(generator, requests)
     assert [len(request.prompt) for request in generator.requests] == [16] * 7 + [1_500]
-    assert generator.most_at_once == 8
+    assert generator.max_concurrent == 8
     assert figures[JOINING_TTFT] >= 1.0
     assert 1.0 <= figures[RUNNING_INTER_TOKEN_MAX] < 1_000
 
 
-async def test_the_mix_is_eight_readers_and_lengths_within_bounds() -> None:
+async def test_mixed_load_uses_eight_clients_and_bounded_lengths() -> None:
     scenario = MixedLoadScenario(CONTEXT)
     requests = scenario.sample(sampler(), random.Random(1))
     assert len(requests) == 16
@@ -66,25 +66,25 @@ async def test_the_mix_is_eight_readers_and_lengths_within_bounds() -> None:
     assert len({request.new_tokens for request in requests}) > 8
     generator = ScriptedText()
     figures = await scenario.run(generator, requests)
-    assert generator.most_at_once == 8
+    assert generator.max_concurrent == 8
     assert figures["tokens_per_s"] > 0
 
 
-async def test_the_second_question_has_the_same_system_prompt() -> None:
+async def test_shared_prefix_requests_share_the_system_prompt() -> None:
     scenario = SharedPrefixScenario(CONTEXT)
     generator = ScriptedText()
     figures = await scenario.run(generator, scenario.sample(sampler(), random.Random(1)))
     first, second = (request.prompt for request in generator.requests)
     assert first[:500] == second[:500]
     assert first[500:] != second[500:]
-    assert generator.most_at_once == 1
+    assert generator.max_concurrent == 1
     assert {COLD_TTFT, WARM_TTFT, CACHED_TOKENS} == set(figures)
 
 
 @pytest.mark.parametrize(
     "scenario", [LongPromptScenario(64), MixedLoadScenario(64), SharedPrefixScenario(64)]
 )
-def test_a_model_that_reads_little_is_asked_for_little(
+def test_scenarios_fit_a_small_context(
     scenario: LongPromptScenario | MixedLoadScenario | SharedPrefixScenario,
 ) -> None:
     for request in scenario.sample(sampler(), random.Random(1)):

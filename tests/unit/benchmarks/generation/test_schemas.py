@@ -28,7 +28,7 @@ def within(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_there_are_fifty_questions_and_no_two_have_the_same_schema(seed: int) -> None:
+def test_build_schema_tasks_returns_fifty_distinct_schemas(seed: int) -> None:
     forms = random_request(seed)
     assert len(forms) == 50
     assert len(KINDS) == 10
@@ -41,13 +41,13 @@ def test_there_are_fifty_questions_and_no_two_have_the_same_schema(seed: int) ->
     assert all(re.fullmatch("[a-z]+_[1-5]", form.name) for form in forms)
 
 
-def test_a_seed_draws_the_same_again() -> None:
+def test_build_schema_tasks_is_a_function_of_the_seed() -> None:
     assert random_request() == random_request()
     assert random_request() != random_request(8)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_schema_is_one_and_leaves_nothing_open(seed: int) -> None:
+def test_every_schema_is_valid_and_bounded(seed: int) -> None:
     for form in random_request(seed):
         jsonschema.Draft202012Validator.check_schema(form.schema)
         assert not jsonschema.Draft202012Validator(form.schema).is_valid({}), form.name

@@ -19,7 +19,7 @@ from deployments.errors import EngineFailed
 from tests.support.benchmark_generation import ScriptedText, answer
 
 
-def test_decoding_is_timed_while_everybody_writes() -> None:
+def test_decode_rate_covers_the_overlap_of_all_streams() -> None:
     early = answer([1.0, 2.0, 3.0, 4.0])
     late = answer([2.0, 3.0, 4.0, 5.0])
     # From 2.0, when the last prompt is read, to 4.0, when the first one is done: two tokens each.
@@ -27,11 +27,11 @@ def test_decoding_is_timed_while_everybody_writes() -> None:
     assert StreamGroup((early,)).decode_tokens_per_s == 1.0
 
 
-def test_streams_that_never_write_together_have_no_such_rate() -> None:
+def test_decode_rate_without_overlap_is_none() -> None:
     assert StreamGroup((answer([1.0, 2.0]), answer([3.0, 4.0]))).decode_tokens_per_s is None
 
 
-def test_events_are_no_tokens() -> None:
+def test_decode_rate_without_token_ids_is_none() -> None:
     event_times = StreamResult(
         submitted_s=0.0, arrivals_s=(1.0, 2.0), tokens=7, text="seven tokens"
     )
@@ -39,7 +39,7 @@ def test_events_are_no_tokens() -> None:
     assert StreamGroup((event_times,)).tokens_per_s == 3.5
 
 
-def test_waits_are_told_in_milliseconds() -> None:
+def test_metrics_are_in_milliseconds() -> None:
     quick, slow = answer([0.5, 0.6, 0.7]), answer([1.5, 1.6, 2.0], submitted_s=0.5)
     figures = StreamGroup((quick, slow)).metrics
     assert figures[THROUGHPUT] == 3.0
@@ -49,25 +49,25 @@ def test_waits_are_told_in_milliseconds() -> None:
     assert figures[INTER_TOKEN_MAX] == pytest.approx(400.0)
 
 
-def test_a_single_token_has_no_gap() -> None:
+def test_metrics_of_one_token_have_no_inter_token_time() -> None:
     assert set(StreamGroup((answer([1.0]),)).metrics) == {THROUGHPUT, TTFT, TTFT_MAX}
 
 
-async def test_readers_take_questions_in_turn_and_answers_keep_their_order() -> None:
+async def test_run_streams_keeps_the_order_of_answers() -> None:
     generator = ScriptedText(lambda request: request.prompt)
     requests = [StreamRequest((number, number), 2) for number in range(9)]
     answers = await run_streams(generator, requests, clients=3)
     assert [found.ids for found in answers] == [request.prompt for request in requests]
-    assert generator.most_at_once == 3
+    assert generator.max_concurrent == 3
 
 
-async def test_without_a_number_of_readers_all_are_asked_at_once() -> None:
+async def test_run_streams_without_clients_runs_all_at_once() -> None:
     generator = ScriptedText()
     await run_streams(generator, [StreamRequest((1,), 3)] * 5)
-    assert generator.most_at_once == 5
+    assert generator.max_concurrent == 5
 
 
-async def test_a_failure_ends_the_rest() -> None:
+async def test_run_streams_failure_cancels_the_other_streams() -> None:
     ended = []
 
     class Failing:

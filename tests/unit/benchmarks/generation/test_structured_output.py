@@ -47,7 +47,7 @@ async def filled(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
     return found, orjson.loads(seen.body)
 
 
-async def test_a_form_is_asked_for_as_openai_s_clients_do() -> None:
+async def test_answer_schema_sends_an_openai_request() -> None:
     found, body = await filled(completion())
     assert body == {
         "model": "org/model",
@@ -82,15 +82,13 @@ async def test_a_form_is_asked_for_as_openai_s_clients_do() -> None:
         pytest.param(FakeAnswer(hang_up=True), "rejected", "connection was closed", id="hung up"),
     ],
 )
-async def test_what_is_not_valid_is_told_for_what_it_is(
-    answer: FakeAnswer, verdict: str, why: str
-) -> None:
+async def test_check_answer_reports_the_outcome(answer: FakeAnswer, verdict: str, why: str) -> None:
     found, _ = await filled(answer)
     assert (found.name, found.outcome) == ("review_1", verdict)
     assert why in found.reason
 
 
-def test_a_text_that_follows_its_schema_has_no_fault() -> None:
+def test_find_violation_accepts_valid_text() -> None:
     assert find_violation(GOOD, SCHEMA) is None
     assert find_violation(' {"stars":1}\n', SCHEMA) is None
     assert "'stars' is a required property" in (find_violation("{}", SCHEMA) or "")
@@ -100,7 +98,7 @@ def rotate_order(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
     return lambda n, request: answers[n % len(answers)]
 
 
-async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() -> None:
+async def test_answer_all_counts_outcomes() -> None:
     forms = build_schema_tasks(random.Random(1))
     script = rotate_order(
         completion("{}", tokens=1),
@@ -121,7 +119,7 @@ async def test_all_are_asked_a_few_at_a_time_and_counted_by_what_came_of_them() 
     assert 2.0 <= figures.answer_ms["p50"] <= figures.answer_ms["p95"] <= figures.seconds * 1e3
 
 
-async def test_no_more_than_a_few_are_under_way() -> None:
+async def test_answer_all_limits_concurrency() -> None:
     under_way: list[int] = []
 
     class Counting(HttpGenerator):
@@ -141,7 +139,7 @@ async def test_no_more_than_a_few_are_under_way() -> None:
     assert figures.faults == ()
 
 
-def test_where_nothing_was_answered_no_time_is_told() -> None:
+def test_sentence_without_answers_has_no_latency() -> None:
     figures = SchemaResults.summarize(
         [SchemaAnswer("a_1", SchemaOutcome.REJECTED, "503: busy")], 1.0
     )
@@ -150,7 +148,7 @@ def test_where_nothing_was_answered_no_time_is_told() -> None:
     assert figures.faults == ("a_1 is rejected: 503: busy",)
 
 
-def test_the_sentence_tells_the_median_the_slow_ones_and_the_rate() -> None:
+def test_sentence_reports_latency_and_rate() -> None:
     found = [SchemaAnswer(f"a_{n}", SchemaOutcome.VALID, "", 10, n / 10) for n in range(1, 10)]
     told = SchemaResults.summarize(found, 3.0).sentence
     assert told.endswith("0 rejected; 0.50 s per answer, p95 0.86 s, 30.0 tokens/s")

@@ -22,7 +22,7 @@ def workload(target: ServerAddress, sample: tuple[int, ...] = ()) -> Workload:
     return Workload([target.build_post("/echo", text) for text in TEXTS], sample)
 
 
-async def test_every_answer_in_the_window_is_counted_once() -> None:
+async def test_run_load_counts_responses_in_the_window() -> None:
     async with FakeServer(delay_s=0.01).running() as server:
         result = await run_load(server.target, workload(server.target), plan(4))
     answered = len(result.latencies_s)
@@ -32,21 +32,21 @@ async def test_every_answer_in_the_window_is_counted_once() -> None:
     assert result.failures == {}
 
 
-async def test_a_closed_loop_is_as_fast_as_its_answers() -> None:
+async def test_run_load_is_a_closed_loop() -> None:
     async with FakeServer(delay_s=0.02).running() as server:
         result = await run_load(server.target, workload(server.target), plan(5))
     assert result.latencies_s.min() >= 0.02
     assert 0 < len(result.latencies_s) <= 5 * 0.2 / 0.02 + 5
 
 
-async def test_connections_are_kept_alive() -> None:
+async def test_run_load_keeps_connections_alive() -> None:
     async with FakeServer().running() as server:
         await run_load(server.target, workload(server.target), plan(3))
     assert server.connections == 3
     assert len(server.seen) > 3
 
 
-async def test_a_connection_the_server_closes_is_opened_again() -> None:
+async def test_run_load_reopens_closed_connections() -> None:
     server = FakeServer(lambda n, request: FakeAnswer(keep_alive=False))
     async with server.running():
         result = await run_load(server.target, workload(server.target), plan(2))
@@ -55,7 +55,7 @@ async def test_a_connection_the_server_closes_is_opened_again() -> None:
     assert server.connections == len(server.seen)
 
 
-async def test_other_statuses_are_counted_and_not_timed() -> None:
+async def test_run_load_counts_other_statuses_as_failures() -> None:
     def every_third_fails(n: int, request: object) -> FakeAnswer:
         return FakeAnswer(status=503 if n % 3 == 0 else 200)
 
@@ -73,7 +73,7 @@ async def test_other_statuses_are_counted_and_not_timed() -> None:
         (FakeAnswer(raw=b"SMTP 220\r\n\r\n"), "not_http"),
     ],
 )
-async def test_a_lost_request_is_a_failure(answer: FakeAnswer, reason: str) -> None:
+async def test_run_load_counts_lost_requests_as_failures(answer: FakeAnswer, reason: str) -> None:
     server = FakeServer(lambda n, request: answer if n == 2 else FakeAnswer(), delay_s=0.002)
     async with server.running():
         result = await run_load(server.target, workload(server.target), plan(1))
@@ -82,7 +82,7 @@ async def test_a_lost_request_is_a_failure(answer: FakeAnswer, reason: str) -> N
     assert len(result.latencies_s) > 0
 
 
-async def test_it_ends_when_the_server_never_answers() -> None:
+async def test_run_load_ends_without_responses() -> None:
     started_s = time.perf_counter()
     async with FakeServer(lambda n, request: FakeAnswer(drop_text=True)).running() as server:
         result = await run_load(server.target, workload(server.target), plan(3, drain_s=0.1))
@@ -91,7 +91,7 @@ async def test_it_ends_when_the_server_never_answers() -> None:
     assert len(result.latencies_s) == 0
 
 
-async def test_it_ends_when_nobody_listens() -> None:
+async def test_run_load_ends_without_server() -> None:
     async with FakeServer().running() as server:
         gone = server.target
     result = await run_load(gone, workload(gone), plan(2))
@@ -99,7 +99,7 @@ async def test_it_ends_when_nobody_listens() -> None:
     assert result.requests_per_s == 0
 
 
-async def test_the_first_answers_to_chosen_requests_are_kept() -> None:
+async def test_workload_stores_the_first_responses_of_the_sample() -> None:
     def echo(n: int, request) -> FakeAnswer:
         return FakeAnswer(body=request.body + b" answered %d" % n)
 
@@ -112,7 +112,7 @@ async def test_the_first_answers_to_chosen_requests_are_kept() -> None:
     }
 
 
-async def test_a_workload_goes_on_where_it_stopped() -> None:
+async def test_workload_continues_across_phases() -> None:
     async with FakeServer(delay_s=0.01).running() as server:
         shared = workload(server.target)
         for _ in range(2):
@@ -121,7 +121,7 @@ async def test_a_workload_goes_on_where_it_stopped() -> None:
     assert bodies == [TEXTS[i % len(TEXTS)] for i in range(len(bodies))]
 
 
-def test_it_runs_on_uvloop() -> None:
+def test_run_load_supports_uvloop() -> None:
     async def measure() -> int:
         async with FakeServer().running() as server:
             result = await run_load(server.target, workload(server.target), plan(2))

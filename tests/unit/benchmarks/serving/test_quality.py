@@ -40,7 +40,7 @@ def toy_server(n: int, request: Seen) -> FakeAnswer:
     return FakeAnswer(body=orjson.dumps([[{"label": label, "score": 0.9}] for label in best]))
 
 
-def test_similarity_goes_through_the_api() -> None:
+def test_score_similarity_uses_the_api() -> None:
     points = list(COMPASS)[1:]
     pairs = [
         ScoredPair("east", point, score) for point, score in zip(points, (5, 2, 3, 1), strict=True)
@@ -52,7 +52,7 @@ def test_similarity_goes_through_the_api() -> None:
     assert score.examples == 4
 
 
-def test_sentiment_goes_through_the_api_in_batches() -> None:
+def test_score_sentiment_sends_batches() -> None:
     examples = [LabeledText(f"good {i}", 1) for i in range(60)]
     examples += [LabeledText(f"bad {i}", 0) for i in range(39)]
     examples += [LabeledText("not good", 0)]
@@ -76,7 +76,7 @@ def first_two_words(n: int, request: Seen) -> FakeAnswer:
     return FakeAnswer(body=orjson.dumps(answers))
 
 
-def test_questions_go_through_the_api() -> None:
+def test_score_answers_uses_the_api() -> None:
     questions = [
         SquadQuestion("who?", "Ada Byron wrote it", gold) for gold in (("Ada Byron",), ("Ada",))
     ]
@@ -89,7 +89,7 @@ def test_questions_go_through_the_api() -> None:
     assert (exact.metric, exact.value, exact.examples) == ("exact match", 0.5, 2)
 
 
-def test_only_questions_that_have_an_answer_are_asked(tmp_path: Path) -> None:
+def test_read_answerable_questions_skips_the_others(tmp_path: Path) -> None:
     asked = [
         {"question": "a?", "answers": [{"text": "x"}]},
         {"question": "b?", "answers": [], "is_impossible": True},
@@ -102,9 +102,7 @@ def test_only_questions_that_have_an_answer_are_asked(tmp_path: Path) -> None:
         read_answerable_questions(path)
 
 
-def test_questions_are_left_out_aloud_where_there_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_find_squad_logs_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert find_squad(None, tmp_path) is None
     assert "skipping question answering; see --squad FILE" in capsys.readouterr().err
     (tmp_path / SQUAD_NAME).touch()
@@ -116,7 +114,7 @@ def test_questions_are_left_out_aloud_where_there_are_none(
         read_answerable_questions(named)
 
 
-def test_too_few_answers_are_an_error() -> None:
+def test_answers_rejects_a_short_response() -> None:
     server = FakeServer(lambda n, request: FakeAnswer(body=b"[[1.0, 2.0]]"))
     with server.in_thread(), Client(server.target) as client:
         served = ServedModelClient(client, "toy", use_gpu=False)
@@ -124,7 +122,7 @@ def test_too_few_answers_are_an_error() -> None:
             score_similarity(served, [ScoredPair("a", "b", 1.0)])
 
 
-def test_a_refusal_is_an_error_that_says_why() -> None:
+def test_answers_reports_an_error_response() -> None:
     refusal = FakeAnswer(status=404, body=b'{"error": "Model toy does not exist"}')
     server = FakeServer(lambda n, request: refusal)
     with server.in_thread(), Client(server.target) as client:
