@@ -14,12 +14,12 @@ from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
 from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, ERROR_FORMAT_KEY, SAYS, WRITER
+from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
 ASKING = "\n"  # behind which the speaker speaks
 
 
-@pytest.fixture(params=[f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/generate"])
+@pytest.fixture(params=[f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate"])
 def error_format(request: pytest.FixtureRequest, cluster: Cluster) -> InferenceClient:
     return InferenceClient(cluster.url + request.param)
 
@@ -47,7 +47,7 @@ def test_details_are_told(error_format: InferenceClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/generate_stream"]
+    "path", [f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
 def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
     client = InferenceClient(cluster.url + path)
@@ -59,13 +59,13 @@ def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/v1"]
+    "path", ["/v1", f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/v1"]
 )
 def test_a_chat_is_answered_whole_and_in_parts(cluster: Cluster, path: str) -> None:
     client = InferenceClient(base_url=cluster.url + path)
-    told = client.chat_completion([USER], model=ERROR_FORMAT_KEY, temperature=0)
+    told = client.chat_completion([USER], model=FIXED_TEXT_MODEL, temperature=0)
     assert told.choices[0].message.content == SAYS
-    stream = client.chat_completion([USER], model=ERROR_FORMAT_KEY, temperature=0, stream=True)
+    stream = client.chat_completion([USER], model=FIXED_TEXT_MODEL, temperature=0, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in stream) == SAYS
 
 
@@ -107,18 +107,18 @@ def curl(cluster: Cluster, path: str, body: Any) -> str:
 
 
 def test_curl_generates(cluster: Cluster) -> None:
-    body = {"inputs": ASKING, "model": ERROR_FORMAT_KEY, "parameters": {"max_new_tokens": 20}}
+    body = {"inputs": ASKING, "model": FIXED_TEXT_MODEL, "parameters": {"max_new_tokens": 20}}
     assert json.loads(curl(cluster, "/generate", body)) == {"generated_text": SAYS}
-    assert json.loads(curl(cluster, f"/models/{ERROR_FORMAT_KEY}", body)) == [
+    assert json.loads(curl(cluster, f"/models/{FIXED_TEXT_MODEL}", body)) == [
         {"generated_text": ASKING + SAYS}
     ]
 
 
 @pytest.mark.parametrize(
-    "path", ["/generate_stream", f"/models/{ERROR_FORMAT_KEY}/generate_stream"]
+    "path", ["/generate_stream", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
 def test_curl_reads_events(cluster: Cluster, path: str) -> None:
-    told = curl(cluster, path, {"inputs": ASKING, "model": ERROR_FORMAT_KEY})
+    told = curl(cluster, path, {"inputs": ASKING, "model": FIXED_TEXT_MODEL})
     events = [json.loads(line.removeprefix("data:")) for line in told.split("\n\n") if line]
     assert "".join(event["token"]["text"] for event in events) == SAYS
     assert events[-1]["generated_text"] == SAYS

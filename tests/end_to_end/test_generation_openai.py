@@ -17,7 +17,7 @@ from openai import (
 from pydantic import BaseModel, Field
 
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, ERROR_FORMAT_KEY, SAYS, WRITER
+from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
 USER: Any = {"role": "user", "content": "What is a river?"}
 TALLY: dict[str, Any] = {
@@ -45,17 +45,17 @@ def openai(cluster: Cluster) -> OpenAI:
 
 
 def test_a_chat_is_answered_whole(openai: OpenAI) -> None:
-    told = openai.chat.completions.create(model=ERROR_FORMAT_KEY, messages=[USER], temperature=0)
+    told = openai.chat.completions.create(model=FIXED_TEXT_MODEL, messages=[USER], temperature=0)
     (choice,) = told.choices
     assert (choice.message.content, choice.finish_reason) == (SAYS, "stop")
     assert told.usage is not None
     assert told.usage.total_tokens == told.usage.prompt_tokens + told.usage.completion_tokens
-    assert told.model == ERROR_FORMAT_KEY
+    assert told.model == FIXED_TEXT_MODEL
 
 
 def test_a_chat_is_answered_in_parts_with_usage(openai: OpenAI) -> None:
     stream = openai.chat.completions.create(
-        model=ERROR_FORMAT_KEY,
+        model=FIXED_TEXT_MODEL,
         messages=[USER],
         temperature=0,
         stream=True,
@@ -104,7 +104,7 @@ def test_several_answers_are_told_side_by_side(openai: OpenAI) -> None:
 
 def test_a_stop_string_ends_the_answer_before_it(openai: OpenAI) -> None:
     told = openai.chat.completions.create(
-        model=ERROR_FORMAT_KEY, messages=[USER], temperature=0, stop=["you"]
+        model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, stop=["you"]
     )
     (choice,) = told.choices
     assert choice.message.content == SAYS.partition("you")[0]
@@ -113,7 +113,7 @@ def test_a_stop_string_ends_the_answer_before_it(openai: OpenAI) -> None:
 
 def test_logprobs_of_a_chat_are_told_token_by_token(openai: OpenAI) -> None:
     told = openai.chat.completions.create(
-        model=ERROR_FORMAT_KEY, messages=[USER], temperature=0, logprobs=True, top_logprobs=3
+        model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, logprobs=True, top_logprobs=3
     )
     logprobs = told.choices[0].logprobs
     assert logprobs is not None
@@ -160,11 +160,11 @@ def test_a_tool_is_called_where_one_must_be(openai: OpenAI) -> None:
     jsonschema.validate(json.loads(call.function.arguments), TALLY)
 
 
-@pytest.mark.parametrize("path", ["/v1", f"/models/{ERROR_FORMAT_KEY}/v1"])
+@pytest.mark.parametrize("path", ["/v1", f"/models/{FIXED_TEXT_MODEL}/v1"])
 async def test_the_asynchronous_client_is_answered_too(cluster: Cluster, path: str) -> None:
     async with AsyncOpenAI(base_url=cluster.url + path, api_key="unused") as client:
         stream = await client.chat.completions.create(
-            model=ERROR_FORMAT_KEY, messages=[USER], temperature=0, stream=True
+            model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, stream=True
         )
         said = [part.choices[0].delta.content or "" async for part in stream]
     assert "".join(said) == SAYS
@@ -174,11 +174,11 @@ def test_the_request_chooses_the_hardware(openai: OpenAI) -> None:
     wish = {"x-use-gpu": "true", "x-wait-for-model": "true"}
     create = openai.chat.completions.with_raw_response.create
     reply = create(
-        model=ERROR_FORMAT_KEY, messages=[USER], temperature=0, extra_headers=wish, timeout=90
+        model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, extra_headers=wish, timeout=90
     )
     assert reply.headers["x-compute-type"] == "gpu-fp32"
     assert reply.parse().choices[0].message.content == SAYS
-    usual = create(model=ERROR_FORMAT_KEY, messages=[USER], temperature=0)
+    usual = create(model=FIXED_TEXT_MODEL, messages=[USER], temperature=0)
     assert usual.headers["x-compute-type"] == "cpu-fp32"
 
 
@@ -192,7 +192,7 @@ def test_errors_are_raised_as_what_they_are(openai: OpenAI) -> None:
         create(model=WRITER, messages=[USER], temperature=3)
     assert hot.value.param == "temperature"
     with pytest.raises(UnprocessableEntityError, match="tokens") as long:
-        create(model=ERROR_FORMAT_KEY, messages=[{**USER, "content": "word " * 2_000}])
+        create(model=FIXED_TEXT_MODEL, messages=[{**USER, "content": "word " * 2_000}])
     assert (long.value.param, long.value.code) == ("messages", "input_too_long")
     with pytest.raises(BadRequestError, match="cannot be used") as odd:
         create(model=WRITER, messages=[USER], response_format={"type": "regex", "value": "("})  # type: ignore[call-overload]

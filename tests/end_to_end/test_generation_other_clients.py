@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.client_environment import answer_of
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, ERROR_FORMAT_KEY, SAYS, WRITER
+from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
 ASKING = "\n"  # behind which the speaker speaks
 
@@ -25,7 +25,7 @@ def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
 
 def test_the_old_hub_client_continues_a_text(cluster: Cluster) -> None:
     told = old_hub(
-        cluster, "text_generation", prompt=ASKING, model=ERROR_FORMAT_KEY, return_full_text=False
+        cluster, "text_generation", prompt=ASKING, model=FIXED_TEXT_MODEL, return_full_text=False
     )
     assert told == SAYS
 
@@ -33,7 +33,7 @@ def test_the_old_hub_client_continues_a_text(cluster: Cluster) -> None:
 def test_the_old_hub_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     told = old_hub(
-        cluster, "chat_completion", messages=messages, model=ERROR_FORMAT_KEY, temperature=0.01
+        cluster, "chat_completion", messages=messages, model=FIXED_TEXT_MODEL, temperature=0.01
     )
     assert told["choices"][0]["message"]["content"] == SAYS
 
@@ -43,7 +43,7 @@ def test_the_old_hub_client_learns_that_a_writer_is_loaded(cluster: Cluster) -> 
 
 
 def test_tgis_client_generates(cluster: Cluster) -> None:
-    path = f"/models/{ERROR_FORMAT_KEY}"
+    path = f"/models/{FIXED_TEXT_MODEL}"
     told = tgi(cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2)
     # At a model's own path answers begin with their prompt.
     assert told["generated_text"].removeprefix(ASKING) == SAYS
@@ -52,7 +52,7 @@ def test_tgis_client_generates(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [f"/models/{ERROR_FORMAT_KEY}", f"/models/{ERROR_FORMAT_KEY}/generate_stream"]
+    "path", [f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
 def test_tgis_client_reads_a_stream(cluster: Cluster, path: str) -> None:
     events = tgi(cluster, path, "generate_stream", prompt=ASKING)
@@ -62,12 +62,12 @@ def test_tgis_client_reads_a_stream(cluster: Cluster, path: str) -> None:
 
 def test_tgis_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
-    told = tgi(cluster, f"/models/{ERROR_FORMAT_KEY}", "chat", messages=messages, temperature=0.01)
+    told = tgi(cluster, f"/models/{FIXED_TEXT_MODEL}", "chat", messages=messages, temperature=0.01)
     assert told["choices"][0]["message"]["content"] == SAYS
 
 
 def test_tgis_client_understands_our_errors(cluster: Cluster) -> None:
-    long = tgi(cluster, f"/models/{ERROR_FORMAT_KEY}", "generate", prompt="word " * 2_000)
+    long = tgi(cluster, f"/models/{FIXED_TEXT_MODEL}", "generate", prompt="word " * 2_000)
     assert long["raised"] == "ValidationError"
     assert "tokens" in long["message"]
     missing = tgi(cluster, "/models/nobody/nothing/generate", "generate", prompt="a")
@@ -78,7 +78,7 @@ def test_tgis_client_understands_our_errors(cluster: Cluster) -> None:
 
 
 def test_langchain_chats(cluster: Cluster) -> None:
-    settings = {"model": ERROR_FORMAT_KEY, "temperature": 0}
+    settings = {"model": FIXED_TEXT_MODEL, "temperature": 0}
     told = answer_of("langchain_chat.py", f"{cluster.url}/v1", json.dumps(settings), "Hello")
     assert told["whole"] == SAYS
     assert "".join(told["streamed"]) == SAYS

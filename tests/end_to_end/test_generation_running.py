@@ -17,7 +17,7 @@ import pytest
 from tests.end_to_end.conftest import ROWS
 from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.ray_cluster import Cluster, wait_for
-from tests.support.served_models import ERROR_FORMAT_KEY, LONG_CONTEXT, SAYS, WRITER
+from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WRITER
 
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
@@ -154,6 +154,6 @@ async def test_a_killed_generator_ends_its_streams_with_an_error_and_comes_back(
     assert "lost" in error["message"]
     wait_for(lambda: is_answered(cluster), 90)
     assert victim.pid not in {one.pid for one in cluster.replicas("CpuGenerator")}
-    body = {"model": ERROR_FORMAT_KEY, "messages": [USER], "temperature": 0}
+    body = {"model": FIXED_TEXT_MODEL, "messages": [USER], "temperature": 0}
     told = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=30).json()
     assert told["choices"][0]["message"]["content"] == SAYS

@@ -31,7 +31,7 @@ MASK_FILLER = "tiny/mask-filler"
 NLI_MODEL = "tiny/judge"
 RANKER = "tiny/ranker"
 WRITER = "tiny/writer"  # goes on and on, in noise
-ERROR_FORMAT_KEY = "tiny/speaker"  # answers SAYS, and that only
+FIXED_TEXT_MODEL = "tiny/speaker"  # answers SAYS, and that only
 SAYS = "Hi you!"
 # Tokens that the writer can read and write: some ten seconds of its noise.
 LONG_CONTEXT = 24_000
@@ -55,7 +55,7 @@ TINY: Mapping[str, TinyModel] = {
     RANKER: TinyModel(TaskName.TEXT_RANKING, ("relevant",)),
 }
 ENCODER_MODELS = (*DEMO, *TINY)
-SOUND = (*ENCODER_MODELS, WRITER, ERROR_FORMAT_KEY)
+SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL)
 
 
 def fill(store: Path) -> None:
@@ -70,7 +70,7 @@ def fill(store: Path) -> None:
         shutil.copytree(source, target, copy_function=link_or_copy)
     both = (Device.CPU, Device.GPU)
     seal_tiny_decoder(store, WRITER, max_tokens=LONG_CONTEXT, devices=both)
-    seal_tiny_decoder(store, ERROR_FORMAT_KEY, says=SAYS, devices=both)
+    seal_tiny_decoder(store, FIXED_TEXT_MODEL, says=SAYS, devices=both)
     damage_a_copy(model_directory(store, CLASSIFIER), model_directory(store, DAMAGED))
 
 

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document, made of the families' own descriptions of what they serve.
+"""The OpenAPI 3.1 document, built from the operations of every API.
 
-Bodies and answers are the schemas of the types that validate; errors are what each family's
-`error_response` really gives. Nothing is written twice, so nothing can drift apart.
+Request and response schemas come from the types that validate. Error examples are built by the
+error format of each operation.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def response_schema(
 def error_responses(
     operation: Operation, route: str, error_formats: Sequence[ErrorFormat], components: Components
 ) -> dict[str, Any]:
-    """Every error that may come, by status, with what the families really say."""
+    """Build the error responses by status, with one example per error code."""
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
     if "{id" in route:
         possible = (*possible, *(one for one in MODEL_ERRORS if one not in possible))

@@ -41,7 +41,7 @@ ASSET_HEADERS = {**PAGE_HEADERS, "cache-control": "public, max-age=3600"}
 
 
 class DocumentationRoutes:
-    """Handlers of the family; `families` are all the others."""
+    """Serves the document and its page; `apis` are all other APIs."""
 
     name: ClassVar = "Documentation"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT

@@ -35,7 +35,7 @@ from tests.support.in_process import InProcess
         ("GET", f"/pipeline/feature-extraction/{EMBEDDER}", 405, "method_not_allowed"),
     ],
 )
-async def test_what_no_route_takes_is_told_as_hugging_face_clients_read_it(
+async def test_unmatched_route_answers_in_the_default_error_format(
     method: str, path: str, status: int, code: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
@@ -53,7 +53,7 @@ async def test_what_no_route_takes_is_told_as_hugging_face_clients_read_it(
         ("POST", "/v1/models", 405, "method_not_allowed"),
     ],
 )
-async def test_what_no_route_takes_under_v1_is_told_as_openai_clients_read_it(
+async def test_wrong_method_of_an_openai_route_answers_in_its_error_format(
     method: str, path: str, status: int, code: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
@@ -63,7 +63,7 @@ async def test_what_no_route_takes_under_v1_is_told_as_openai_clients_read_it(
 
 
 @pytest.mark.parametrize("path", [f"/models/{EMBEDDER}", "/v1/embeddings", "/embeddings/"])
-async def test_a_bug_is_logged_whole_and_told_without_details(
+async def test_unexpected_failure_is_logged_and_answered_without_details(
     path: str, tiny_store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = InProcess(tiny_store, encoder=FailingEncoder(KeyError("internals")), raise_bugs=False)

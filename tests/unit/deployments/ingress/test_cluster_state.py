@@ -55,7 +55,7 @@ async def test_a_gpu_encoder_that_cannot_start_is_no_encoder() -> None:
     assert encoders.states[Device.CPU].available
 
 
-async def test_a_wave_of_refreshes_is_one_look() -> None:
+async def test_concurrent_refreshes_share_one_read() -> None:
     look = FakeLook(ClusterSnapshot(ALL))
     encoders = monitor(look)
     await asyncio.gather(*(encoders.refresh() for _ in range(20)))
@@ -72,7 +72,7 @@ async def test_the_cpu_encoder_needs_no_gpu_to_be_available() -> None:
     assert encoders.states == {Device.CPU: DeploymentState(available=True, running=0)}
 
 
-def test_before_the_first_look_nothing_runs() -> None:
+def test_nothing_runs_before_the_first_read() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL)))
     assert encoders.states[Device.CPU].running == 0
     assert encoders.missing() == ["no tokenizer is running", "no cpu encoder is running"]
@@ -94,7 +94,7 @@ async def test_what_is_missing_is_what_ordinary_requests_need(
     assert encoders.missing() == missing
 
 
-async def test_a_failed_look_keeps_the_former_view() -> None:
+async def test_failed_read_keeps_the_former_state() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, 1.0), None))
     await encoders.refresh()
     seen = encoders.states
@@ -103,7 +103,7 @@ async def test_a_failed_look_keeps_the_former_view() -> None:
     assert encoders.missing() == []
 
 
-async def test_the_view_is_kept_fresh_until_the_block_ends() -> None:
+async def test_refreshing_ends_with_the_block() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot({}), ClusterSnapshot(ALL)))
     before = asyncio.all_tasks()
     async with encoders.refreshing():

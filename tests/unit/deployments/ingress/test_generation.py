@@ -108,7 +108,7 @@ def seeded(seed: int) -> GenerationOptions:
     return GenerationOptions(sampling=SamplingParams(seed=seed))
 
 
-async def test_a_prompt_is_answered_by_the_first_model_that_writes(writing_store: Path) -> None:
+async def test_prompt_without_a_model_uses_the_first_generative_model(writing_store: Path) -> None:
     world = World(writing_store)
     reply = await world.pipeline.complete(ASKED)
     assert reply.model.ref.id == DECODER
@@ -123,13 +123,13 @@ async def test_a_prompt_is_answered_by_the_first_model_that_writes(writing_store
     assert world.is_idle()
 
 
-async def test_each_answer_has_a_seed_of_its_own(writing_store: Path) -> None:
+async def test_choices_have_consecutive_seeds(writing_store: Path) -> None:
     world = World(writing_store)
     reply = await world.pipeline.complete(question(choices=3, options=seeded(2**64 - 1)))
     assert [one.started.seed for one in reply.completions] == [2**64 - 1, 0, 1]
 
 
-async def test_without_a_seed_the_generator_draws_each(writing_store: Path) -> None:
+async def test_choices_without_a_seed_send_none(writing_store: Path) -> None:
     world = World(writing_store)
     await world.pipeline.complete(question(choices=2))
     assert [call.options.sampling.seed for call in world.generator.calls] == [None, None]
@@ -146,7 +146,7 @@ async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_s
     assert record.timings.tokens == 3 + 6 * 2
 
 
-async def test_best_of_tells_the_likeliest_and_keeps_the_others(writing_store: Path) -> None:
+async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -> None:
     logprobs = {0: -3.0, 1: -1.0, 2: -2.0}
 
     def speech_of(call: GenerationCall) -> ScriptedReply:
@@ -177,7 +177,7 @@ async def test_best_of_tells_the_likeliest_and_keeps_the_others(writing_store: P
         ),
     ],
 )
-async def test_what_cannot_be_asked_is_refused_and_recorded(
+async def test_invalid_generation_requests_are_rejected_and_recorded(
     told: dict[str, object], kind: type[ServeError], path: str, writing_store: Path
 ) -> None:
     world = World(writing_store)
@@ -191,7 +191,7 @@ async def test_what_cannot_be_asked_is_refused_and_recorded(
     assert world.is_idle()
 
 
-async def test_the_tasks_of_a_model_that_does_not_write_are_named(writing_store: Path) -> None:
+async def test_wrong_task_error_lists_the_tasks_of_the_model(writing_store: Path) -> None:
     with pytest.raises(WrongTask, match="`feature-extraction`"):
         await World(writing_store).pipeline.complete(question(model_id=EMBEDDER))
     with pytest.raises(WrongTask, match="no served model generates text"):
@@ -255,7 +255,7 @@ async def test_a_full_house_refuses_at_once(writing_store: Path) -> None:
     assert world.statuses == [429, 499, 499]
 
 
-async def test_an_answer_that_takes_too_long_is_given_up(writing_store: Path) -> None:
+async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_store: Path) -> None:
     settings = IngressUserConfig(generation_timeout_s=0.05)
     world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     with pytest.raises(DeadlineExceeded):
@@ -268,7 +268,7 @@ async def test_an_answer_that_takes_too_long_is_given_up(writing_store: Path) ->
     assert world.statuses == [504, 504]
 
 
-async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
+async def test_cold_generator_raises_model_loading_after_the_wait(
     writing_store: Path,
 ) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
@@ -280,7 +280,7 @@ async def test_a_generator_that_starts_is_waited_for_and_then_said_to_load(
     assert world.statuses == [503, 503]
 
 
-async def test_a_generator_that_has_started_meanwhile_goes_on(writing_store: Path) -> None:
+async def test_generator_that_starts_during_the_wait_continues(writing_store: Path) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.1)
     world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0)
     asking = asyncio.ensure_future(world.pipeline.complete(ASKED))

@@ -15,7 +15,7 @@ from tests.unit.deployments.ingress.test_generation import World, question
 HANGS = ScriptedReply(("a", "b", "c"), hangs=True)
 
 
-async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
+async def test_finish_early_ends_completions_with_the_reason_length(writing_store: Path) -> None:
     world = World(writing_store, lambda call: HANGS)
     stream = await world.pipeline.stream(question(choices=2))
     await wait_until(lambda: world.generator.said == 2 * 4)
@@ -33,7 +33,7 @@ async def test_enough_is_an_answer_for_its_length(writing_store: Path) -> None:
     assert world.statuses == [200]
 
 
-async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> None:
+async def test_finish_early_after_the_end_changes_nothing(writing_store: Path) -> None:
     world = World(writing_store)
     stream = await world.pipeline.stream(question())
     await wait_until(lambda: len(stream.finished) == 1)
@@ -44,7 +44,7 @@ async def test_enough_of_what_is_over_changes_nothing(writing_store: Path) -> No
     assert world.statuses == [200]
 
 
-async def test_enough_of_what_failed_is_the_failure(writing_store: Path) -> None:
+async def test_finish_early_after_a_failure_raises_it(writing_store: Path) -> None:
     world = World(
         writing_store, lambda call: ScriptedReply(breaks=EngineFailed("the engine failed"))
     )

@@ -80,7 +80,7 @@ def test_choose_device_without_the_required_device_raises(
         ({"hardware": "cpu"}, {"x-use-gpu": "true"}, "cpu-fp32"),
     ],
 )
-async def test_a_request_runs_where_it_asked_to(
+async def test_request_runs_on_the_requested_device(
     options: dict[str, Any], headers: dict[str, str], compute_type: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, gpus=1).client() as http:
@@ -150,7 +150,7 @@ async def test_model_without_a_gpu_graph_falls_back_unless_the_gpu_is_required(
     assert (required.status_code, required.json()["code"]) == (400, "hardware_unavailable")
 
 
-async def test_both_encoders_give_the_same_answer_and_share_no_memory(tiny_store: Path) -> None:
+async def test_cpu_and_gpu_encoders_answer_alike_and_cache_separately(tiny_store: Path) -> None:
     async with InProcess(tiny_store, gpus=1).client() as http:
         answers = [
             await http.post(EMBED, json={"inputs": "a", "options": {"hardware": hardware}})

@@ -70,14 +70,14 @@ async def test_who_wants_no_memory_gets_none(tiny_store: Path) -> None:
         assert await compute_types(http, {"inputs": "a"}, {"inputs": "a"}) == ["cpu-fp32"] * 2
 
 
-async def test_a_failure_is_not_remembered(tiny_store: Path) -> None:
+async def test_failure_is_not_cached(tiny_store: Path) -> None:
     failing = FailingEncoder(EngineFailed("the engine gave up"))
     async with InProcess(tiny_store, encoder=failing).client() as http:
         replies = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
     assert [(r.status_code, r.json()["code"]) for r in replies] == [(500, "engine_failed")] * 2
 
 
-async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_store: Path) -> None:
+async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
     world = InProcess(tiny_store, settings=settings, batched=in_groups_of(2))
     async with world.client() as http:
@@ -101,13 +101,13 @@ async def test_a_full_house_answers_429_at_once_and_serves_again_later(tiny_stor
     assert world.pipeline.admission.items.used == 0
 
 
-async def test_a_full_encoder_answers_429_too(tiny_store: Path) -> None:
+async def test_overloaded_encoder_answers_429(tiny_store: Path) -> None:
     async with InProcess(tiny_store, encoder=FailingEncoder(Overloaded("full"))).client() as http:
         reply = await http.post(EMBED, json={"inputs": "a"})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
 
 
-async def test_a_request_that_takes_too_long_ends_with_504(tiny_store: Path) -> None:
+async def test_request_beyond_its_deadline_answers_504(tiny_store: Path) -> None:
     async with InProcess(tiny_store, encoder=HangingEncoder(), settings=HASTY).client() as http:
         reply = await http.post(EMBED, json={"inputs": "a"})
     assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
@@ -132,7 +132,7 @@ async def test_an_encoder_that_is_starting_answers_503_with_an_estimate(tiny_sto
     assert openai.json()["error"]["type"] == "server_error"
 
 
-async def test_who_waits_for_the_model_waits_up_to_the_timeout(tiny_store: Path) -> None:
+async def test_wait_for_model_waits_up_to_the_timeout(tiny_store: Path) -> None:
     settings = IngressUserConfig(timeout_s=0.6, cold_start_wait_s=0.0)
     starting = InProcess(tiny_store, encoder=HangingEncoder(), settings=settings, running={})
     clock = asyncio.get_running_loop().time
@@ -182,7 +182,7 @@ async def test_every_request_is_recorded_once_with_what_is_known_of_it(tiny_stor
     assert all(0 < r.total_s < 30 for r in world.recorder.records)
 
 
-async def test_what_is_refused_before_it_is_a_question_is_recorded_too(tiny_store: Path) -> None:
+async def test_requests_rejected_before_the_pipeline_are_recorded(tiny_store: Path) -> None:
     world = InProcess(tiny_store)
     async with world.client() as http:
         await http.post(EMBED, content=b"[")
@@ -211,7 +211,7 @@ async def test_what_is_refused_before_it_is_a_question_is_recorded_too(tiny_stor
         (503, 0.01, logging.WARNING),
     ],
 )
-def test_only_slow_and_failed_requests_are_told_aloud(
+def test_log_level_is_raised_for_slow_and_failed_requests(
     status: int, total_s: float, level: int
 ) -> None:
     assert select_log_level(status, total_s) == level
@@ -238,7 +238,7 @@ async def test_new_settings_hold_for_new_requests_without_a_restart(tiny_store: 
     assert (before.status_code, after.status_code) == (200, 422)
 
 
-async def test_the_header_and_the_records_say_whether_the_cache_knew_it(tiny_store: Path) -> None:
+async def test_cache_hits_are_in_the_header_and_the_records(tiny_store: Path) -> None:
     world = InProcess(tiny_store)
     past_the_cache = {"inputs": "night", "options": {"use_cache": False}}
     async with world.client() as http:

@@ -116,12 +116,12 @@ async def test_a_list_waits_as_long_as_the_most_patient_of_its_calls() -> None:
     await wait_until(lambda: encoder.given_up == 1)
 
 
-async def test_a_call_whose_time_is_over_fails_at_once() -> None:
+async def test_expired_call_fails_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
         await router(HangingEncoder()).run(SHORT, call("a", deadline_s=time.time() - 1))
 
 
-async def test_new_rules_hold_for_new_lists_only_when_they_differ() -> None:
+async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
     made: list[MicroBatchSettings] = []
 
     def noting(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:

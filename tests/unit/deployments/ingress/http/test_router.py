@@ -46,7 +46,7 @@ def client(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-async def test_the_second_time_a_path_finds_the_same_route_with_its_own_id(app: Starlette) -> None:
+async def test_cached_path_keeps_its_route_and_id(app: Starlette) -> None:
     async with client(app) as http:
         for _ in range(2):
             assert (await http.get("/models/a/b/info")).text == "info a/b"
@@ -54,7 +54,7 @@ async def test_the_second_time_a_path_finds_the_same_route_with_its_own_id(app: 
             assert (await http.post("/models/c")).text == "model c"
 
 
-async def test_what_no_route_takes_is_refused_each_time(app: Starlette) -> None:
+async def test_unmatched_requests_are_rejected_each_time(app: Starlette) -> None:
     async with client(app) as http:
         for _ in range(2):
             assert (await http.get("/nothing")).status_code == 404
@@ -62,15 +62,13 @@ async def test_what_no_route_takes_is_refused_each_time(app: Starlette) -> None:
             assert (await http.post("/models/a")).status_code == 200
 
 
-async def test_a_refused_method_is_told_all_others_of_its_path(app: Starlette) -> None:
+async def test_wrong_method_lists_all_methods_of_the_path(app: Starlette) -> None:
     async with client(app) as http:
         refused = await http.put("/models/a")
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-async def test_strangers_cannot_fill_the_memory(
-    app: Starlette, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_route_cache_is_bounded(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 3)
     async with client(app) as http:
         told = [(await http.post(f"/models/{i}")).text for i in range(10)]
@@ -78,7 +76,7 @@ async def test_strangers_cannot_fill_the_memory(
     assert len(app.router._cached) <= 3
 
 
-async def test_a_path_without_end_is_served_and_not_kept(
+async def test_long_path_is_served_and_not_cached(
     app: Starlette, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 1)

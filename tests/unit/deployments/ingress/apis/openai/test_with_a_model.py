@@ -22,16 +22,16 @@ from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import ListRecorder
 from tests.support.in_process import InProcess
 
-ERROR_FORMAT_KEY, SAYS = "tiny/speaker", "Hi you!"
-MODELS = (ERROR_FORMAT_KEY, DECODER)
-ASKED = {"model": ERROR_FORMAT_KEY, "messages": [USER], "temperature": 0}
+FIXED_TEXT_MODEL, SAYS = "tiny/speaker", "Hi you!"
+MODELS = (FIXED_TEXT_MODEL, DECODER)
+ASKED = {"model": FIXED_TEXT_MODEL, "messages": [USER], "temperature": 0}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("speaking")
     seal_tiny_decoder(store)
-    seal_tiny_decoder(store, ERROR_FORMAT_KEY, says=SAYS)
+    seal_tiny_decoder(store, FIXED_TEXT_MODEL, says=SAYS)
     return store
 
 

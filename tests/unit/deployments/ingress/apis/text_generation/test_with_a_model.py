@@ -11,20 +11,20 @@ from tests.support.decoder_artifacts import seal_tiny_decoder
 from tests.support.in_process import InProcess
 from tests.support.scripted_generation import events_in
 
-ERROR_FORMAT_KEY, SAYS = "tiny/speaker", "Hi you!"
+FIXED_TEXT_MODEL, SAYS = "tiny/speaker", "Hi you!"
 ASKED = {"inputs": "\n", "parameters": {"details": True, "top_n_tokens": 2}}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("speaking")
-    seal_tiny_decoder(store, ERROR_FORMAT_KEY, says=SAYS)
+    seal_tiny_decoder(store, FIXED_TEXT_MODEL, says=SAYS)
     return store
 
 
 async def test_top_tokens_have_a_special_flag(store: Path) -> None:
     writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
-    async with InProcess(store, (ERROR_FORMAT_KEY,), writes=writes).client() as http:
+    async with InProcess(store, (FIXED_TEXT_MODEL,), writes=writes).client() as http:
         whole = (await http.post("/generate", json=ASKED)).json()
         stream = await http.post("/generate_stream", json=ASKED)
     assert whole["generated_text"] == SAYS
