@@ -1,10 +1,9 @@
-"""Stand-ins that behave: they implement our protocols and do what the test tells them to."""
+"""Fakes that implement the deployment protocols, scripted by tests."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from deployments.config import MicroBatchSettings
+from deployments.deadlines import deadline_after
 from deployments.engines.base import EngineInfo
 from deployments.errors import EngineFailed
 from deployments.ingress.routing import MicroBatcher, SendMicroBatch, Submit
@@ -21,17 +21,16 @@ from deployments.records import TokenizeRecord
 
 R = TypeVar("R")
 
-# A test that goes wrong must end, not hang.
+# s; a failing test ends instead of hanging.
 TIMEOUT_S = 10.0
 
 
 def item(marker: int, length: int = 1) -> TokenizedItem:
-    """`length` tokens, all of them `marker`: the fake engine's answer to it is [marker]."""
+    """Return `length` tokens, all equal to `marker`; FakeEngine returns [marker] for them."""
     return build_item([marker] * length)
 
 
 def build_item(ids: ArrayLike, second_segment_start: int | None = None) -> TokenizedItem:
-    """An item of these token ids, of one segment unless a second one is said to start."""
     tokens = np.asarray(ids, dtype=np.int32)
     return TokenizedItem(
         tokens, len(tokens) if second_segment_start is None else second_segment_start
@@ -39,22 +38,21 @@ def build_item(ids: ArrayLike, second_segment_start: int | None = None) -> Token
 
 
 def far_deadline() -> float:
-    """A deadline (time.time) that no test reaches."""
-    return time.time() + 60
+    return deadline_after(60.0)
 
 
 async def wait_until(happened: Callable[[], bool]) -> None:
-    """Let others work until `happened`; TimeoutError after TIMEOUT_S."""
+    """Run other tasks until `happened`; raise TimeoutError after TIMEOUT_S."""
     async with asyncio.timeout(TIMEOUT_S):
         while not happened():
             await asyncio.sleep(0.001)
 
 
 class FakeEngine:
-    """Answers every item with its own marker, and keeps the markers of every pass.
+    """Returns the marker of every item and records the markers of every pass.
 
-    A pass with a marker of `failing` fails as a whole; a marker of `nan` gets a row that is no
-    number; with `held`, no pass ends before `release`.
+    A pass with a marker in `failing` fails; a marker in `nan` gets NaN. With `held`, passes wait
+    for `release`.
     """
 
     info = EngineInfo(compute_type="cpu-fake")
@@ -70,26 +68,24 @@ class FakeEngine:
             self._open.set()
 
     def release(self) -> None:
-        """Let held passes go on."""
         self._open.set()
 
     def run(self, batch: Batch) -> Outputs:
-        """One row per item."""
         markers = [int(marker) for marker in batch.input_ids[:, 0]]
         self.passes.append(markers)
         if not self._open.wait(TIMEOUT_S):
-            raise TimeoutError("nobody released the engine")
+            raise TimeoutError("the test did not release the engine")
         if set(markers) & set(self._failing):
-            raise EngineFailed("this pass holds a marker that fails")
+            raise EngineFailed("a failing marker is in this pass")
         rows = [np.nan if marker in self._nan else marker for marker in markers]
         return Outputs(np.array(rows, dtype=np.float32)[:, None])
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 class ScriptedEngine:
-    """An engine whose every pass is `act`."""
+    """An engine that calls `act` for every pass."""
 
     info = EngineInfo(compute_type="cpu-fake")
 
@@ -97,11 +93,11 @@ class ScriptedEngine:
         self.run = act
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 class FakeClock:
-    """A clock that a test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -111,58 +107,52 @@ class FakeClock:
 
 
 class ListRecorder(Generic[R]):
-    """A recorder of requests, or of passes, that keeps what it is told."""
+    """Recorder of requests or forward passes."""
 
     def __init__(self) -> None:
         self.records: list[R] = []
 
-    def record(self, what: R) -> None:
-        """Keep it."""
-        self.records.append(what)
+    def record(self, record: R) -> None:
+        self.records.append(record)
 
 
 class TokenizeLog:
-    """An TokenizeRecorder that keeps what it is told."""
-
     def __init__(self) -> None:
         self.records: list[TokenizeRecord] = []
 
     def record(self, done: TokenizeRecord) -> None:
-        """Keep it."""
         assert done.tokenize_s >= 0
         self.records.append(done)
 
 
 class HangingEncoder:
-    """A EncoderClient that never answers, and counts who gave up on it."""
+    """An EncoderClient that never answers; counts its micro-batches and the cancelled ones."""
 
     def __init__(self) -> None:
-        self.lists = 0
-        self.given_up = 0
+        self.batches = 0
+        self.cancelled = 0
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
-        """Wait for ever."""
-        self.lists += 1
+        self.batches += 1
         try:
             await asyncio.Event().wait()
         finally:
-            self.given_up += 1
-        raise AssertionError("this is a bug: an event nobody sets was set")
+            self.cancelled += 1
+        raise AssertionError("bug: the event was set")
 
 
 @dataclass
 class FailingEncoder:
-    """A EncoderClient whose hop fails with `error`."""
+    """An EncoderClient that raises `error`."""
 
     error: Exception
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
-        """Fail."""
         raise self.error
 
 
-def each_alone(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-    """A `MicroBatcher` without company: every call is its own list."""
+def send_unbatched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
+    """A `MicroBatcher` with one call per micro-batch."""
 
     async def collect(call: Call) -> Outcome:
         return (await send([call]))[0]
@@ -170,8 +160,8 @@ def each_alone(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
     return collect
 
 
-def in_groups_of(size: int) -> MicroBatcher:
-    """A `MicroBatcher` that sends calls on in lists of exactly `size`."""
+def batch_by(size: int) -> MicroBatcher:
+    """Return a `MicroBatcher` with exactly `size` calls per micro-batch."""
 
     def batched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
         waiting: list[tuple[Call, asyncio.Future[Outcome]]] = []

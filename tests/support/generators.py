@@ -1,4 +1,4 @@
-"""Generators that behave: they say what a test tells them to, hang, break, and count."""
+"""Fake generators: scripted replies, hanging calls, failures, counters."""
 
 from __future__ import annotations
 
@@ -25,36 +25,35 @@ TIMINGS = GenerationTimings(queue_s=0.001, prefill_s=0.002, decode_s=0.003)
 
 
 class ScriptedReply(NamedTuple):
-    """How one call is answered. A token is a piece; one that ends by itself has an end token."""
+    """Reply to one call, one token per piece; reason END adds an end token."""
 
     pieces: tuple[str, ...] = ("Hel", "lo")
     reason: FinishReason = FinishReason.END
-    refusal: ServeError | None = None  # before anything is said
-    breaks: ServeError | None = None  # in place of the end
-    hangs: bool = False  # likewise
-    drop_text: bool = False  # hangs before the prompt is computed
+    refusal: ServeError | None = None  # raised before the first event
+    breaks: ServeError | None = None  # raised instead of the last chunk
+    hangs: bool = False  # instead of the last chunk
+    drop_text: bool = False  # hangs before the first event
     logprob: float = -0.5  # of each token
     cached_tokens: int = 1
 
 
 class ScriptedGeneratorClient:
-    """A GeneratorClient that answers each call with `speech_of` it."""
+    """A GeneratorClient that replies to each call with `reply_to(call)`."""
 
-    def __init__(self, speech_of: Callable[[GenerationCall], ScriptedReply] | None = None) -> None:
+    def __init__(self, reply_to: Callable[[GenerationCall], ScriptedReply] | None = None) -> None:
         self.calls: list[GenerationCall] = []
-        self.open = 0  # answers being made
-        self.said = 0  # chunks taken
-        self._speech_of = speech_of or (lambda call: ScriptedReply())
+        self.open = 0  # running streams
+        self.events_read = 0  # events read by clients
+        self._reply_to = reply_to or (lambda call: ScriptedReply())
 
     async def complete(self, call: GenerationCall) -> Completion:
-        """All of the stream."""
         started: Started | None = None
         chunks: list[Chunk] = []
-        async for what in self.stream(call):
-            if isinstance(what, Started):
-                started = what
+        async for event in self.stream(call):
+            if isinstance(event, Started):
+                started = event
             else:
-                chunks.append(what)
+                chunks.append(event)
         assert started is not None
         finished = chunks[-1].finished
         assert finished is not None
@@ -63,49 +62,49 @@ class ScriptedGeneratorClient:
         return Completion(started, text, tokens, finished)
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Each piece a chunk; others get their turn before each."""
+        """Yield one chunk per piece; other tasks run before each."""
         self.calls.append(call)
         self.open += 1
         try:
-            async for what in _spoken(call, self._speech_of(call)):
+            async for event in _stream_reply(call, self._reply_to(call)):
                 await asyncio.sleep(0)
-                yield what
-                self.said += 1
+                yield event
+                self.events_read += 1
         finally:
             self.open -= 1
 
 
-async def _spoken(
-    call: GenerationCall, speech: ScriptedReply
+async def _stream_reply(
+    call: GenerationCall, reply: ScriptedReply
 ) -> AsyncGenerator[Started | Chunk, None]:
-    if speech.refusal is not None:
-        raise speech.refusal
-    if speech.drop_text:
+    if reply.refusal is not None:
+        raise reply.refusal
+    if reply.drop_text:
         await asyncio.Event().wait()
-    yield started_of(call, speech)
-    for number, piece in enumerate(speech.pieces):
-        yield Chunk(piece, (token_of(call, speech, number, piece),))
-    if speech.breaks is not None:
-        raise speech.breaks
-    if speech.hangs:
+    yield build_started(call, reply)
+    for number, piece in enumerate(reply.pieces):
+        yield Chunk(piece, (build_token(call, reply, number, piece),))
+    if reply.breaks is not None:
+        raise reply.breaks
+    if reply.hangs:
         await asyncio.Event().wait()
-    ends_itself = speech.reason is FinishReason.END
-    last = (token_of(call, speech, 99, "")._replace(special=True),) if ends_itself else ()
-    yield Chunk("", last, Finished(speech.reason, len(speech.pieces) + len(last), TIMINGS))
+    has_end_token = reply.reason is FinishReason.END
+    last = (build_token(call, reply, 99, "")._replace(special=True),) if has_end_token else ()
+    yield Chunk("", last, Finished(reply.reason, len(reply.pieces) + len(last), TIMINGS))
 
 
-def token_of(call: GenerationCall, speech: ScriptedReply, number: int, piece: str) -> Token:
-    """A token of an answer, with as many alternatives as the call asks for."""
-    wanted = call.options.logprobs
-    if wanted is None:
+def build_token(call: GenerationCall, reply: ScriptedReply, number: int, piece: str) -> Token:
+    """Return a token with the requested number of alternatives."""
+    count = call.options.logprobs
+    if count is None:
         return Token(number, piece)
-    others = tuple(TopLogprob(50 + i, f"alt{i}", speech.logprob - i - 1) for i in range(wanted))
-    return Token(number, piece, speech.logprob, alternatives=others)
+    others = tuple(TopLogprob(50 + i, f"alt{i}", reply.logprob - i - 1) for i in range(count))
+    return Token(number, piece, reply.logprob, alternatives=others)
 
 
-def started_of(call: GenerationCall, speech: ScriptedReply) -> Started:
-    """The start; a prompt's tokens are its words, or its ids."""
-    words = build_tgi_error(call)
+def build_started(call: GenerationCall, reply: ScriptedReply) -> Started:
+    """Return the first event; words or ids of the prompt are its tokens."""
+    words = split_prompt(call)
     prompt: tuple[Token, ...] = ()
     if call.options.prompt_logprobs:
         prompt = tuple(
@@ -113,12 +112,12 @@ def started_of(call: GenerationCall, speech: ScriptedReply) -> Started:
         )
     seed = call.options.sampling.seed
     return Started(
-        len(words), speech.cached_tokens, 7 if seed is None else seed, COMPUTE_TYPE, prompt
+        len(words), reply.cached_tokens, 7 if seed is None else seed, COMPUTE_TYPE, prompt
     )
 
 
-def build_tgi_error(call: GenerationCall) -> list[str]:
-    """The prompt's words, its ids as words, or all words of a conversation."""
+def split_prompt(call: GenerationCall) -> list[str]:
+    """Return the words of a prompt or conversation; ids become words."""
     prompt = call.prompt
     if isinstance(prompt, Chat):
         return [word for message in prompt.messages for word in message["content"].split()]

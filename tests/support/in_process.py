@@ -1,4 +1,4 @@
-"""The HTTP application over a real tokenizer and real encoders, all in this process."""
+"""The HTTP application with a real tokenizer and real encoders in one process."""
 
 from __future__ import annotations
 
@@ -38,37 +38,37 @@ from deployments.transports.local import (
     LocalTokenizerClient,
 )
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.fakes import ListRecorder, TokenizeLog, each_alone
+from tests.support.fakes import ListRecorder, TokenizeLog, send_unbatched
 
 ONE_OF_EACH = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 1, "CpuGenerator": 1}
 ENCODERS = {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available="auto")}
 
 
 async def no_metrics() -> str:
-    """A `Scrape` that found one sample."""
+    """A `Scrape` with one sample."""
     return "hundredfold_requests_total 1\n"
 
 
 @dataclass
 class InProcess:
-    """Everything around one ingress, as a test wants it."""
+    """One ingress with its replicas, configured by the test."""
 
     store: Path
     models: tuple[str, ...] = (EMBEDDER, CLASSIFIER)
-    gpus: float = 0.0  # what the fake cluster has
+    gpus: float = 0.0  # of the fake cluster
     running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    batched: MicroBatcher = each_alone
-    encoder: EncoderClient | None = None  # answers in place of the real replicas
-    tokenizer: TokenizerClient | None = None  # likewise, for what only a tokenizer is asked
-    generator: GeneratorClient | None = None  # writes text; without one none is written
-    writes: GeneratorSettings | None = None  # in place of it: a real one, for the CPU
-    raise_bugs: bool = True  # into the test, instead of answering 500
+    batched: MicroBatcher = send_unbatched
+    encoder: EncoderClient | None = None  # replaces the real replicas
+    tokenizer: TokenizerClient | None = None  # replaces the real tokenizer of the inspection routes
+    generator: GeneratorClient | None = None  # None: the cluster has no generator
+    writes: GeneratorSettings | None = None  # replaces `generator` by a real one on the CPU
+    raise_bugs: bool = True  # in the test instead of a 500 response
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     @asynccontextmanager
     async def application(self) -> AsyncIterator[Starlette]:
-        """The application; the replicas live as long as the block."""
+        """Yield the application; close the replicas at the end."""
         args = AppArgs(
             store=self.store,
             models=tuple(ModelSettings(id=m) for m in self.models),
@@ -81,14 +81,14 @@ class InProcess:
             device: LocalEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
         }
         clients = dict.fromkeys(ENCODERS, self.encoder) if self.encoder else local
-        async with AsyncExitStack() as ending:
-            ending.callback(tokenizer.close)
+        async with AsyncExitStack() as stack:
+            stack.callback(tokenizer.close)
             for encoder in encoders.values():
-                ending.push_async_callback(encoder.close)
+                stack.push_async_callback(encoder.close)
             generator = self.generator
             if self.writes is not None:
                 replica = GeneratorReplica(args, Device.CPU, ListRecorder())
-                ending.push_async_callback(replica.close)
+                stack.push_async_callback(replica.close)
                 replica.start()
                 generator = LocalGeneratorClient(replica)
             writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
@@ -110,7 +110,6 @@ class InProcess:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """A client of the application."""
         async with self.application() as app:
             transport = httpx.ASGITransport(app, raise_app_exceptions=self.raise_bugs)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

@@ -17,7 +17,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME
 from deployments.tuning.parity import ReferenceOutputs, cosines
 from tests.support.builders import write_json
-from tests.unit.build_artifacts.test_tokenizer import TEXTS, build_tgi_error
+from tests.unit.build_artifacts.test_tokenizer import TEXTS, read_words
 
 Change = Callable[[Path], Path | None]
 
@@ -49,7 +49,7 @@ def sharded(directory: Path) -> int:
 
 def with_words_only(directory: Path) -> None:
     """Leave of the tokenizer what BERT came with in 2018."""
-    words = build_tgi_error(directory / "tokenizer.json")
+    words = read_words(directory / "tokenizer.json")
     (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     (directory / "tokenizer.json").unlink()
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512})

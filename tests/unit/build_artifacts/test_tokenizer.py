@@ -20,7 +20,7 @@ TEXTS = ("the lovely river", "Bad FILM!", "a train to the city, 2024", "Ünïcod
 PAIRS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "G", "o", "d", "Ġ", "f", "i", "l", "m", "oo")
 
 
-def build_tgi_error(tokenizer: Path) -> list[str]:
+def read_words(tokenizer: Path) -> list[str]:
     vocabulary = Tokenizer.from_file(str(tokenizer)).get_vocab()
     return sorted(vocabulary, key=lambda word: vocabulary[word])
 
@@ -30,7 +30,7 @@ def words_only(tmp_path: Path, embedding_source: Path) -> Path:
     """The tiny embedding model, its tokenizer as BERT came in 2018: a list of words."""
     directory = tmp_path / "model"
     shutil.copytree(embedding_source, directory)
-    words = build_tgi_error(directory / "tokenizer.json")
+    words = read_words(directory / "tokenizer.json")
     (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     (directory / "tokenizer.json").unlink()
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512})
@@ -45,7 +45,7 @@ def vocabulary_only(directory: Path, model_type: str, **config: object) -> Path:
 
 def with_words(directory: Path, model_type: str, **config: object) -> Path:
     tiny_tokenizer(directory / "words")
-    words = build_tgi_error(directory / "words" / "tokenizer.json")
+    words = read_words(directory / "words" / "tokenizer.json")
     (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     return vocabulary_only(directory, model_type, **config)
 

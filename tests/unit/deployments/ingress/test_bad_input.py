@@ -12,7 +12,7 @@ import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, seal_tiny
-from tests.support.fakes import in_groups_of
+from tests.support.fakes import batch_by
 from tests.support.in_process import InProcess
 
 EMBED = f"/models/{EMBEDDER}"
@@ -237,7 +237,7 @@ async def test_a_request_that_fails_does_not_fail_its_neighbour_in_the_list(
     bad: str, status: int, code: str, tmp_path: Path
 ) -> None:
     seal_tiny(tmp_path, EMBEDDER, nan_word="awful")
-    together = InProcess(tmp_path, models=(EMBEDDER,), batched=in_groups_of(2))
+    together = InProcess(tmp_path, models=(EMBEDDER,), batched=batch_by(2))
     async with together.client() as http:
         good, failed = await asyncio.gather(
             http.post(EMBED, json={"inputs": "good film"}), http.post(EMBED, json={"inputs": bad})

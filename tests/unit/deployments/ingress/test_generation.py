@@ -44,7 +44,7 @@ from deployments.registry import ModelRegistry
 from deployments.transports.base import GeneratorClient
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import ListRecorder, each_alone, wait_until
+from tests.support.fakes import ListRecorder, send_unbatched, wait_until
 from tests.support.generators import COMPUTE_TYPE, ScriptedGeneratorClient, ScriptedReply
 
 ASKED = GenerationRequest(prompt="Once upon a time")
@@ -76,7 +76,7 @@ class World:
         monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
         monitor.apply(self._read_status())
         models = [ModelSettings(id=model_id) for model_id in self.models]
-        router = MicroBatchRouter({}, each_alone, self.settings.batching)
+        router = MicroBatchRouter({}, send_unbatched, self.settings.batching)
         self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
         self.pipeline = RequestPipeline(
             resolver=RequestResolver(ModelRegistry(self.store, models), monitor),
@@ -397,7 +397,7 @@ async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -
     stream = await world.pipeline.stream(ASKED)
     for _ in range(20 * MAX_WAITING_CHUNKS):
         await asyncio.sleep(0)
-    assert world.generator.said <= MAX_WAITING_CHUNKS + 2
+    assert world.generator.events_read <= MAX_WAITING_CHUNKS + 2
     batches = [parts async for parts in stream.batches()]
     assert sum(map(len, batches)) == 5 * MAX_WAITING_CHUNKS + 1
     assert len(batches[0]) == MAX_WAITING_CHUNKS, "what is ready together comes together"

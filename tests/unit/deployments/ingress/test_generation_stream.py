@@ -18,7 +18,7 @@ HANGS = ScriptedReply(("a", "b", "c"), hangs=True)
 async def test_finish_early_ends_completions_with_the_reason_length(writing_store: Path) -> None:
     world = World(writing_store, lambda call: HANGS)
     stream = await world.pipeline.stream(question(choices=2))
-    await wait_until(lambda: world.generator.said == 2 * 4)
+    await wait_until(lambda: world.generator.events_read == 2 * 4)
     parts = await stream.finish_early()
     said = ["".join(p.chunk.text for p in parts if p.choice == choice) for choice in (0, 1)]
     assert said == ["abc", "abc"]

@@ -17,7 +17,7 @@ from deployments.ingress.response_cache import STRING_BYTES, response_bytes
 from deployments.messages import BatchKey, CallResult, ModelRef
 from deployments.tasks.token_classification import TokenClassification
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
-from tests.support.fakes import FailingEncoder, HangingEncoder, in_groups_of, wait_until
+from tests.support.fakes import FailingEncoder, HangingEncoder, batch_by, wait_until
 from tests.support.in_process import InProcess
 
 EMBED = f"/models/{EMBEDDER}"
@@ -79,7 +79,7 @@ async def test_failure_is_not_cached(tiny_store: Path) -> None:
 
 async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
-    world = InProcess(tiny_store, settings=settings, batched=in_groups_of(2))
+    world = InProcess(tiny_store, settings=settings, batched=batch_by(2))
     async with world.client() as http:
         waiting = asyncio.ensure_future(http.post(EMBED, json={"inputs": ["a", "b"]}))
         await wait_until(lambda: world.pipeline.admission.items.used == 2)

@@ -22,9 +22,9 @@ from deployments.transports.base import EncoderClient
 from tests.support.fakes import (
     FailingEncoder,
     HangingEncoder,
-    each_alone,
+    batch_by,
     far_deadline,
-    in_groups_of,
+    send_unbatched,
     wait_until,
 )
 
@@ -55,13 +55,13 @@ class EchoLane:
         ]
 
 
-def router(encoder: EncoderClient, batched: object = each_alone) -> MicroBatchRouter:
+def router(encoder: EncoderClient, batched: object = send_unbatched) -> MicroBatchRouter:
     return MicroBatchRouter({Device.CPU: encoder}, batched, MicroBatchSettings())
 
 
 async def test_calls_of_one_list_get_each_their_own_outcome() -> None:
     encoder = EchoLane()
-    route = router(encoder, in_groups_of(3))
+    route = router(encoder, batch_by(3))
     outcomes = await asyncio.gather(
         *(route.run(SHORT, call(text)) for text in ("a", "refused", "b")), return_exceptions=True
     )
@@ -72,7 +72,7 @@ async def test_calls_of_one_list_get_each_their_own_outcome() -> None:
 
 async def test_calls_of_different_keys_never_share_a_list() -> None:
     encoder = EchoLane()
-    route = router(encoder, in_groups_of(2))
+    route = router(encoder, batch_by(2))
     keyed = [(SHORT, "a"), (LONG, "b"), (SHORT, "c"), (LONG, "d")]
     await asyncio.gather(*(route.run(key, call(text)) for key, text in keyed))
     assert sorted(encoder.lists) == [["a", "c"], ["b", "d"]]
@@ -80,7 +80,7 @@ async def test_calls_of_different_keys_never_share_a_list() -> None:
 
 @pytest.mark.parametrize("error", [Overloaded("full"), EngineFailed("lost")])
 async def test_a_failing_hop_is_the_outcome_of_every_call(error: Exception) -> None:
-    route = router(FailingEncoder(error), in_groups_of(2))
+    route = router(FailingEncoder(error), batch_by(2))
     outcomes = await asyncio.gather(
         *(route.run(SHORT, call(text)) for text in "ab"), return_exceptions=True
     )
@@ -98,22 +98,22 @@ async def test_an_encoder_that_does_not_answer_ends_with_the_deadline_and_is_let
     with pytest.raises(DeadlineExceeded):
         await router(encoder).run(SHORT, call("a", deadline_s=started_s + 0.05))
     assert 0.04 <= time.time() - started_s < 5
-    assert (encoder.lists, encoder.given_up) == (1, 1)
+    assert (encoder.batches, encoder.cancelled) == (1, 1)
 
 
 async def test_a_list_waits_as_long_as_the_most_patient_of_its_calls() -> None:
     encoder = HangingEncoder()
-    route = router(encoder, in_groups_of(2))
+    route = router(encoder, batch_by(2))
     hasty, patient = [
         asyncio.ensure_future(route.run(SHORT, call("a", deadline_s=time.time() + timeout_s)))
         for timeout_s in (0.05, 0.5)
     ]
     with pytest.raises(DeadlineExceeded):
         await hasty
-    assert encoder.given_up == 0
+    assert encoder.cancelled == 0
     with pytest.raises(DeadlineExceeded):
         await patient
-    await wait_until(lambda: encoder.given_up == 1)
+    await wait_until(lambda: encoder.cancelled == 1)
 
 
 async def test_expired_call_fails_at_once() -> None:
@@ -126,7 +126,7 @@ async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
 
     def noting(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
         made.append(settings)
-        return each_alone(send, settings)
+        return send_unbatched(send, settings)
 
     route = router(EchoLane(), noting)
     await route.run(SHORT, call("a"))

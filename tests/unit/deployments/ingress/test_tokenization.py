@@ -12,7 +12,7 @@ from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed
 from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.fakes import in_groups_of
+from tests.support.fakes import batch_by
 from tests.support.in_process import InProcess
 
 TEXT = "Good Café 😀 night"
@@ -160,7 +160,7 @@ async def test_a_tokenizer_that_fails_or_hangs_is_told(tiny_store: Path) -> None
 
 async def test_a_full_house_refuses_tokens_too(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
-    world = InProcess(tiny_store, settings=settings, batched=in_groups_of(1))
+    world = InProcess(tiny_store, settings=settings, batched=batch_by(1))
     async with world.client() as http:
         world.pipeline.admission.items.reserve(1)
         refused = await http.post("/tokenize", json={"inputs": ["a", "b", "c"]})
