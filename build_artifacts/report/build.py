@@ -1,4 +1,4 @@
-"""From an artifact to its report."""
+"""Build the report of an artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages opened side by side, held against the reference, scored and timed."""
+"""Measurement of stages: accuracy against the reference, latency and throughput."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The search: what is compared, with what, how fast, and who passes."""
+"""Candidates of encoder models: reference outputs, graphs and speed screening."""

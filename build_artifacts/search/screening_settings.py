@@ -1,4 +1,4 @@
-"""How a build runs graphs on the machine it has."""
+"""Devices and engine settings that a build uses on this host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CUDA = "CUDAExecutionProvider"
 
 
 def has_device(device: Device) -> bool:
-    """Whether this machine can tell how fast a graph for `device` is."""
+    """Whether this host can measure graphs for `device`."""
     if device is Device.CPU:
         return True
     import onnxruntime
@@ -18,9 +18,9 @@ def has_device(device: Device) -> bool:
 
 
 def engine_settings(device: Device, threads: int) -> EncoderSettings:
-    """An encoder of `threads` threads a pass on `device`, or on the CPU where the device is missing.
+    """Settings with `threads` threads per forward pass, on the CPU if `device` is missing.
 
-    A graph for the GPU computes the same numbers on the CPU provider, only slowly.
+    A GPU graph computes the same numbers on the CPU provider, only slowly.
     """
     if device is Device.CPU or not has_device(device):
         return EncoderSettings(intra_op_threads=threads)
