@@ -16,13 +16,13 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         # Runs user code on the event loop of the replica; gRPC between replicas.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        # Log lines buffered before they are written. RAY_SERVE_THROUGHPUT_OPTIMIZED sets 1,000; with
-        # the access log off, warnings would then be written hours late or never.
+        # Log lines buffered before they are written. RAY_SERVE_THROUGHPUT_OPTIMIZED sets 1,000;
+        # with the access log off, warnings would then be written hours late or never.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         # Threads. Serve's default of 4 competes with the engines for cores; one is never saturated.
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # s that a replaced HAProxy keeps its connections. Longer than the longest request, so that a
-        # reload closes no running request.
+        # s that a replaced HAProxy keeps its connections. Longer than the longest request, so that
+        # a reload closes no running request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "300",
         # s that HAProxy waits for a replica. Serve's default is unlimited. Longer than
         # `http_options.request_timeout_s`, so that the replica returns the error.
@@ -30,8 +30,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # s that a client may pause within a request. Serve's default of 3,600 keeps the connections
         # of clients that never complete their request.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
-        # Bytes of one message between replicas. gRPC's default of 4 MiB is less than a micro-batch of
-        # 32 calls (`max_batch_size`); one call with a long document in windows takes up to 27 MB.
+        # Bytes of one message between replicas. gRPC's default of 4 MiB is less than a micro-batch
+        # of 32 calls (`max_batch_size`); one call with a long document in windows takes up to 27 MB.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
         # A rollout stops and keeps the old replicas if new ones do not start. Equal to the default
         # of Ray 2.60; set because deployments rely on it.
@@ -40,8 +40,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "RAY_process_group_cleanup_enabled": "1",
         # Dashboard, jobs, GCS and the ports that unpickle messages require Ray's token.
         "RAY_AUTH_MODE": "token",
-        # Normal priority. With Ray's default niceness of 15 any other process on the host, such as a
-        # log rotation, takes the cores from the replicas.
+        # Normal priority. With Ray's default niceness of 15 any other process on the host, such as
+        # a log rotation, takes the cores from the replicas.
         "RAY_worker_niceness": "0",
         # Reporting every request of HAProxy to an actor costs 3 % of the throughput of two cores.
         # `GET /metrics` counts the same requests by model and status.
