@@ -46,23 +46,23 @@ _NO_MODEL = UnknownModel("Model org/name does not exist", field="model")
 _REFUSED = ArtifactMissing("Model org/name is not usable: nothing was built under this id")
 _LOADING = ModelLoading("Model org/name is currently loading", estimated_time_s=20.0)
 
-# Wherever a model is named in the path.
+# Errors of paths with a model id.
 MODEL_ERRORS: tuple[ServeError, ...] = (_NO_MODEL, _REFUSED, _LOADING)
 
-# Wherever a body is read.
+# Errors of operations with a body.
 BODY_ERRORS: tuple[ServeError, ...] = (
     MalformedBody("the body is not JSON in UTF-8", field="body"),
     InvalidField("Error in `inputs`: field required", field="inputs"),
     EmptyInput("`inputs` is empty", field="inputs"),
     WrongTask("Model org/name cannot do `fill-mask`", field="task"),
-    HardwareUnavailable("`gpu` was asked for, and there is none", field="options.use_gpu"),
+    HardwareUnavailable("this cluster runs no `gpu` encoder", field="options.use_gpu"),
     _NO_MODEL,
     BodyTooSlow("the body took more than 20 seconds", field="body"),
-    BodyTooLarge("the body has more than the 2000000 bytes that are read", field="body"),
-    UnsupportedEncoding("this `content-encoding` is not read here", field="content-encoding"),
+    BodyTooLarge("the body has more than 2000000 bytes", field="body"),
+    UnsupportedEncoding("`content-encoding` is not supported", field="content-encoding"),
     UnknownParameter("`parameters.topk` is unknown", field="parameters.topk"),
-    TooManyItems("`inputs` has 5000 items; at most 1024 are taken", field="inputs"),
-    InputTooLong("`inputs[3]` has 700 tokens, the model reads 512", field="inputs[3]"),
+    TooManyItems("`inputs` has 5000 items; the maximum is 1024", field="inputs"),
+    InputTooLong("`inputs[3]` has 700 tokens; the maximum is 512", field="inputs[3]"),
     Overloaded("Model is overloaded"),
     EngineFailed("the engine failed"),
     _REFUSED,
@@ -71,14 +71,14 @@ BODY_ERRORS: tuple[ServeError, ...] = (
 )
 
 DESCRIPTION = """\
-One server, several APIs; each is compatible with the clients of the service it is named after.
+One server with several APIs. Each is compatible with the clients of the service in its name.
 
-The `content-type` of requests is not looked at: bodies are JSON in UTF-8. Bodies with
-`content-encoding: gzip` or `deflate` are inflated. Of keys that are told twice the last one counts.
-Errors are told in the words of the API that was asked.
+Bodies are JSON in UTF-8; the `content-type` of requests is ignored. Bodies with
+`content-encoding: gzip` or `deflate` are decompressed. The last of two equal keys is used. Each API
+has its own error format.
 
-The schema of a `text/event-stream` is that of each of its events, whose `data` is JSON. OpenAI's
-streams end with an event of which it is not: `[DONE]`.\
+The schema of a `text/event-stream` is that of an event, whose `data` is JSON. The last event of
+OpenAI's streams is `[DONE]`, which is not JSON.\
 """
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 EVENTS = "text/event-stream"
@@ -88,24 +88,24 @@ HEADER_VALUES = {
     "use_gpu": [*FLAGS, REQUIRED_WORD],
 }
 OPTIONS = {
-    "x-use-cache": "`false` computes afresh.",
-    "x-wait-for-model": "`true` waits for an encoder that is starting, instead of answering 503.",
+    "x-use-cache": "`false` bypasses the response cache.",
+    "x-wait-for-model": "`true` waits for a replica that starts; otherwise the status is 503.",
     "x-use-gpu": (
         "`true` prefers the GPU; without one the CPU computes and the response header "
-        "`x-compute-fallback` says so. `required` answers 400 instead."
+        "`x-compute-fallback` is set. With `required` the status is 400 instead."
     ),
-    "x-hardware": "The encoder to compute on.",
+    "x-hardware": "Device of the encoder.",
 }
 
 
 def openapi_document(apis: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dict[str, Any]:
-    """The whole document; `model_ids` are named as examples of an id."""
+    """Build the document. `model_ids` are the examples of a model id."""
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
     for api in apis:
         for operation in api.operations():
             for route in operation.paths if not operation.hidden else ():
-                # As the router does: of two that are the same the first one is served.
+                # The router serves the first of two equal routes.
                 item = paths.setdefault(to_openapi_path(route), {})
                 if operation.method.lower() in item:
                     continue
@@ -132,13 +132,12 @@ def openapi_document(apis: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dic
 
 
 def describe_operation(
-    family: ApiRoutes, operation: Operation, route: str, components: Components
+    api: ApiRoutes, operation: Operation, route: str, components: Components
 ) -> dict[str, Any]:
-    """What an operation is and reads."""
-    told: dict[str, Any] = {
+    documented: dict[str, Any] = {
         "operationId": operation.method.lower()
         + (to_pascal_case(to_openapi_path(route)) or "Root"),
-        "tags": [family.name],
+        "tags": [api.name],
         "summary": operation.summary,
         "x-access": operation.access.value,
     }
@@ -147,12 +146,12 @@ def describe_operation(
         content: dict[str, Any] = {"schema": schema}
         if operation.examples:
             content["examples"] = {k: {"value": v} for k, v in operation.examples.items()}
-        told["requestBody"] = {"required": True, "content": {"application/json": content}}
-    return told
+        documented["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return documented
 
 
 def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Parts of the path, and the headers that mean something."""
+    """Build the path parameters and request headers."""
     in_path = [
         {"name": name, "in": "path", "required": True, **build_path_parameter(name, model_ids)}
         for name in PARAMETER.findall(route)
@@ -174,21 +173,20 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
 
 
 def build_path_parameter(name: str, model_ids: Sequence[str]) -> dict[str, Any]:
-    """Description, schema and examples of a part of the path."""
     if name == "task":
         return {"schema": {"type": "string", "enum": list(list_task_names())}}
     schema = {"type": "string", "minLength": 1}
     if name != "id":
         return {"schema": schema}
     return {
-        "description": "A model's id. Its slashes may stand as they are, or as `%2F`.",
+        "description": "Id of a model. Slashes may be encoded as `%2F`.",
         "schema": schema,
         "examples": {model_id: {"value": model_id} for model_id in model_ids},
     }
 
 
 def build_responses(operation: Operation, components: Components) -> dict[str, Any]:
-    """What comes back when nothing is wrong, and the operation's own other statuses."""
+    """Build the responses of status 200 and of `other_responses`."""
     schemas = {operation.media_type: operation.response, EVENTS: operation.events}
     good: dict[str, Any] = {
         "description": HTTPStatus.OK.phrase,
@@ -216,13 +214,13 @@ def build_responses(operation: Operation, components: Components) -> dict[str, A
 def response_schema(
     schema: JsonSchema, operation: Operation, media_type: str, components: Components
 ) -> JsonSchema:
-    """The schema of what is answered; one that says something has a name."""
+    """A schema with more than a type becomes a component."""
     if schema.keys() <= {"type"}:
         return schema
     if media_type != EVENTS:
         return components.add_schema(f"{to_pascal_case(operation.summary)}Answer", schema)
-    add_schema = components.add_schema(f"{to_pascal_case(operation.summary)}Event", schema)
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": add_schema}
+    named = components.add_schema(f"{to_pascal_case(operation.summary)}Event", schema)
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": named}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
@@ -232,7 +230,7 @@ def error_responses(
     """Build the error responses by status, with one example per error code."""
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
     if "{id" in route:
-        possible = (*possible, *(one for one in MODEL_ERRORS if one not in possible))
+        possible = (*possible, *(error for error in MODEL_ERRORS if error not in possible))
     schemas = [
         components.add_schema(f"{to_pascal_case(f.name)}Error", infer_error_schema(f))
         for f in error_formats
@@ -242,15 +240,15 @@ def error_responses(
     for error_format in error_formats:
         for error in possible:
             add_error_response(responses, error, error_format.respond(error), schema)
-    return {s: told for s, told in responses.items() if int(s) not in operation.other_responses}
+    return {s: r for s, r in responses.items() if int(s) not in operation.other_responses}
 
 
 def add_error_response(
     responses: dict[str, Any], error: ServeError, response: Response, schema: JsonSchema
 ) -> None:
-    """Enter what is said of `error` under its status."""
+    """Add `error` as an example of its status."""
     kind = response.headers["content-type"]
-    told = responses.setdefault(
+    documented = responses.setdefault(
         str(response.status_code),
         {
             "description": HTTPStatus(response.status_code).phrase,
@@ -258,10 +256,10 @@ def add_error_response(
         },
     )
     if "retry-after" in response.headers:
-        told["headers"] = {
+        documented["headers"] = {
             "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}}
         }
-    examples = told["content"][kind]["examples"]
+    examples = documented["content"][kind]["examples"]
     examples.setdefault(error.code, {"value": orjson.loads(bytes(response.body))})
 
 
@@ -273,10 +271,10 @@ def infer_error_schema(error_format: ErrorFormat) -> JsonSchema:
 
 
 def to_openapi_path(route: str) -> str:
-    """A route as OpenAPI writes it: `/models/{id:path}` as `/models/{id}`."""
+    """Convert `/models/{id:path}` to `/models/{id}`."""
     return PARAMETER.sub(r"{\1}", route)
 
 
 def to_pascal_case(text: str) -> str:
-    """`/v1/models` and `v1 models` as `V1Models`."""
+    """Convert `/v1/models` and `v1 models` to `V1Models`."""
     return "".join(word[:1].upper() + word[1:] for word in re.findall(r"[A-Za-z0-9]+", text))

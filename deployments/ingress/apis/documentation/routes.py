@@ -1,4 +1,4 @@
-"""The API for readers: GET /openapi.json for programs, GET /docs for people, without internet.
+"""Routes of the documentation: GET /openapi.json, and GET /docs for browsers without internet.
 
 The page is Swagger UI 5.35.0, copied unchanged into `swagger_ui/` with its licence (Apache-2.0).
 """
@@ -25,7 +25,7 @@ OWN_FILES = ("start.js",)
 PAGE = Path(__file__).parent / "docs_page"
 SWAGGER_UI_DIRECTORY = Path(__file__).parent / "swagger_ui"
 
-# Nothing is loaded from elsewhere, and nothing is sent elsewhere. Swagger UI sets inline styles.
+# The page connects to this server only. Swagger UI sets inline styles.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; "
@@ -35,7 +35,7 @@ PAGE_HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # asked again each time; the answer is mostly 304
+    "cache-control": "no-cache",  # revalidate on each request; most responses are 304
 }
 ASSET_HEADERS = {**PAGE_HEADERS, "cache-control": "public, max-age=3600"}
 
@@ -53,7 +53,6 @@ class DocumentationRoutes:
         self._swagger_ui = StaticFiles(directory=SWAGGER_UI_DIRECTORY)
 
     def operations(self) -> Sequence[Operation]:
-        """The document, the page, and the files it loads."""
         return (
             Operation(
                 method="GET",
