@@ -9,21 +9,24 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
+from graphlib import TopologicalSorter
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 import deployments
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("deployments", "build_artifacts", "cluster")
+PACKAGES = ("deployments", "build_artifacts", "cluster", "benchmarks", "hundredfold")
 MAX_LINES = 400
 
-# Arrows point down: the build and the cluster know the server, never the other way.
+# Imports point one way: compiler and cluster use the server; benchmarks and the command line use all.
 ALLOWED = {
     "deployments": {"deployments"},
     "build_artifacts": {"build_artifacts", "deployments"},
     "cluster": {"cluster", "deployments"},
+    "benchmarks": {"benchmarks", "build_artifacts", "cluster", "deployments"},
+    "hundredfold": {"hundredfold", "deployments"},
 }
 # Inside the server: what computes knows nothing of replicas, wires and HTTP.
 INNER = ("artifacts", "tasks", "tokenization", "batching", "engines", "tuning")
@@ -67,7 +70,6 @@ def test_imports_point_down(path: Path) -> None:
     ours = {module.partition(".")[0] for module in imports(path)} & {
         *PACKAGES,
         "tests",
-        "benchmarks",
     }
     assert ours <= ALLOWED[path.relative_to(ROOT).parts[0]], "it reaches up or sideways"
 
@@ -92,6 +94,86 @@ def test_ray_is_known_in_few_named_places() -> None:
 def test_file_length_limit(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= MAX_LINES, f"{lines} lines, at most {MAX_LINES}"
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Map each source file to the source files that it imports."""
+    modules = {
+        named(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): named(path)
+        for path in OUR_FILES
+    }
+    graph: dict[str, set[str]] = {}
+    for path in OUR_FILES:
+        targets: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    module = f"{node.module}.{alias.name}"
+                    targets.add(modules.get(module) or modules.get(node.module or "") or "")
+            elif isinstance(node, ast.Import):
+                targets.update(modules.get(alias.name, "") for alias in node.names)
+        graph[named(path)] = targets - {"", named(path)}
+    return graph
+
+
+def grouped_by_child(graph: dict[str, set[str]], folder: str) -> dict[str, set[str]]:
+    """The imports between the direct children, files and folders, of `folder`."""
+
+    def child(path: str) -> str:
+        return path.removeprefix(folder).partition("/")[0]
+
+    children: dict[str, set[str]] = {}
+    for path, targets in graph.items():
+        if path.startswith(folder) and child(path) != "__init__.py":
+            inside = {child(t) for t in targets if t.startswith(folder)}
+            children.setdefault(child(path), set()).update(inside - {child(path), "__init__.py"})
+    return children
+
+
+def test_no_cycle_between_files() -> None:
+    TopologicalSorter(import_graph()).prepare()
+
+
+def test_no_cycle_between_folders() -> None:
+    graph = import_graph()
+    folders = {f"{parent}/" for path in graph for parent in PurePosixPath(path).parents}
+    for folder in sorted(folders - {"./"}):
+        TopologicalSorter(grouped_by_child(graph, folder)).prepare()
+
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_documents_name_existing_files(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    links = {
+        link.partition("#")[0].replace("\\", "")
+        for link in re.findall(r"\]\(([^)\s]+)\)", text)
+        if not link.startswith(("http", "#"))
+    }
+    missing = {link for link in links if not (path.parent / link).exists()}
+    packages = "|".join((*PACKAGES[:-1], "tests", "docs"))
+    for name in re.findall(rf"`((?:{packages})/[\w/.-]+)`", text):
+        if not (ROOT / name).exists():
+            missing.add(name)
+    assert not missing
+
+
+# Words of an earlier vocabulary, replaced by the field's terms.
+RETIRED = re.compile(
+    r"\b(lanes?|gatekeeper|judgements?|verdicts?|contenders?|journey|rotations|"
+    r"(?<!in-)company|teller|heat|mended|mending)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", [*OUR_FILES, *DOCUMENTS], ids=named)
+def test_retired_words_are_gone(path: Path) -> None:
+    if path.name == "CHANGELOG.md":
+        return
+    found = RETIRED.findall(path.read_text(encoding="utf-8").replace("_", " "))
+    assert not found
 
 
 def loaded_by(*modules: str) -> set[str]:
