@@ -24,7 +24,7 @@ from build_artifacts.report.values import Report, ReportRequest, read_conditions
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
-from build_artifacts.storage.inspection import (
+from build_artifacts.inspection import (
     format_costs,
     list_versions,
     table,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
+from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import (
     BuildError,
     SourceNotFound,
@@ -22,7 +23,6 @@ from build_artifacts.errors import (
     UnsafeSource,
     UnsupportedModel,
 )
-from build_artifacts.sources.foreign import foreign_weights
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact

@@ -15,9 +15,9 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     unreadable_source,
 )
+from build_artifacts.checkpoints.foreign import GGUF_SUFFIX
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
-from build_artifacts.sources.foreign import GGUF_SUFFIX
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import sanitize_id
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint
+from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import BuildError, SourceNotFound
-from build_artifacts.sources.foreign import foreign_weights
 from deployments.artifacts.manifest import ModelSource
 
 # Errors of the local download cache, independent of the network.

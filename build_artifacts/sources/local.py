@@ -11,8 +11,8 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     unreadable_source,
 )
+from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import BuildError, SourceNotFound
-from build_artifacts.sources.foreign import foreign_weights
 from deployments.artifacts.manifest import ModelSource
 
 

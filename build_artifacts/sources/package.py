@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint, content_digest
+from build_artifacts.checkpoints.foreign import GGUF_SUFFIX, foreign_weights
 from build_artifacts.errors import SourceNotFound, UnsafeSource
-from build_artifacts.sources.foreign import GGUF_SUFFIX, foreign_weights
 from build_artifacts.sources.local import find_directory, sanitize_id
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import resolve_inside

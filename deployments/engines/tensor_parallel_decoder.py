@@ -38,7 +38,7 @@ from deployments.engines.decoder import (
     check_prompt,
 )
 from deployments.engines.torch_decoder import TorchDecoder
-from deployments.engines.torch_engine import missing_torch_device, uses_cuda
+from deployments.engines.torch_devices import missing_torch_device, uses_cuda
 from deployments.errors import EngineFailed, EngineLost
 
 log = logging.getLogger("ray.serve.hundredfold")

@@ -32,7 +32,7 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.torch_engine import missing_torch_device, uses_cuda
+from deployments.engines.torch_devices import missing_torch_device, uses_cuda
 from deployments.engines.torch_program import input_names, read_module
 from deployments.engines.transformers_kv import open_checkpoint, torch_dtype
 from deployments.errors import EngineFailed

@@ -18,7 +18,6 @@ from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.base import (
     EngineInfo,
     EngineKind,
-    EngineTarget,
     GraphSpec,
     translate_errors,
 )
@@ -32,6 +31,7 @@ from deployments.engines.graph_io import (
     smallest_fitting,
     split,
 )
+from deployments.engines.torch_devices import missing_torch_device, uses_cuda
 from deployments.engines.torch_program import input_names, read_program
 from deployments.errors import EngineFailed
 from deployments.messages import Batch, Outputs
@@ -123,24 +123,6 @@ class TorchEngine:
         with torch.inference_mode():
             tensors = [torch.from_numpy(arrays[name]).to(self._device) for name in inputs]
             return np.asarray(module(*tensors).float().cpu().numpy())
-
-
-def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> str | None:
-    """Why torch cannot run `target` on the devices of a replica, or None."""
-    import torch
-
-    if not uses_cuda(hardware):
-        return None
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    required, actual = target.options.tensor_parallel_size, torch.cuda.device_count()
-    if actual < required:
-        return f"the model needs {required} GPUs (tensor parallelism), the replica has {actual}"
-    return None
-
-
-def uses_cuda(hardware: HardwareSettings) -> bool:
-    return any("CUDA" in provider for provider in hardware.providers)
 
 
 def open_torch_decoder(

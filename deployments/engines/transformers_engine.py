@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineKind, EngineTarget
-from deployments.engines.torch_engine import missing_torch_device, open_torch_decoder
+from deployments.engines.torch_devices import missing_torch_device
+from deployments.engines.torch_engine import open_torch_decoder
 
 
 def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:

@@ -9,12 +9,11 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.ingress.apis.context import ApiContext
+from deployments.ingress.apis.context import ApiContext, Scrape
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
 from deployments.ingress.apis.openai.routes import OpenAIRoutes
-from deployments.ingress.apis.operations.metrics_text import Scrape
 from deployments.ingress.apis.operations.routes import OperationsRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from deployments.ingress.apis.operations.metrics_text import Scrape
 from deployments.ingress.pipeline import RequestPipeline
+
+Scrape = Callable[[], Awaitable[str]]  # returns the metrics of the cluster as Prometheus text
 
 
 class ApiContext(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.storage.inspection import list_versions
+from build_artifacts.inspection import list_versions
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
 from deployments.errors import ArtifactError

@@ -14,6 +14,7 @@ from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.families.base import BuildBudget
+from build_artifacts.inspection import list_versions
 from build_artifacts.pipeline import (
     BuildRequest,
     BuildResult,
@@ -22,7 +23,6 @@ from build_artifacts.pipeline import (
 )
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from build_artifacts.search.probes import tokenize_texts
-from build_artifacts.storage.inspection import list_versions
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Gate
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, resolve_version
 from deployments.artifacts.types import Device, TaskName

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.huggingface.requests import (
+from deployments.ingress.apis.envelope import (
     find_task_inputs,
     merge_parameters,
     parse_envelope,

@@ -10,7 +10,7 @@ import asyncio
 import http.client
 import re
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from deployments.metrics import PREFIX
@@ -100,8 +100,6 @@ ALIASES = (
         "Queued texts at the end of a forward pass",
     ),
 )
-
-Scrape = Callable[[], Awaitable[str]]
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0

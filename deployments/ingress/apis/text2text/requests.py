@@ -13,7 +13,7 @@ from deployments.generation.messages import (
     Languages,
     SamplingParams,
 )
-from deployments.ingress.apis.huggingface.requests import merge_parameters
+from deployments.ingress.apis.envelope import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
     parse_text2text_parameters,

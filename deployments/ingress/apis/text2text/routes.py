@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TEXT2TEXT_TASKS
 from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.huggingface.requests import parse_stream_flag
+from deployments.ingress.apis.envelope import parse_stream_flag
 from deployments.ingress.apis.text2text.requests import TextToTextRequest, resolve_generation_task
 from deployments.ingress.apis.text2text.schemas import (
     NESTED_KEYS,

@@ -10,7 +10,7 @@ import orjson
 
 from deployments.errors import InvalidField, MalformedBody
 from deployments.generation.messages import GenerationOptions, Grammar, SamplingParams, Started
-from deployments.ingress.apis.huggingface.requests import merge_parameters
+from deployments.ingress.apis.envelope import merge_parameters
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
     GrammarParameter,

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.huggingface.requests import parse_stream_flag
+from deployments.ingress.apis.envelope import parse_stream_flag
 from deployments.ingress.apis.text_generation.requests import (
     PROMPT,
     PROMPTS,

@@ -1,0 +1,24 @@
+"""Whether torch can use the GPUs of a replica."""
+
+from __future__ import annotations
+
+from deployments.config import HardwareSettings
+from deployments.engines.base import EngineTarget
+
+
+def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> str | None:
+    """Why torch cannot run `target` on the devices of a replica, or None."""
+    import torch
+
+    if not uses_cuda(hardware):
+        return None
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    required, actual = target.options.tensor_parallel_size, torch.cuda.device_count()
+    if actual < required:
+        return f"the model needs {required} GPUs (tensor parallelism), the replica has {actual}"
+    return None
+
+
+def uses_cuda(hardware: HardwareSettings) -> bool:
+    return any("CUDA" in provider for provider in hardware.providers)
