@@ -16,6 +16,12 @@ from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
+from build_artifacts.inspection import (
+    format_costs,
+    list_versions,
+    table,
+    verify_candidates,
+)
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, with_gpu_placement
 from build_artifacts.report.build import build_report
@@ -24,12 +30,6 @@ from build_artifacts.report.values import Report, ReportRequest, read_conditions
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
-from build_artifacts.inspection import (
-    format_costs,
-    list_versions,
-    table,
-    verify_candidates,
-)
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, find_artifact

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.accuracy_gate import select_graphs
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
@@ -19,7 +20,6 @@ from build_artifacts.families import find_family
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.recipes import FULL, BuildRecipe, artifact_version
 from build_artifacts.search.preparation import cached_dequantize, cached_merge
-from build_artifacts.selection import select_graphs
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import (

@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from build_artifacts.accuracy_gate import AccuracyGate
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
 from build_artifacts.console import BuildProgress
@@ -27,7 +28,6 @@ from build_artifacts.recipes import (
 )
 from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
 from build_artifacts.search.preparation import PreparedModel, prepare
-from build_artifacts.selection import AccuracyGate
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import Gate, ModelSource
 from deployments.config import EncoderSettings

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from build_artifacts import selection
+from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.families.decoder import DecoderBuild
 from build_artifacts.recipes import FULL, DecoderRecipe
-from build_artifacts.selection import CandidateSearch
 from deployments.artifacts.types import Device
 from tests.support.prepared_build import RecordingRunner
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from build_artifacts.accuracy_gate import AccuracyGate
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders import candidates as decoder_candidates
 from build_artifacts.decoders import int8_kv_cache
@@ -23,7 +24,6 @@ from build_artifacts.recipes import (
     BuildRecipe,
     DecoderRecipe,
 )
-from build_artifacts.selection import AccuracyGate
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, KvCacheDtype, TaskName

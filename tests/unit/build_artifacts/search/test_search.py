@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from build_artifacts.accuracy_gate import AccuracyGate, CandidateSearch
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.encoder import EncoderCandidate
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, OPENVINO_INT8, BuildRecipe, CandidateRecipe
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.screening_settings import has_device
-from build_artifacts.selection import AccuracyGate, CandidateSearch
 from deployments.artifacts.manifest import EngineOptions, Gate
 from deployments.artifacts.types import Device
 from deployments.engines import GraphSpec
