@@ -15,9 +15,9 @@ from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from deployments.engines.onnx_kv_cache import DeviceKvCache, KvCache
 from deployments.errors import EngineFailed
+from tests.integration.engines.conftest import OpenRows, rows_of
 from tests.support.attention_graphs import int8_graph, spec_for
 from tests.support.decoder_artifacts import seal_tiny_decoder
-from tests.unit.deployments.engines.conftest import OpenRows, rows_of
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))

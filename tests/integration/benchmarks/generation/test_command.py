@@ -1,0 +1,162 @@
+"""`generation` as a person runs it, over a tiny sealed decoder, with and without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.generation.streams import (
+    GENAI,
+    IN_PROCESS,
+    LLAMA_CPP,
+    NO_DRAFTS,
+    OVER_HTTP,
+    PAGED_TRANSFORMERS,
+    TRANSFORMERS,
+)
+from deployments.config import GeneratorSettings
+from deployments.errors import EngineFailed
+from tests.integration.benchmarks.test_commands import only_result
+from tests.support.artifacts import EMBEDDER
+from tests.support.benchmark_generation import DecodingGenerator
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
+from tests.support.http_server import served
+from tests.support.in_process import InProcess
+
+SHORT = ["--rounds", "2", "--streams", "8", "1", "--new-tokens", "24", "--prompt-tokens", "20"]
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("store")
+    seal_tiny_decoder(store)
+    return store
+
+
+@pytest.fixture
+def url(store: Path) -> Iterator[str]:
+    """A server of the same model."""
+    generator = DecodingGenerator(store, DECODER, GeneratorSettings(kv_slots=8))
+    with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
+        yield running.url
+
+
+def command(store: Path, out: Path, url: str, *options: str) -> list[str]:
+    places = ["--store", str(store), "--out", str(out), "--url", url]
+    return ["generation", "--model", DECODER, *places, *SHORT, *options]
+
+
+def part(figures: list[dict[str, Any]], name: str, system: str) -> dict[str, Any]:
+    (found,) = [f for f in figures if (f["part"], f["system"]) == (name, system)]
+    return found["metrics"]
+
+
+def test_generation_measures_process_and_server(
+    store: Path, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baselines = ["--skip", "genai", "transformers", "paged", "llama"]
+    assert main(command(store, tmp_path, url, *baselines, "--churn", "40")) == 0
+    result = only_result(tmp_path)
+    assert result["run"]["benchmark"] == "generation"
+    figures = result["results"]
+    assert (figures["missing"], figures["notes"]) == ({}, [])
+    for system in (IN_PROCESS, NO_DRAFTS, OVER_HTTP):
+        for name in ("1 stream", "8 streams"):
+            level = part(figures["streams"], name, system)
+            assert len(level["tokens_per_s"]["values"]) == 2
+            assert level["ttft_ms_p50"]["median"] > 0
+        assert part(figures["scenarios"], "long-prompt", system)["joining_ttft_ms"]["median"] > 0
+        assert part(figures["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
+        prefix = part(figures["scenarios"], "shared-prefix", system)
+        assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
+    # A server may tell all tokens of an answer in one event; the loop tells one at a time.
+    alone = part(figures["streams"], "1 stream", IN_PROCESS)
+    assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]
+    assert figures["churn"]["requests"] == 40
+    schemas = figures["structured_output"]
+    assert (schemas["requests"], schemas["invalid"], schemas["rejected"]) == (50, 0, 0)
+    assert schemas["valid"] == 50 - schemas["truncated"] == 50 - len(schemas["faults"])
+    alone = figures["batch_invariance"]
+    assert (alone["compared"], alone["same"]) == (8, 8)
+    assert len(figures["answer_agreements"]) == 2
+    for likeness in figures["answer_agreements"]:
+        assert (likeness["compared"], likeness["same"]) == (18, 18)
+    assert figures["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
+    assert "\ngoals\n" in capsys.readouterr().out
+
+
+def test_generation_runs_the_requested_parts_only(store: Path, tmp_path: Path) -> None:
+    few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama", "http"]
+    assert main(command(store, tmp_path, NOBODY, *few)) == 0
+    figures = only_result(tmp_path)["results"]
+    assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
+    assert figures["structured_output"] is None
+    parts = [(level["part"], level["system"]) for level in figures["streams"]]
+    expected = [
+        (name, who) for name in ("1 stream", "8 streams") for who in (IN_PROCESS, NO_DRAFTS)
+    ]
+    assert parts == expected
+
+
+def test_generation_skips_unavailable_baselines(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone")
+    few = ["--parts", "streams", "shared-prefix", "--genai", gone, "--source", gone]
+    assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
+    figures = only_result(tmp_path / "out")["results"]
+    missing = figures["missing"]
+    assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED_TRANSFORMERS, LLAMA_CPP}
+    assert "no response from http://127.0.0.1:9" in missing[OVER_HTTP]
+    assert "has no genai_config.json" in missing[GENAI]
+    assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
+    assert missing[LLAMA_CPP] == "llama.cpp requires a GGUF file"
+    measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
+    # Not even that where eight short answers never happen to be written at one time.
+    assert measured <= {"eight streams / one stream without drafts"}
+    assert len(figures["goals"]) == 9
+    assert "skipped: hundredfold over HTTP: no response" in capsys.readouterr().out
+
+
+def test_generation_drops_a_failing_server(store: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def failing_later(call: Any) -> ScriptedReply:
+        calls.append(call)
+        chunks = ("a",) * (call.options.max_new_tokens or 1)
+        return (
+            ScriptedReply(pieces=chunks)
+            if len(calls) < 12
+            else ScriptedReply(breaks=EngineFailed("gone"))
+        )
+
+    generator = ScriptedGeneratorClient(failing_later)
+    few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama"]
+    with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
+        assert main(command(store, tmp_path, running.url, *few)) == 0
+    figures = only_result(tmp_path)["results"]
+    assert "gone" in figures["missing"][OVER_HTTP]
+    assert len(part(figures["streams"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
+    assert "eight clients over HTTP / eight streams" not in figures["ratios"]
+
+
+def test_generation_rejects_answers_above_the_context(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(store, tmp_path, NOBODY, "--new-tokens", "300")) == 1
+    assert "a prompt and its answer have 320 tokens; the maximum is 256" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_encoder_model_is_rejected(
+    tiny_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--store", str(tiny_store), "--out", str(tmp_path)]
+    assert main(["generation", "--model", EMBEDDER, *places]) == 1
+    assert f"error: `{EMBEDDER}` does not generate text" in capsys.readouterr().err

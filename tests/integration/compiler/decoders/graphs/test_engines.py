@@ -1,0 +1,86 @@
+"""Built graphs in the server's engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
+from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, Make
+from tests.support.tiny_checkpoints import POSITIONS
+
+NEAR = 1e-4
+SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12])
+
+
+@contextmanager
+def opened(made: ExportedCase) -> Iterator[DecoderEngine]:
+    written = made.written
+    source = None
+    if written.encoder is not None:
+        assert written.decoder_start_token is not None
+        source = EncoderDecoderConfig(
+            max_source_tokens=20, decoder_start_token_id=written.decoder_start_token
+        )
+    spec = DecoderSpec(
+        path=written.decoder,
+        encoder=written.encoder,
+        device=Device.CPU,
+        precision="fp32",
+        options=EngineOptions(),
+        generation_config=GenerationConfig(
+            layers=written.layers,
+            kv_heads=written.kv_heads,
+            head_dim=written.head_dim,
+            eos_token_ids=written.eos_token_ids,
+            encoder_decoder=source,
+        ),
+        vocabulary=written.vocabulary,
+        max_tokens=POSITIONS,
+    )
+    engine = open_decoder(spec, GeneratorSettings(kv_slots=3))
+    yield engine
+    engine.close()
+
+
+def reference_logits(made: ExportedCase, source: list[int], answer: list[int]) -> np.ndarray:
+    """Return the logits after the last token."""
+    feeds = {"input_ids": torch.tensor([[*source, *answer]])}
+    if made.written.encoder is not None:
+        start = made.written.decoder_start_token
+        feeds = {
+            "input_ids": torch.tensor([source]),
+            "decoder_input_ids": torch.tensor([[start, *answer]]),
+        }
+    with torch.no_grad():
+        return made.model(**feeds).logits[0, -1].numpy()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart", "marian", "t5"])
+def test_engine_runs_prefill_decode_and_copy(made: Make, name: str) -> None:
+    model = made(name)
+    with opened(model) as engine:
+        lengths = np.zeros(3, np.int64)
+        for row, source in enumerate(SOURCES):
+            found = engine.prefill(row, source, 0)
+            np.testing.assert_allclose(found, reference_logits(model, source, []), atol=NEAR)
+            lengths[row] = len(source) if model.written.encoder is None else 1
+        found = engine.decode(np.array([40, 41, 42]), lengths)
+        for row, source in enumerate(SOURCES):
+            expected = reference_logits(model, source, [40 + row])
+            np.testing.assert_allclose(found[row], expected, atol=NEAR)
+        engine.copy(0, 2, int(lengths[0]) + 1)
+        lengths = lengths[[0, 1, 0]] + 1
+        found = engine.decode(np.array([60, 61, 62]), lengths)
+        for row, token in ((0, 60), (2, 62)):
+            expected = reference_logits(model, SOURCES[0], [40, token])
+            np.testing.assert_allclose(found[row], expected, atol=NEAR)

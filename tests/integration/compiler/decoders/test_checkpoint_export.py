@@ -1,0 +1,224 @@
+"""Checkpoints that run in transformers: quantization, tensor parallelism, offload, rejections."""
+
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build_artifacts.console import BuildProgress
+from build_artifacts.decoders import candidates as decoder_candidates
+from build_artifacts.decoders.generation_report import graph_bytes
+from build_artifacts.decoders.torch_export import check_model, export_checkpoint
+from build_artifacts.errors import BuildError, UnsupportedModel
+from build_artifacts.families import decoder as decoder_family
+from build_artifacts.pipeline import BuildResult, build
+from build_artifacts.recipes import (
+    DECODER_FP16_TRANSFORMERS,
+    DECODER_GPU_INT8_BNB,
+    DECODER_GPU_NF4_BNB,
+    DECODER_INT8,
+    FULL,
+    LOW_MEMORY,
+    DecoderRecipe,
+    with_gpu_placement,
+)
+from deployments.artifacts.generation_config import EncoderDecoderConfig
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
+from deployments.artifacts.types import Attention, Device, Precision
+from deployments.config import GeneratorSettings
+from deployments.engines import missing_requirement
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.decoder_factory import open_decoder
+from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
+from deployments.engines.torch_decoder import TorchDecoder
+from tests.integration.compiler.decoders.test_build import LENIENT, request_of
+from tests.integration.compiler.decoders.test_torch_export import check, check_step, logits_of
+from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, whole_spec
+from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
+
+PROMPT = list(range(20, 60))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # bitsandbytes quantizes blocks of 64.
+    return tiny_llama(tmp_path_factory.mktemp("source") / "llama", inner=128)
+
+
+def read_by(spec: DecoderSpec) -> np.ndarray:
+    """Return the logits after each token of a prompt and after one decode step."""
+    decoder = open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=128))
+    try:
+        every = decoder.prefill(0, PROMPT, 0, all_logits=True).copy()
+        return np.vstack([every, decoder.decode(np.array([7]), np.array([len(PROMPT)]))])
+    finally:
+        decoder.close()
+
+
+def test_export_checkpoint_runs_gpt2(tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    check(whole_spec(source, tmp_path / "whole"), logits_of(source))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_export_checkpoint_converts_dtype(
+    llama: Path, tmp_path: Path, precision: Precision
+) -> None:
+    spec = whole_spec(llama, tmp_path, replace(WHOLE, precision=precision))
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
+    size = spec.path.stat().st_size / (llama / "model.safetensors").stat().st_size
+    assert size == pytest.approx(1.0 if precision == "fp32" else 0.5, abs=0.02)
+    atol = {"fp32": 1e-4, "fp16": 0.2, "bf16": 2.0}[precision]
+    np.testing.assert_allclose(read_by(spec)[:-1], logits_of(llama)[: len(PROMPT)], atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least"),
+    [(DECODER_GPU_INT8_BNB, 0.995), (DECODER_GPU_NF4_BNB, 0.9)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_export_checkpoint_quantizes_with_bitsandbytes(
+    llama: Path, tmp_path: Path, recipe: DecoderRecipe, least: float
+) -> None:
+    halves = whole_spec(llama, tmp_path / "halves", DECODER_FP16_TRANSFORMERS)
+    rounded = whole_spec(llama, tmp_path / "rounded", recipe)
+    assert rounded.path.stat().st_size < 0.8 * halves.path.stat().st_size
+    found, due = read_by(rounded), read_by(halves)
+    assert not np.allclose(found, due, atol=0.05), "nothing was rounded"
+    products = (found * due).sum(axis=1)
+    cosines = products / np.linalg.norm(found, axis=1) / np.linalg.norm(due, axis=1)
+    assert cosines.mean() > least
+
+
+def test_export_checkpoint_rejects_recipe_before_loading(llama: Path, tmp_path: Path) -> None:
+    metadata = read_checkpoint_metadata(llama)
+    source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
+    behind_encoder = metadata.required_generation_config.model_copy(
+        update={"encoder_decoder": source}
+    )
+    with pytest.raises(UnsupportedModel, match="with an encoder"):
+        export_checkpoint(
+            tmp_path, replace(metadata, generation_config=behind_encoder), WHOLE, tmp_path
+        )
+    two = EngineOptions(tensor_parallel_size=2)
+    for recipe, said in (
+        (replace(WHOLE, precision="int4"), "transformers does not support int4"),
+        (replace(WHOLE, options=("block_size=16",)), "options of the model builder"),
+        (replace(DECODER_GPU_NF4_BNB, run=two), "does not support bitsandbytes"),
+    ):
+        with pytest.raises(UnsupportedModel, match=said):
+            export_checkpoint(tmp_path, metadata, recipe, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) -> None:
+    three = replace(WHOLE, run=EngineOptions(tensor_parallel_size=3))
+    with pytest.raises(UnsupportedModel, match=r"2 KV heads cannot be split over 3 GPUs"):
+        whole_spec(llama, tmp_path, three)
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "said"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "sdpa", "depends on the text length"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "sdpa", None),
+        ({"attn_logit_softcapping": 50.0}, "sdpa", "does not support the soft cap"),
+        ({"attn_logit_softcapping": 50.0}, "eager", None),
+    ],
+)
+def test_check_model_rejects_unsupported_config(
+    llama: Path, config: dict[str, Any], attention: Attention, said: str | None
+) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(**config))
+    with pytest.raises(UnsupportedModel, match=said) if said else nullcontext():
+        check_model(model, read_checkpoint_metadata(llama), attention)
+
+
+def test_tensor_parallel_without_plan_is_rejected(tmp_path: Path) -> None:
+    source = tiny_gpt2(tmp_path / "gpt2")
+    with pytest.raises(UnsupportedModel, match="no tensor parallel plan for `GPT2LMHeadModel`"):
+        whole_spec(
+            source, tmp_path / "whole", replace(WHOLE, run=EngineOptions(tensor_parallel_size=2))
+        )
+
+
+def test_missing_package_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.engines.find_spec", lambda name: 1)
+    monkeypatch.setattr("deployments.engines.transformers_engine.find_spec", lambda name: None)
+    spec = DecoderSpec(
+        path=llama, engine="transformers", device=Device.GPU, precision="nf4",
+        options=EngineOptions(), generation_config=read_checkpoint_metadata(llama).generation_config, vocabulary=9, max_tokens=9,
+    )  # fmt: skip
+    assert (
+        missing_requirement(spec, GeneratorSettings())
+        == "the package `bitsandbytes` is not installed"
+    )
+    assert missing_requirement(replace(spec, precision="fp16"), GeneratorSettings()) is None
+
+
+def test_gpu_placement_replaces_gpu_recipes() -> None:
+    assert with_gpu_placement(FULL, tensor_parallel_size=1, kv_offload=False) is FULL
+    spread = with_gpu_placement(FULL, tensor_parallel_size=4, kv_offload=True)
+    for_cpu = [each for each in FULL.decoders if each.device is Device.CPU]
+    assert list(spread.decoders[:-1]) == for_cpu
+    last = spread.decoders[-1]
+    assert (last.name, last.engine) == ("gpu-fp16-x4-offloaded", "transformers")
+    assert (last.run.tensor_parallel_size, last.run.kv_offload) == (4, True)
+    assert (
+        spread.digest()
+        != with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=True).digest()
+        != FULL.digest()
+    )
+
+
+@pytest.mark.parametrize(("tensor_parallel_size", "kv_offload"), [(2, False), (1, True)])
+def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload: bool) -> None:
+    assert with_gpu_placement(LOW_MEMORY, tensor_parallel_size=1, kv_offload=False) is LOW_MEMORY
+    with pytest.raises(BuildError, match="built in fp16") as caught:
+        with_gpu_placement(
+            LOW_MEMORY, tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload
+        )
+    assert "`--search low-memory`" in caught.value.hint
+
+
+@pytest.fixture(scope="module")
+def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    """Simulate a machine with two GPUs; the CPU does the work."""
+    store = tmp_path_factory.mktemp("store")
+    spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
+    recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
+    # Logits of random weights are closer together than those of trained ones.
+    gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (selection, decoder_family):
+            patch.setattr(module, "has_device", lambda device: True)
+        patch.setattr(decoder_candidates, "usable_cores", lambda: 1)
+        return build(request_of(llama, store, *recipes, gate=gate), BuildProgress(io.StringIO()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("gpu-fp16-x2", TensorParallelDecoder), ("gpu-nf4-bitsandbytes", TorchDecoder)],
+)
+def test_sealed_checkpoint_opens_and_generates(
+    built: BuildResult, name: str, engine: type[TorchDecoder | TensorParallelDecoder]
+) -> None:
+    manifest = ArtifactManifest.read(built.directory)
+    (candidate,) = (each for each in manifest.candidates if each.name == name)
+    assert candidate.engine == "transformers"
+    assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    decoder = open_decoder(spec, GeneratorSettings(kv_slots=2))
+    try:
+        assert isinstance(decoder, engine)
+        check_step(decoder)
+    finally:
+        decoder.close()

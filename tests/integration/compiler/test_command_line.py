@@ -1,0 +1,401 @@
+"""`python -m build_artifacts`: what it is asked, what it answers, and with which status."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from build_artifacts import commands, demo
+from build_artifacts.__main__ import COMMANDS, main
+from build_artifacts.console import BuildProgress
+from build_artifacts.demo import DEMO_MODELS, build_demo_model
+from build_artifacts.evaluation import ExampleSampling
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult
+from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
+from deployments.artifacts.manifest import MANIFEST_NAME, Gate
+from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
+from deployments.artifacts.types import Device, TaskName
+from deployments.config import EncoderSettings
+from deployments.tuning.costs import TuningTarget, read_costs
+from tests.integration.compiler.conftest import BOTH_DEVICES
+from tests.support.artifacts import GRAPH_NAME, seal_tiny
+from tests.support.builders import tiny_tokenizer
+from tests.support.pruned_checkpoints import PRUNED, pruned_encoder
+
+HEAVY = (
+    *("torch", "transformers", "peft", "safetensors", "huggingface_hub", "matplotlib", "tqdm"),
+    *("onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "nncf"),
+)
+
+
+def seal_demo(store: Path) -> None:
+    """Stand-ins for the demo models under their real ids and versions."""
+    for model in DEMO_MODELS:
+        version = model.version(store)
+        directory = seal_tiny(store, model.id)
+        directory = directory.rename(directory.with_name(version))
+        manifest = json.loads((directory / MANIFEST_NAME).read_bytes())
+        (directory / MANIFEST_NAME).write_text(json.dumps(manifest | {"version": version}))
+        set_latest(store, model.id, version)
+
+
+@pytest.fixture
+def store(tmp_path: Path, embedding_build: BuildResult) -> Path:
+    """A copy of the store of a built model."""
+    copied = tmp_path / "store"
+    shutil.copytree(embedding_build.directory.parents[1], copied)
+    return copied
+
+
+def test_a_foreseen_failure_is_two_lines_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["build", str(empty), "--store", str(tmp_path / "store")]) == 1
+    said = capsys.readouterr()
+    error, blank, hint = said.err.splitlines()
+    assert error.startswith("error: no `config.json` in ")
+    assert blank == ""
+    assert hint.startswith("hint: ")
+    assert said.out == ""
+
+
+def test_a_store_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["build", str(tmp_path), "--store", str(tmp_path / "file")]) == 1
+    assert "error: cannot write to the store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "said"),
+    [
+        ("build", ["--task", "poetry"], "invalid TaskName value: 'poetry'"),
+        ("build", ["--search", "endless"], "invalid choice: 'endless'"),
+        ("build", ["--gate", "beauty=1"], "the gate has no limit `beauty`"),
+        ("build", ["--gate", "cosine_mean"], "`cosine_mean`: the limit must be a finite number"),
+        (
+            "build",
+            ["--gate", "cosine_mean=nan"],
+            "`cosine_mean=nan`: the limit must be a finite number",
+        ),
+        (
+            "build",
+            ["--gate", "metric_drop=inf"],
+            "`metric_drop=inf`: the limit must be a finite number",
+        ),
+        ("build", ["--tune-seconds", "-1"], "`-1` is not a number of seconds"),
+        ("build", ["--tune-seconds", "nan"], "`nan` is not a number of seconds"),
+        ("build", ["--eval-limit", "0"], "`0` is not a positive integer"),
+        ("tune", ["--threads", "two"], "`two` is not a positive integer"),
+        ("tune", ["--device", "abacus"], "invalid Device value: 'abacus'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_a_usage_error(
+    command: str, wrong: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "source", *wrong])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [[], ["build"], ["paint", "it"], ["verify"], ["compact"]])
+def test_a_command_that_says_too_little_is_a_usage_error(given: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(given)
+    assert caught.value.code == 2
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, built: BuildResult, *arguments: str) -> BuildRequest:
+    """What `build` with these arguments asks the pipeline for."""
+    requests: list[BuildRequest] = []
+
+    def note(request: BuildRequest, progress: BuildProgress) -> BuildResult:
+        requests.append(request)
+        return built
+
+    monkeypatch.setattr(commands, "build", note)
+    assert main(["build", "here", *arguments]) == 0
+    return requests[0]
+
+
+def test_build_asks_for_what_it_was_told(
+    monkeypatch: pytest.MonkeyPatch, embedding_build: BuildResult
+) -> None:
+    plain = asked(monkeypatch, embedding_build)
+    assert (plain.ref, plain.recipe, plain.force) == ("here", FULL, False)
+    assert plain.budget == BuildBudget(tune_seconds=60.0)
+    assert (plain.id, plain.task, plain.adapter) == (None, None, None)
+    full = asked(
+        monkeypatch,
+        embedding_build,
+        *("--id", "a/b", "--task", "text-ranking", "--adapter", "lora", "--force"),
+        *("--search", "quick", "--tune-seconds", "1.5", "--eval", "data.tsv", "--eval-limit", "9"),
+        *("--gate", "cosine_mean=0.9", "--gate", "metric_drop=1", "--store", "elsewhere"),
+    )
+    assert full.recipe == replace(QUICK, gate=Gate(cosine_mean=0.9, metric_drop=1))
+    assert full.budget == BuildBudget(
+        tune_seconds=1.5, evaluation=Path("data.tsv"), sampling=ExampleSampling(limit=9)
+    )
+    assert (full.id, full.task, full.force) == ("a/b", TaskName.TEXT_RANKING, True)
+    assert (full.adapter, full.store) == (Path("lora"), Path("elsewhere"))
+
+
+def test_every_command_takes_a_store_and_explains_itself() -> None:
+    for command, spec in COMMANDS.items():
+        parser = argparse.ArgumentParser()
+        spec.load().add_arguments(parser)
+        assert "--store" in parser.format_help(), command
+
+
+def test_build_finds_what_is_there(
+    store: Path,
+    embedding_build: BuildResult,
+    embedding_source: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SEARCH_PRESETS, "quick", BOTH_DEVICES)
+    given = ["build", str(embedding_source), "--search", "quick", "--store", str(store)]
+    assert main(given) == 0
+    version = embedding_build.manifest.version
+    assert f"local/embedder {version} was built already" in capsys.readouterr().out
+
+
+def test_show_lists_versions_candidates_and_damage(
+    store: Path, embedding_build: BuildResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built, manifest = embedding_build.directory, embedding_build.manifest
+    corrupted = seal_tiny(store, "tiny/spoilt")
+    (corrupted / GRAPH_NAME).write_bytes(b"not the graph")
+    assert main(["ls", "--store", str(store)]) == 0
+    head, first, *others, damaged = capsys.readouterr().out.splitlines()
+    assert head.split() == ["MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE"]
+    assert first.startswith(f"local/embedder  {built.name} *  feature-extraction, sentence-")
+    assert manifest.candidates[0].name in first
+    assert manifest.source.ref in first
+    assert [line.split()[0] for line in others] == [c.name for c in manifest.candidates[1:]]
+    parity = manifest.candidates[-1].parity
+    assert f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst" in others[-1]
+    assert damaged.startswith(f"tiny/spoilt     {corrupted.name} *  damaged (digest_mismatch)")
+
+
+def test_show_of_nothing_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", "--store", str(tmp_path / "none")]) == 0
+    assert "hundredfold demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "ls"])
+def test_looking_into_the_store_loads_nothing_heavy(tmp_path: Path, command: str) -> None:
+    seal_demo(tmp_path)
+    code = (
+        "import sys; from build_artifacts.__main__ import COMMANDS, main; "
+        f"status = main([{command!r}, '--store', {str(tmp_path)!r}]); "
+        f"print(status, [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert all(model.id in done.stdout for model in DEMO_MODELS)
+
+
+def test_a_missing_build_tool_is_named_with_the_way_to_get_it(
+    tmp_path: Path, embedding_source: Path
+) -> None:
+    code = (
+        "import sys; sys.modules['safetensors'] = None; "
+        "from build_artifacts.__main__ import COMMANDS, main; "
+        f"sys.exit(main(['build', {str(embedding_source)!r}, '--store', {str(tmp_path)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: `safetensors` is not installed\n\nhint: run `pip install" in done.stderr
+
+
+def test_a_default_that_somebody_chose_survives_the_demo(tmp_path: Path) -> None:
+    seal_demo(tmp_path)
+    model = DEMO_MODELS[0]
+    own = seal_tiny(tmp_path, model.id)
+    progress = BuildProgress(io.StringIO())
+    assert build_demo_model(model, tmp_path, progress).already_built
+    assert resolve_version(tmp_path, model.id, LATEST_NAME) == own.name
+
+    (model_directory(tmp_path, model.id) / LATEST_NAME).unlink()
+    assert build_demo_model(model, tmp_path, progress).already_built
+    assert resolve_version(tmp_path, model.id, LATEST_NAME) == model.version(tmp_path)
+
+
+def test_tune_measures_again_and_shows_what_will_serve(
+    store: Path, embedding_build: BuildResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = embedding_build.manifest
+    directory = store / "local--embedder" / manifest.version
+    encoder = EncoderSettings(intra_op_threads=1)
+    placement = TuningTarget(directory, manifest, Device.CPU, encoder)
+    before = placement.costs_path.read_bytes()
+    given = ["--threads", "1", "--tune-seconds", "0.2", "--store", str(store)]
+    assert main(["tune", "local/embedder", *given]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert placement.costs_path.read_bytes() != before
+    table = read_costs(placement)
+    assert table is not None
+    assert "1 thread a pass" in lines[0]
+    for variant in table.selected_variants():
+        assert variant.name in lines[1].split()
+    assert all("*" in line for line in lines[2:]), "every shape is served by somebody"
+    assert [line.split()[0] for line in lines[2:]] == [str(shape) for shape, _ in table.selection]
+
+
+def test_tune_needs_a_model_that_is_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "no/model", "--store", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: `no/model` is not built")
+    assert "\n\nhint: " in said
+
+
+def test_compact_says_what_pruning_left_and_keeps_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "pruned"
+    pruned_encoder("bert").save_pretrained(source)
+    tiny_tokenizer(source)
+    assert main(["compact", str(source), "--store", str(tmp_path / "store")]) == 0
+    told, *layers = capsys.readouterr().out.splitlines()
+    assert told.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
+    expected = [
+        f"layer {i}: {len(heads)} heads, {len(rows)} feed-forward channels"
+        for i, (heads, rows) in enumerate(PRUNED)
+    ]
+    assert layers == expected
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [".building"]
+
+
+def test_gc_asks_somebody_and_removes_what_no_alias_points_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, kept, new = (seal_tiny(tmp_path, f"tiny/{name}") for name in ("old", "kept", "new"))
+    home = new.parent
+    old, kept = old.rename(home / old.name), kept.rename(home / kept.name)
+    given = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new:{kept.name}"]
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # a pipe, nobody's hand
+    assert main(given) == 1
+    said = capsys.readouterr()
+    assert f"tiny/new:{old.name}" in said.out
+    assert (
+        "error: standard input is not a terminal, so the removal cannot be confirmed\n\nhint: pass `--yes`"
+        in said.err
+    )
+    assert old.is_dir()
+
+    for answer in ("n\n", "", "\n"):
+        monkeypatch.setattr(sys, "stdin", Hand(answer))
+        assert main(given) == 0
+        assert "remove them? [y/N]" in capsys.readouterr().err
+        assert old.is_dir()
+
+    monkeypatch.setattr(sys, "stdin", Hand("yes\n"))
+    assert main(given) == 0
+    assert "removed 1, " in capsys.readouterr().out
+    assert [path.is_dir() for path in (old, kept, new)] == [False, True, True]
+
+    assert main([*given[:3], "--yes"]) == 0
+    assert [path.is_dir() for path in (kept, new)] == [False, True]
+    assert main(given[:3]) == 0, "nothing to ask about"
+
+
+class Hand(io.StringIO):
+    """A terminal at which somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_gc_spares_versions_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seal_tiny(tmp_path, "tiny/model")
+    assert main(["gc", "--store", str(tmp_path), "--keep", "tiny/model"]) == 1
+    assert "`tiny/model` names no version\n\nhint: write `MODEL:VERSION`" in capsys.readouterr().err
+
+
+def test_steps_are_lines_with_seconds_also_when_they_fail() -> None:
+    told = io.StringIO()
+    progress = BuildProgress(told)
+    progress.begin()
+    with progress.step("export", "cpu-int8") as step:
+        step.set_outcome("23.1 MB")
+    with pytest.raises(ZeroDivisionError), progress.step("verify", "cpu-int8"):
+        1 / 0  # noqa: B018
+    progress.end()
+    lines = told.getvalue().splitlines()
+    assert lines[0] == "  export      0.0 s  cpu-int8: 23.1 MB"
+    assert lines[1] == "  verify      0.0 s  cpu-int8: failed"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_step_under_way_above_which_the_lines_stay() -> None:
+    screen = Terminal()
+    progress = BuildProgress(screen)
+    progress.begin()
+    with progress.step("export", "cpu-int8"):
+        assert "export cpu-int8" in screen.getvalue()
+        assert "step 0, 00:00" in screen.getvalue()
+    progress.end()
+    assert "  export      0.0 s  cpu-int8\n" in screen.getvalue()
+
+
+@pytest.mark.slow
+def test_a_demo_model_is_built_from_a_package_and_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One candidate that needs no mending, and no data; `make serve` builds with everything.
+    monkeypatch.setattr(demo, "QUICK", BuildRecipe(candidates=(CPU_INT8_WEIGHTS,)))
+    monkeypatch.setattr(demo, "_TUNE_SECONDS", 1.0)
+    model = replace(DEMO_MODELS[1], evaluation=None)
+    built, again = (
+        build_demo_model(model, tmp_path, BuildProgress(io.StringIO())) for _ in range(2)
+    )
+    assert (built.already_built, again.already_built) == (False, True)
+    manifest = again.manifest
+    assert manifest.version == model.version(tmp_path)
+    assert manifest.labels == ("NEGATIVE", "POSITIVE")
+    (candidate,) = manifest.candidates
+    assert candidate.parity.top1_agreement is not None
+    assert candidate.parity.top1_agreement >= manifest.gate.top1_agreement
+
+
+def test_gc_json_lists_items_with_their_removal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = seal_tiny(tmp_path, "tiny/old")
+    (version.parent / LATEST_NAME).write_text("0" * 12, encoding="utf-8")
+    assert main(["gc", "--store", str(tmp_path), "--yes", "--json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert (item["kind"], item["is_removed"]) == ("version", True)
+    assert not version.exists()
+
+
+def test_ls_json_lists_versions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seal_tiny(tmp_path, "tiny/model")
+    assert main(["ls", "--store", str(tmp_path), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["id"], entry["is_latest"]) == ("tiny/model", True)

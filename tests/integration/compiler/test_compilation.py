@@ -1,0 +1,169 @@
+"""What a build does with what its steps find out, from a checkpoint to a published version."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from build_artifacts.console import BuildProgress
+from build_artifacts.errors import GateFailed, UnsupportedModel
+from build_artifacts.evaluation import BadEvaluationData
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.recipes import CPU_INT8, BuildRecipe
+from deployments.artifacts.manifest import ArtifactManifest, Gate
+from deployments.artifacts.store import BUILDING_NAME
+from deployments.artifacts.types import Device, TaskName
+from deployments.config import EncoderSettings
+from deployments.tuning.costs import TuningTarget, read_costs
+from tests.integration.compiler.conftest import LABELS
+from tests.support.builders import tiny_checkpoint, write_json
+from tests.support.prepared_build import LITTLE, SMALL
+
+UNTUNED = BuildBudget(tune_seconds=0)
+# Nearer than int8 gets, not than fp32.
+EXACT = Gate(cosine_mean=0.9999999, cosine_worst=0.9999999)
+
+
+def leftovers(store: Path) -> list[str]:
+    """What the build left behind, the log aside."""
+    names = (path.name for path in (store / BUILDING_NAME).iterdir())
+    return [name for name in names if not name.endswith(".log")]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("classifier") / "moods"
+    return tiny_checkpoint(directory, labels=LABELS, layers=1)
+
+
+@pytest.fixture(scope="module")
+def judged_by_data(
+    tmp_path_factory: pytest.TempPathFactory, classifier: Path, sentiment_data: Path
+) -> tuple[BuildResult, str]:
+    """A classifier built with labelled data, and what was told meanwhile."""
+    told = io.StringIO()
+    request = BuildRequest(
+        ref=str(classifier),
+        store=tmp_path_factory.mktemp("store"),
+        recipe=replace(SMALL, gate=Gate(top1_agreement=0.9, metric_drop=50)),
+        budget=replace(LITTLE, evaluation=sentiment_data),
+    )
+    return build(request, BuildProgress(told)), told.getvalue()
+
+
+def test_with_data_the_metrics_of_original_and_graphs_are_sealed(
+    judged_by_data: tuple[BuildResult, str],
+) -> None:
+    result, told = judged_by_data
+    manifest = ArtifactManifest.read(result.directory)
+    assert manifest.tasks == (TaskName.TEXT_CLASSIFICATION,)
+    assert (manifest.labels, manifest.problem_type) == (LABELS, "single_label")
+    assert set(manifest.scores) == {"accuracy", "macro_f1"}
+    for candidate in manifest.candidates:
+        assert set(candidate.scores) == set(manifest.scores)
+        assert candidate.parity.top1_agreement is not None
+        assert candidate.parity.top1_agreement >= manifest.gate.top1_agreement
+        assert manifest.scores["accuracy"] - candidate.scores["accuracy"] <= 0.5
+    accuracy = f"accuracy {manifest.scores['accuracy']:.4f}"
+    assert "fp32 torch on the probes, and on the data: BertForSequence" in told
+    assert accuracy in told
+
+
+def test_every_step_of_a_build_is_told_once(judged_by_data: tuple[BuildResult, str]) -> None:
+    _, told = judged_by_data
+    steps = [line.split()[0] for line in told.splitlines()]
+    assert steps[:3] == ["resolve", "reference", "export"]
+    assert steps.count("export") == 1
+    assert steps.index("screen") < steps.index("verify") < steps.index("tune")
+    assert steps[-1] == "seal"
+    assert len(told.splitlines()) == len(set(told.splitlines()))
+
+
+def test_the_winner_on_this_host_is_the_portable_default(
+    judged_by_data: tuple[BuildResult, str],
+) -> None:
+    result, _ = judged_by_data
+    manifest = result.manifest
+    for threads in {1, 2}:
+        encoder = EncoderSettings(intra_op_threads=threads)
+        placement = TuningTarget(result.directory, manifest, Device.CPU, encoder)
+        table = read_costs(placement)
+        if table is None:
+            assert threads == 2, "one thread is always measured"
+            continue
+        assert table.version == manifest.version
+        assert {v.candidate for v in table.selected_variants()} <= {
+            c.name for c in placement.candidates
+        }
+        if threads == 1:
+            assert manifest.candidates[0].name == table.selected_variants()[0].candidate
+
+
+def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
+    tmp_path: Path, embedding_source: Path
+) -> None:
+    told = io.StringIO()
+    request = BuildRequest(
+        ref=str(embedding_source),
+        store=tmp_path,
+        recipe=replace(SMALL, gate=EXACT),
+        budget=UNTUNED,
+    )
+    result = build(request, BuildProgress(told))
+    assert [c.name for c in result.manifest.candidates] == ["cpu-fp32"]
+    assert result.manifest.candidates[0].parity.cosine_worst > 0.9999999
+    lines = told.getvalue().splitlines()
+    assert "no candidate for the CPU passed the gate: trying cpu-fp32" in lines
+    assert any("cpu-int8 against fp32 torch: rejected, mean cosine" in line for line in lines)
+    assert not (result.directory / "hosts").exists(), "nothing was to be measured"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_gate_that_not_even_fp32_passes_ends_the_build(
+    tmp_path: Path, embedding_source: Path, progress: BuildProgress
+) -> None:
+    impossible = BuildRecipe(candidates=(CPU_INT8,), gate=Gate(cosine_mean=1.1))
+    request = BuildRequest(
+        ref=str(embedding_source), store=tmp_path, recipe=impossible, budget=UNTUNED
+    )
+    with pytest.raises(GateFailed, match="no graph of `BertModel` for the CPU passed"):
+        build(request, progress)
+    assert [path.name for path in tmp_path.iterdir()] == [BUILDING_NAME]
+    assert leftovers(tmp_path) == [], "the next run would fail the same way"
+
+
+def test_a_checkpoint_that_answers_no_numbers_is_refused_before_it_is_exported(
+    tmp_path: Path,
+) -> None:
+    source = tiny_checkpoint(tmp_path / "model", layers=1)
+    weights = load_file(source / "model.safetensors")
+    weights["encoder.layer.0.output.dense.bias"][3] = float("inf")
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    told = io.StringIO()
+    request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, budget=UNTUNED)
+    with pytest.raises(UnsupportedModel, match="answers NaN or Inf in fp32 torch already"):
+        build(request, BuildProgress(told))
+    assert "export" not in told.getvalue()
+    assert leftovers(tmp_path / "store") == []
+
+
+def test_data_of_another_task_is_refused_before_anything_is_computed(
+    tmp_path: Path, embedding_source: Path
+) -> None:
+    data = tmp_path / "data.jsonl"
+    write_json(data, {"question": "who?"})
+    told = io.StringIO()
+    request = BuildRequest(
+        ref=str(embedding_source),
+        store=tmp_path / "store",
+        recipe=SMALL,
+        budget=replace(UNTUNED, evaluation=data),
+    )
+    with pytest.raises(BadEvaluationData, match=r"data\.jsonl"):
+        build(request, BuildProgress(told))
+    assert [line.split()[0] for line in told.getvalue().splitlines()] == ["resolve"]

@@ -1,0 +1,155 @@
+"""Torch programs as files: what they may say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="`torch` is not installed")
+safetensors_torch = pytest.importorskip("safetensors.torch", reason="`safetensors` is missing")
+
+from safetensors import safe_open  # noqa: E402
+
+from deployments.artifacts.manifest import EngineOptions  # noqa: E402
+from deployments.artifacts.types import ModelHead  # noqa: E402
+from deployments.batching.batches import collate  # noqa: E402
+from deployments.engines import open_engine  # noqa: E402
+from deployments.engines.torch_program import read_program, write_program  # noqa: E402
+from deployments.errors import EngineFailed  # noqa: E402
+from tests.integration.engines.conftest import KINDS, SETTINGS, Written, spec_of  # noqa: E402
+from tests.integration.engines.test_contract import ITEMS, check  # noqa: E402
+from tests.support.fakes import item  # noqa: E402
+
+TORCH = KINDS["torch"]
+Nodes = list[dict[str, Any]]
+
+
+@pytest.fixture
+def rewritten(written: Written, tmp_path: Path) -> Callable[[Callable[[Nodes], None]], Path]:
+    """The tiny program with its calls changed by hand."""
+
+    def rewrite(change: Callable[[Nodes], None]) -> Path:
+        with safe_open(written(TORCH, ModelHead.VECTOR), framework="pt") as file:
+            nodes = json.loads(file.metadata()["program"])
+        weights = safetensors_torch.load_file(written(TORCH, ModelHead.VECTOR))
+        change(nodes)
+        path = tmp_path / "changed.graph"
+        safetensors_torch.save_file(weights, path, metadata={"program": json.dumps(nodes)})
+        return path
+
+    return rewrite
+
+
+def calling(name: str) -> Callable[[Nodes], None]:
+    def change(nodes: Nodes) -> None:
+        next(node for node in nodes if "call" in node)["call"] = name
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.from_file.default",
+        "aten.add_.Tensor",
+        "aten.add.out",
+        "aten.nothing.default",
+        "aten.linear",
+        "aten.__class__.__init__",
+        "torch.hub.load",
+        "os.system",
+        "eval",
+        "_c10d_functional.all_reduce.default",
+        "aten._cudnn_rnn.default",
+    ],
+)
+def test_program_calls_allowed_operators_only(name: str, rewritten) -> None:
+    with pytest.raises(EngineFailed, match=r"changed\.graph: a torch program cannot call"):
+        open_engine(spec_of(TORCH, rewritten(calling(name))), SETTINGS)
+
+
+@pytest.mark.parametrize("dtype", ["nonsense", "save", "float32.__class__", "strided"])
+def test_unknown_dtype_is_rejected(dtype: str, rewritten) -> None:
+    def change(nodes: Nodes) -> None:
+        next(node for node in nodes if "call" in node)["kwargs"] = {"dtype": {"dtype": dtype}}
+
+    with pytest.raises(EngineFailed, match="cannot contain the dtype"):
+        open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
+
+
+def test_unknown_operator_fails(rewritten) -> None:
+    def unknown_weight(nodes: Nodes) -> None:
+        next(node for node in nodes if "weight" in node)["weight"] = "nothing"
+
+    def unknown_node(nodes: Nodes) -> None:
+        nodes[-1]["output"] = {"node": "nothing"}
+
+    def strange_input(nodes: Nodes) -> None:
+        next(node for node in nodes if "input" in node)["input"] = "pixels"
+
+    for change in (unknown_weight, unknown_node, strange_input, list.clear):
+        with pytest.raises(EngineFailed, match=r"changed\.graph"):
+            open_engine(spec_of(TORCH, rewritten(change)), SETTINGS)
+
+
+def test_file_without_program_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "weights.graph"
+    safetensors_torch.save_file({"w": torch.zeros(2)}, path)
+    with pytest.raises(EngineFailed, match=r"weights\.graph: the file contains no torch program"):
+        open_engine(spec_of(TORCH, path), SETTINGS)
+
+
+def test_non_json_values_round_trip(tmp_path: Path) -> None:
+    class Hidden(torch.nn.Module):
+        def forward(self, input_ids):
+            hidden = torch.full_like(input_ids, float("-inf"), dtype=torch.float16)
+            return torch.where(input_ids > 2, input_ids.to(torch.float16), hidden)
+
+    example = {"input_ids": torch.arange(4)[None]}
+    with torch.no_grad():
+        write_program(torch.export.export(Hidden(), (), example), tmp_path / "p")
+    (row,) = read_program(tmp_path / "p", "cpu")(example["input_ids"]).tolist()
+    assert row == [float("-inf")] * 3 + [3.0]
+
+
+def test_unsupported_program_is_rejected_when_written(tmp_path: Path) -> None:
+    class Spectrum(torch.nn.Module):
+        def forward(self, input_ids):
+            return torch.fft.fft(input_ids.float()).real
+
+    with torch.no_grad():
+        program = torch.export.export(Spectrum(), (), {"input_ids": torch.ones(1, 4).long()})
+    with pytest.raises(EngineFailed, match=r"cannot call `aten\.\w*fft"):
+        write_program(program, tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+def test_compile_without_buckets_is_rejected(written: Written) -> None:
+    spec = spec_of(TORCH, written(TORCH, ModelHead.VECTOR))
+    with pytest.raises(EngineFailed, match="needs buckets"):
+        open_engine(replace(spec, options=EngineOptions(compile=True)), SETTINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs `g++` on a CPU")
+def test_compiled_program_matches(written: Written) -> None:
+    spec = spec_of(TORCH, written(TORCH, ModelHead.TOKENS), ModelHead.TOKENS)
+    options = EngineOptions(buckets=((2, 8), (4, 8)), compile=True)
+    with closing(open_engine(replace(spec, options=options), SETTINGS)) as engine:
+        check(engine, ModelHead.TOKENS, ITEMS[:1])
+        check(engine, ModelHead.TOKENS, ITEMS[:4])
+        check(engine, ModelHead.TOKENS, ITEMS)  # larger than every bucket
+
+
+def test_close_stops_the_thread(written: Written) -> None:
+    engine = open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS)
+    engine.run(collate([item(1)]))
+    engine.close()
+    engine.close()

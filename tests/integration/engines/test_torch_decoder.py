@@ -1,0 +1,275 @@
+"""The contract of decoders, kept by all that torch runs: the tiny Llama as the build writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="`torch` is not installed")
+pytest.importorskip("transformers", reason="`transformers` is not installed")
+
+from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa: E402
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # noqa: E402
+from deployments.artifacts.types import Device  # noqa: E402
+from deployments.config import GeneratorSettings  # noqa: E402
+from deployments.engines import torch_decoder  # noqa: E402
+from deployments.engines.decoder import DecoderSpec  # noqa: E402
+from deployments.engines.decoder_factory import (  # noqa: E402
+    find_decoder_factory,
+    kv_bytes_per_token,
+    open_decoder,
+    select_candidate,
+)
+from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
+from deployments.engines.torch_program import write_program  # noqa: E402
+from deployments.errors import EngineFailed  # noqa: E402
+from tests.integration.engines.conftest import OpenRows, rows_of  # noqa: E402
+from tests.support.decoder_artifacts import seal_tiny_decoder  # noqa: E402
+from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec  # noqa: E402
+from tests.support.tiny_decoders import tiny_llama  # noqa: E402
+
+PROMPT = list(range(10, 45))
+OTHER = list(range(90, 40, -1))
+# Products of one row and of several round differently.
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("checkpoint"))
+
+
+RECIPES = {
+    "program": PROGRAM,
+    "checkpoint": WHOLE,
+    "eager": replace(WHOLE, run=EngineOptions(attention="eager")),
+    "offloaded": replace(WHOLE, run=EngineOptions(kv_offload=True)),
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def spec(
+    checkpoint: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> DecoderSpec:
+    recipe, into = RECIPES[request.param], tmp_path_factory.mktemp(request.param)
+    write = program_spec if recipe.engine == "torch" else whole_spec
+    return write(checkpoint, into, recipe)
+
+
+@pytest.fixture
+def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
+    with rows_of(TorchDecoder, spec) as open_:
+        yield open_
+
+
+def near(found: np.ndarray, due: np.ndarray) -> None:
+    np.testing.assert_allclose(found, due, atol=CLOSE)
+
+
+def test_logits_match_transformers(checkpoint: Path, open_rows: OpenRows) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        due = model(torch.tensor([PROMPT])).logits[0].numpy()
+    decoder = open_rows()
+    near(decoder.prefill(2, PROMPT, 0, all_logits=True), due)
+    near(decoder.prefill(1, PROMPT[:-2], 0), due[-3])
+    for place in (len(PROMPT) - 2, len(PROMPT) - 1):
+        ids, lengths = np.array([0, PROMPT[place]]), np.array([0, place])
+        near(decoder.decode(ids, lengths)[1], due[place])
+
+
+@pytest.mark.parametrize("part", [1, 2, 7, 16, 33])
+def test_chunked_prefill_matches_whole_prefill(open_rows: OpenRows, part: int) -> None:
+    whole = open_rows().prefill(0, PROMPT, 0).copy()
+    decoder = open_rows()
+    for start in range(0, len(PROMPT), part):
+        logits = decoder.prefill(1, PROMPT[start : start + part], start)
+    near(logits, whole)
+
+
+@pytest.mark.parametrize("context", [63, 64, 65, 128])
+def test_slot_fits_its_last_token(open_rows: OpenRows, context: int) -> None:
+    ids = (np.arange(context) % 200).tolist()
+    decoder = open_rows(context=context)
+    whole = decoder.prefill(0, ids, 0).copy()
+    decoder.prefill(1, ids[:-1], 0)
+    near(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], whole)
+
+
+def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
+    single, batched = open_rows(slots=1), open_rows(slots=3)
+    first = single.prefill(0, PROMPT, 0).copy()
+    batched.prefill(0, OTHER, 0)
+    np.testing.assert_array_equal(batched.prefill(1, PROMPT, 0), first)
+    for step in range(5):
+        token = 7 + step
+        by_itself = single.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
+        together = batched.decode(
+            np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
+        )
+        near(together[1], by_itself)
+
+
+def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None:
+    fresh, used = open_rows(), open_rows()
+    used.prefill(0, OTHER * 2, 0)
+    for decoder in (fresh, used):
+        decoder.prefill(0, PROMPT, 0)
+    step = np.array([5]), np.array([len(PROMPT)])
+    near(used.decode(*step), fresh.decode(*step))
+
+
+def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: Path) -> None:
+    spec = program_spec(checkpoint, tmp_path, broken_token=99)
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=128)
+    due = decoder.prefill(0, PROMPT, 0).copy()
+    assert np.isnan(decoder.prefill(0, [1, 2, 99] * 25, 0)).all()
+    near(decoder.prefill(0, PROMPT, 0), due)
+    decoder.close()
+
+
+class Replayed:
+    """A captured step, which computes on the CPU what was captured."""
+
+    def __init__(self, step: Callable[[], None], pool: object) -> None:
+        self.replay, self.used = step, pool
+
+    def pool(self) -> str:
+        return "shared"
+
+
+def test_steps_are_captured_by_slots_and_kv_length(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_decoder, "_capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
+    plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
+    captured._captures = True
+    for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
+        ids, lengths = np.full(rows, 7), np.full(rows, length)
+        near(captured.decode(ids, lengths), plain.decode(ids, lengths))
+    assert list(captured._graphs) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
+    assert [graph.used for graph in captured._graphs.values()] == [None, *["shared"] * 4]
+    for decoder in (plain, captured):
+        decoder.close()
+
+
+def test_full_slot_may_take_part_in_decode(open_rows: OpenRows) -> None:
+    decoder = open_rows(context=64)
+    decoder.prefill(1, PROMPT, 0)
+    step = np.array([1, 5]), np.array([64, len(PROMPT)])
+    due = decoder.decode(*step)[1].copy()
+    near(decoder.decode(np.array([1, 5]), np.array([3, len(PROMPT)]))[1], due)
+
+
+def test_copied_prefix_matches_computed_prefix(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    decoder.prefill(0, PROMPT[:30], 0)
+    computed = decoder.prefill(0, PROMPT[30:], 30).copy()
+    decoder.copy(0, 2, 30)
+    np.testing.assert_array_equal(decoder.prefill(2, PROMPT[30:], 30), computed)
+
+
+def test_swapped_slots_continue(open_rows: OpenRows) -> None:
+    straight, crossed = open_rows(), open_rows()
+    for decoder in (straight, crossed):
+        decoder.prefill(0, PROMPT, 0)
+        decoder.prefill(1, OTHER, 0)
+    crossed.swap(0, 1, max(len(PROMPT), len(OTHER)))
+    ids, lengths = np.array([5, 6]), np.array([len(PROMPT), len(OTHER)])
+    due = straight.decode(ids, lengths).copy()
+    near(crossed.decode(ids[::-1].copy(), lengths[::-1].copy())[::-1], due)
+    assert np.abs(due[0] - due[1]).max() > 1
+
+
+def test_closed_decoder_fails(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    decoder.close()
+    decoder.close()
+    for call in (
+        lambda: decoder.prefill(0, PROMPT, 0),
+        lambda: decoder.decode(np.zeros(1, np.int64), np.zeros(1, np.int64)),
+        lambda: decoder.copy(0, 1, 2),
+        lambda: decoder.swap(0, 1, 2),
+    ):
+        with pytest.raises(EngineFailed, match="closed"):
+            call()
+
+
+def test_tokens_out_of_bounds_are_rejected(open_rows: OpenRows) -> None:
+    decoder = open_rows(context=64)
+    with pytest.raises(EngineFailed, match="exceed the context of 64"):
+        decoder.prefill(0, PROMPT, 30)
+    with pytest.raises(EngineFailed, match="the maximum is 265"):
+        decoder.prefill(0, [decoder.info.vocabulary], 0)
+
+
+def test_open_decoder_uses_the_engine_of_the_spec(spec: DecoderSpec) -> None:
+    one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
+    settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
+    decoder = open_decoder(spec, settings)
+    assert isinstance(decoder, TorchDecoder)
+    assert (decoder.info.slots, decoder.info.context) == (3, 64)
+    assert decoder.loaded.kv_cache.shape[1] == 3
+    decoder.close()
+    with pytest.raises(EngineFailed, match="openvino does not run generative models"):
+        find_decoder_factory(replace(spec, engine="openvino"))
+    source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
+    behind_encoder = spec.generation_config.model_copy(update={"encoder_decoder": source})
+    with pytest.raises(EngineFailed, match=f"{spec.engine} does not run encoder-decoder models"):
+        open_decoder(replace(spec, generation_config=behind_encoder), settings)
+
+
+def test_model_of_another_shape_is_rejected(spec: DecoderSpec) -> None:
+    taller = spec.generation_config.model_copy(update={"layers": 3})
+    said = {
+        "torch": "the program has the inputs input_ids, lengths",
+        "transformers": r"has \(2, 266\) layers and tokens; expected \(3,",
+    }
+    with pytest.raises(EngineFailed, match=said[spec.engine]):
+        open_decoder(replace(spec, generation_config=taller), GeneratorSettings())
+
+
+def test_program_modifies_inputs_by_scatter_only(tmp_path: Path) -> None:
+    class Adding(torch.nn.Module):
+        def forward(self, input_ids, memory):
+            return memory.add_(input_ids)
+
+    with torch.no_grad():
+        example = {"input_ids": torch.ones(2, 3), "memory": torch.zeros(2, 3)}
+        program = torch.export.export(Adding(), (), example)
+    with pytest.raises(EngineFailed, match=r"cannot call `aten\.add_"):
+        write_program(program, tmp_path / "p", in_place=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_missing_device_is_named(spec: DecoderSpec) -> None:
+    settings = GeneratorSettings(providers=("CUDAExecutionProvider",))
+    with pytest.raises(EngineFailed, match="torch sees no CUDA device"):
+        open_decoder(spec, settings)
+    with pytest.raises(EngineFailed, match="torch sees no CUDA device"):
+        TorchDecoder(spec, settings, slots=1, context=64)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_select_candidate_returns_the_fastest_runnable(tmp_path: Path) -> None:
+    manifest = ArtifactManifest.read(seal_tiny_decoder(tmp_path))
+    (sealed,) = manifest.candidates
+    options = EngineOptions(providers=("CPUExecutionProvider",))
+    onnx = sealed.model_copy(update={"options": options})
+    by_torch = onnx.model_copy(update={"engine": "torch"})
+    both = manifest.model_copy(update={"candidates": (by_torch, onnx)})
+    on_gpu = GeneratorSettings(providers=("CUDAExecutionProvider",))
+    assert select_candidate(both, Device.CPU, GeneratorSettings()) is by_torch
+    assert select_candidate(both, Device.CPU, on_gpu) is onnx, "torch sees no CUDA device"
+    only_torch = manifest.model_copy(update={"candidates": (by_torch,)})
+    assert select_candidate(only_torch, Device.CPU, on_gpu) is by_torch, (
+        "the first candidate, whose opening reports the missing requirement"
+    )
+    assert select_candidate(both, Device.GPU, on_gpu) is None

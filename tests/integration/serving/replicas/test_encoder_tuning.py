@@ -1,0 +1,219 @@
+"""An encoder replica on a host that nobody tuned for: it serves, is tuned meanwhile, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from deployments.artifacts.types import Device, TaskName
+from deployments.batching.scheduler import BatchScheduler
+from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
+from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
+from deployments.records import ForwardPassRecord
+from deployments.replicas.encoder import EncoderReplica
+from deployments.tasks.embedding import EmbeddingOptions
+from deployments.tuning.costs import TuningTarget, read_costs
+from tests.support.artifacts import EMBEDDER, WIDTH
+from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
+from tests.support.tuning_artifacts import keep_table, seal_tunable
+
+RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
+TOLERANCE = 1e-5
+# Enough for a real process to start, measure 0.2 s and end, on a machine with other work.
+TIMEOUT_S = 60.0
+UNTUNED, TUNED = "cpu-fp32", "cpu-int8"
+STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}
+
+
+def args(store: Path, **encoder: object) -> AppArgs:
+    settings = EncoderSettings.parse({"concurrent_passes": 2, "tune_seconds": 0.2, **encoder})
+    models = (ModelSettings(id=EMBEDDER),)
+    return AppArgs(store=store, models=models, encoders={Device.CPU: settings})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> TuningTarget:
+    """A model whose portable default is slow, and another graph that is not."""
+    return seal_tunable(tmp_path, names=["slow", "int8"])
+
+
+class TuningEncoderHarness:
+    """A replica that was started, asked for one text of three tokens."""
+
+    def __init__(self, store: Path, version: str, **encoder: object) -> None:
+        self.replica = EncoderReplica(args(store, **encoder), Device.CPU, ListRecorder())
+        self.replica.start()
+        ref = ModelRef(EMBEDDER, version)
+        self._key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
+
+    async def ask(self) -> CallResult:
+        call = TokenizedCall((3,), 0, RAW, far_deadline())
+        batch = TokenizedBatch(self._key, item(5, 3).ids.tobytes(), (call,), 0.0)
+        (answer,) = await self.replica.infer(batch)
+        assert isinstance(answer, CallResult), answer
+        return answer
+
+    async def ask_until(self, compute_type: str) -> list[CallResult]:
+        """Ask on and on until an answer comes from that kind of engine; all answers."""
+        answers = [await self.ask()]
+        give_up_s = time.monotonic() + TIMEOUT_S
+        while answers[-1].compute_type != compute_type:
+            assert time.monotonic() < give_up_s, "it was not tuned"
+            answers += await asyncio.gather(*(self.ask() for _ in range(4)))
+            await asyncio.sleep(0.02)  # the process that measures has the lowest priority
+        return answers
+
+
+@asynccontextmanager
+async def running(target: TuningTarget, **encoder: object) -> AsyncIterator[TuningEncoderHarness]:
+    store = target.artifact.parents[1]
+    made = TuningEncoderHarness(store, target.manifest.version, **encoder)
+    try:
+        yield made
+    finally:
+        await made.replica.close()
+
+
+def tuning_threads() -> int:
+    return sum(thread.name == "tuning" for thread in threading.enumerate())
+
+
+async def test_it_serves_at_once_and_with_the_winner_once_that_is_known(
+    target: TuningTarget,
+) -> None:
+    async with running(target) as encoder:
+        first = await encoder.ask()
+        assert first.compute_type == UNTUNED
+        assert read_costs(target) is None
+        answers = await encoder.ask_until(TUNED)
+    assert [a.compute_type for a in answers[:1]] == [UNTUNED]
+    for answer in answers:
+        np.testing.assert_allclose(answer.value, first.value, atol=TOLERANCE)
+    assert tuning_threads() == 0
+
+
+async def test_a_second_replica_uses_what_the_first_has_measured(
+    target: TuningTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(target) as first, running(target) as second:
+        await asyncio.gather(first.ask_until(TUNED), second.ask_until(TUNED))
+        kept = target.costs_path.read_bytes()
+        # Whatever a second process had measured would have other figures.
+        await wait_until(lambda: tuning_threads() == 0)
+        assert target.costs_path.read_bytes() == kept
+    async with running(target) as third:
+        assert (await third.ask()).compute_type == TUNED
+        assert tuning_threads() == 0
+    ended = [r.message for r in caplog.records if "is tuned for this host after" in r.message]
+    assert len(ended) == 2
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+async def test_what_another_runtime_has_measured_is_measured_again(target: TuningTarget) -> None:
+    keep_table(target, {"1x16": "int8"}, **STALE)
+    async with running(target) as encoder:
+        assert (await encoder.ask()).compute_type == UNTUNED
+        await encoder.ask_until(TUNED)
+    assert read_costs(target) is not None
+
+
+async def test_a_host_that_was_tuned_before_is_served_by_the_winner_at_once(
+    target: TuningTarget,
+) -> None:
+    keep_table(target, {"1x16": "int8"})
+    async with running(target) as encoder:
+        assert (await encoder.ask()).compute_type == TUNED
+        assert tuning_threads() == 0
+
+
+@pytest.mark.parametrize("off", ["off", False], ids=["quoted", "as YAML reads it"])
+async def test_off_means_off(target: TuningTarget, off: object) -> None:
+    async with running(target, tune=off) as encoder:
+        assert (await encoder.ask()).compute_type == UNTUNED
+        assert tuning_threads() == 0
+    assert not (target.artifact / "hosts").exists()
+
+
+async def test_a_model_that_cannot_be_tuned_is_served_all_the_same(
+    target: TuningTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    (target.artifact / "hosts").write_text("in the way")
+    async with running(target) as encoder:
+        await until_slowly(lambda: tuning_threads() == 0)
+        assert (await encoder.ask()).compute_type == UNTUNED
+    (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
+    assert told.startswith("models are not tuned for this host: ")
+
+
+async def until_slowly(happened: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while not happened():
+        assert time.monotonic() < give_up_s, "waited in vain"
+        await asyncio.sleep(0.02)
+
+
+async def test_a_pass_under_way_keeps_its_engine() -> None:
+    former, latter = FakeEngine(held=True), FakeEngine()
+    former.info = type(former.info)(compute_type="cpu-former")
+    model = ModelRef(EMBEDDER, "0123456789ab")
+    engines = {model: former}
+    passes: ListRecorder[ForwardPassRecord] = ListRecorder()
+    loop = BatchScheduler(engines, BatchSettings(), concurrent_passes=1, recorder=passes)
+    begun = loop.submit(model, [item(1)], far_deadline())
+    await wait_until(lambda: bool(former.passes))
+    engines[model] = latter
+    waiting = loop.submit(model, [item(2)], far_deadline())
+    former.release()
+    assert [(await call).compute_type for call in (begun, waiting)] == ["cpu-former", "cpu-fake"]
+    assert [(await call).rows for call in (begun, waiting)] == [[[1]], [[2]]]
+    await loop.drain()
+    assert [record.compute for record in passes.records] == ["cpu-former", "cpu-fake"]
+    assert (former.passes, latter.passes) == ([[1]], [[2]])
+
+
+def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
+    target: TuningTarget,
+) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from tests.integration.serving.replicas.test_encoder_tuning import TuningEncoderHarness\n"
+        "encoder = TuningEncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
+        "time.sleep(600)"
+    )
+    store = target.artifact.parents[1]
+    root = Path(__file__).parents[4]
+    command = [sys.executable, "-c", code, str(store), target.manifest.version]
+    replica = subprocess.Popen(command, cwd=root)
+    try:
+        child = wait_for_child(psutil.Process(replica.pid))
+        child.suspend()
+        replica.kill()
+        replica.wait()
+        assert child.is_running()
+        child.resume()
+        assert psutil.wait_procs([child], timeout=TIMEOUT_S)[1] == []
+    finally:
+        replica.kill()
+        replica.wait()
+    assert read_costs(target) is None
+
+
+def wait_for_child(process: psutil.Process) -> psutil.Process:
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        if children := process.children():
+            return children[0]
+        time.sleep(0.005)
+    raise AssertionError("nothing was started")
