@@ -197,7 +197,7 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     # Logits of random weights are closer together than those of trained ones.
     gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
     with pytest.MonkeyPatch.context() as patch:
-        for module in (selection, decoder_family):
+        for module in (accuracy_gate, decoder_family):
             patch.setattr(module, "has_device", lambda device: True)
         patch.setattr(decoder_candidates, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=gate), BuildProgress(io.StringIO()))
