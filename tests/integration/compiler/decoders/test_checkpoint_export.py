@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from build_artifacts import accuracy_gate
 from build_artifacts.console import BuildProgress
 from build_artifacts.decoders import candidates as decoder_candidates
 from build_artifacts.decoders.generation_report import graph_bytes
