@@ -1,4 +1,4 @@
-"""Selection of the graphs of an artifact: accuracy gate with fallbacks, fastest candidates first."""
+"""Select the graphs of an artifact: accuracy gate with fallbacks, fastest candidates first."""
 
 from __future__ import annotations
 

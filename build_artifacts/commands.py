@@ -179,7 +179,8 @@ def compact(arguments: argparse.Namespace) -> int:
     print(compaction.describe())
     for cut in compaction.reductions:
         print(
-            f"layer {cut.layer}: {len(cut.heads)} heads, {len(cut.ffn_channels)} feed-forward channels"
+            f"layer {cut.layer}: {len(cut.heads)} heads, "
+            f"{len(cut.ffn_channels)} feed-forward channels"
         )
     return OK
 

@@ -121,10 +121,10 @@ class DecoderRecipe:
     """One graph of a model that generates: what onnxruntime-genai's model builder is asked for.
 
     Or `decoders/written/`, which knows no `options`. With `per_token_int8` either writes fp32, and
-    `decoders/per_token_int8.py` makes it int8. With the engine "torch" it is a program of transformers'
-    own model instead (`decoders/torch_export.py`), in fp16 or fp32; with "transformers" that model
-    itself (`decoders/checkpoint_export.py`), in these, bf16, or rounded by bitsandbytes. `run` says
-    what attention they have, where keys and values lie, and how many GPUs share the work.
+    `decoders/per_token_int8.py` makes it int8. The engine "torch" runs a program of transformers'
+    own model (`decoders/torch_export.py`), in fp16 or fp32. The engine "transformers" runs that
+    model itself (`decoders/checkpoint_export.py`), in fp16, fp32, bf16 or quantized by
+    bitsandbytes. `run` has the attention, the place of keys and values, and the number of GPUs.
     """
 
     name: str

@@ -31,7 +31,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # of clients that never complete their request.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
         # Bytes of one message between replicas. gRPC's default of 4 MiB is less than a micro-batch
-        # of 32 calls (`max_batch_size`); one call with a long document in windows takes up to 27 MB.
+        # of 32 calls (`max_batch_size`). One call with a long document in windows takes up to
+        # 27 MB.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
         # A rollout stops and keeps the old replicas if new ones do not start. Equal to the default
         # of Ray 2.60; set because deployments rely on it.

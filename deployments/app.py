@@ -60,7 +60,7 @@ from deployments.transports.serve import (
 
 
 def enable_info_logs() -> None:
-    """Log this project at INFO even if serve_config.yaml silences Ray Serve, which logs each hop."""
+    """Log this project at INFO even if serve_config.yaml silences Ray Serve."""
     logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
 
 

@@ -1,4 +1,4 @@
-"""Rounds: every system at every number of streams, then every scenario of every streaming system."""
+"""Rounds: every system at every number of streams, then the scenarios of streaming systems."""
 
 from __future__ import annotations
 

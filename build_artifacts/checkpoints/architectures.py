@@ -33,8 +33,7 @@ def parse_task_class(name: str) -> TaskName | None:
 
 
 def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
-    """Raise UnsupportedModel, with the architecture and the reason, unless the encoder compiler
-    supports it.
+    """Raise UnsupportedModel with a reason unless the encoder compiler supports the model.
 
     `pooled`: the checkpoint configures pooling of token vectors, so a decoder serves as an encoder.
     """

@@ -140,8 +140,9 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield relative name and path of every file that the digest covers, sorted, without hidden
-    files.
+    """Yield relative name and path of every file that the digest covers, sorted.
+
+    Hidden files are left out.
 
     Raises SourceUnreadable.
     """

@@ -121,8 +121,7 @@ class FloatGraph:
         self._tables[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
 
     def find_linear_weights(self, value: str) -> tuple[str, ...]:
-        """Return the weights [K, N] and, if present, the bias [N] of the linear layer behind
-        `value`.
+        """Return weights [K, N] and optional bias [N] of the linear layer behind `value`.
 
         Empty when no linear layer produces `value`, or when the value or a tensor has other
         consumers.

@@ -125,7 +125,7 @@ class Ranking(Generic[R]):
 
 
 class ModelBuild(ABC, Generic[R, S]):
-    """One build of one model. A family implements it; `accuracy_gate.py` and `pipeline.py` call it."""
+    """One build of one model; implemented by each family."""
 
     # Fallbacks that make a graph slower are not worth it when another candidate is accepted.
     fallbacks_cost_speed: ClassVar[bool] = False

@@ -285,7 +285,7 @@ def report_path(artifact: Path, host: Host) -> Path:
 
 
 def read_report(artifact: Path, conditions: ReportConditions, tell: Tell) -> Report | None:
-    """The report that still holds in `conditions`; None, telling why, where it has to be measured."""
+    """Return the report if it is valid in `conditions`; otherwise report why and return None."""
     path = report_path(artifact, conditions.host)
     try:
         report = Report.model_validate_json(path.read_bytes())

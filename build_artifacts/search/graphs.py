@@ -121,7 +121,7 @@ class CandidateGraphs:
         return self._steps.run_cached(key, "rewrite", detail, work) / _GRAPH_NAME
 
     def _difference(self, before: Path, after: Path) -> float:
-        """Largest difference between the outputs of two graphs, as a share of the largest output."""
+        """Largest difference between outputs of two graphs, as a share of the largest output."""
         metadata, items = self._prepared.metadata, self._prepared.reference.items
         # One item longer than any window of local attention, and a padded batch.
         long = build_batch(items, Shape(items=1, tokens=min(metadata.max_tokens, _LONG_TOKENS)))

@@ -54,7 +54,7 @@ class SpeedScreening(BaseModel):
         return {names[column.index(min(column))] for column in columns}
 
     def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
-        """Whether an accepted graph makes `name` pointless: it is fastest nowhere and much slower."""
+        """Whether an accepted graph makes `name` useless: never fastest and much slower."""
         if not accepted or name in self.fastest():
             return False
         return self.mean_ms(name) > min(map(self.mean_ms, accepted)) * _MAX_SLOWDOWN

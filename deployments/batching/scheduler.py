@@ -1,4 +1,4 @@
-"""Batch scheduler of an encoder replica: asyncio callers on one side, blocking engines on the other.
+"""Batch scheduler of an encoder replica between asyncio callers and blocking engines.
 
 Each arriving item and each finished pass calls `_dispatch`, which starts passes until every engine
 thread is busy. There is no background task that could die unnoticed.

@@ -164,8 +164,8 @@ class TensorParallelDecoder:
                 if reply.error is not None:
                     self._end(at_once=True)
                     raise EngineLost(
-                        f"{self.info.compute_type}: `{name}` failed in process {number}, which ends "
-                        f"all processes of the model: {reply.error}"
+                        f"{self.info.compute_type}: `{name}` failed in process {number}, "
+                        f"which ends all processes of the model: {reply.error}"
                     )
                 if number == 0:
                     logits = reply.logits

@@ -38,7 +38,7 @@ def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions
 def select_best(
     completions: Sequence[Completion], candidates_per_prompt: int, choices: int
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Split into the `choices` of each prompt with the highest mean log probability, and the rest."""
+    """Split into `choices` of each prompt with the highest mean log probability, and the rest."""
     if candidates_per_prompt == choices:
         return tuple(completions), ()
     selected: list[Completion] = []

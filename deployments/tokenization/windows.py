@@ -71,8 +71,8 @@ class WindowTokenizer:
         count = -(-(tokens - stride) // (available - stride))
         if count > MAX_WINDOWS:
             raise InputTooLong(
-                f"has {tokens} tokens and needs {count} windows of {max_tokens} tokens; the maximum "
-                f"is {MAX_WINDOWS} windows"
+                f"has {tokens} tokens and needs {count} windows of {max_tokens} tokens; "
+                f"the maximum is {MAX_WINDOWS} windows"
             )
         strategy = "only_second" if pair else "only_first"
         self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)

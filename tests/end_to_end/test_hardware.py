@@ -1,4 +1,7 @@
-"""The request chooses the hardware; the GPU encoder runs its FP16 graph on the CPU provider here."""
+"""Selection of the hardware by the request.
+
+The GPU encoder runs its FP16 graph on the CPU provider.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ParityModel:
         )
 
     def store(self, precision: Precision = "fp32") -> Path:
-        """A store with PARITY_MODEL, whose one graph has that precision; built when first asked for."""
+        """Build a store with PARITY_MODEL, whose only graph has `precision`."""
         store = self.root / precision
         request = BuildRequest(
             ref=str(self.checkpoint),
@@ -107,7 +107,7 @@ class ParityModel:
     async def serving(
         self, precision: Precision = "fp32", *, task: TaskName | None = None
     ) -> AsyncIterator[Served]:
-        """PARITY_MODEL behind the server, asked for `task`, or for its own; lives as long as the block."""
+        """Serve PARITY_MODEL for `task`, by default its own, within the block."""
         app = InProcess(self.store(precision), models=(PARITY_MODEL,))
         async with app.client() as http:
             model = app.pipeline.registry.find(PARITY_MODEL)

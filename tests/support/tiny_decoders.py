@@ -200,8 +200,9 @@ def make_marian(vocabulary: int, ids: dict[str, int]) -> object:
 
     config = MarianConfig(
         vocab_size=vocabulary, d_model=HIDDEN, encoder_layers=LAYERS, decoder_layers=LAYERS,
-        encoder_attention_heads=TASK_HEADS, decoder_attention_heads=TASK_HEADS, encoder_ffn_dim=INNER,
-        decoder_ffn_dim=INNER, max_position_embeddings=POSITIONS, forced_eos_token_id=None, **ids,
+        encoder_attention_heads=TASK_HEADS, decoder_attention_heads=TASK_HEADS,
+        encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, max_position_embeddings=POSITIONS,
+        forced_eos_token_id=None, **ids,
     )  # fmt: skip
     model = MarianMTModel(config)
     model.generation_config.num_beams = 2

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("deployments", "build_artifacts", "cluster", "benchmarks", "hundredfold")
 MAX_LINES = 400
 
-# Imports point one way: compiler and cluster use the server; benchmarks and the command line use all.
+# Imports point one way: compiler and cluster use the server; benchmarks and commands use all.
 ALLOWED = {
     "deployments": {"deployments"},
     "build_artifacts": {"build_artifacts", "deployments"},

@@ -125,9 +125,7 @@ class GraphWriter:
     def linear(
         self, value: Value, modules: Sequence[str], stored: Stored = "rows", label: str = ""
     ) -> Value:
-        """Apply the `modules` of the checkpoint as one linear layer: [..., in] -> [..., sum of
-        outs].
-        """
+        """Apply `modules` as one linear layer: [..., in] -> [..., sum of outs]."""
         joined = _FusedLinear(self.weights, tuple(modules), stored)
         label = label or modules[0]
         weight = self.weight(f"{label}.weight.columns", joined.shape, joined.columns)
@@ -187,7 +185,7 @@ class _FusedLinear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[in, sum of outs]"""
+        """[in, sum of outs]."""
         shapes = [self.weights.shape(f"{module}.weight") for module in self.modules]
         if self.stored == "rows":
             shapes = [shape[::-1] for shape in shapes]

@@ -207,7 +207,7 @@ class CrossAttentionInputs:
 
 
 def sum_rows(graph: GraphWriter, mask: Value) -> Value:
-    """[B, M] -> [B, 1]"""
+    """[B, M] -> [B, 1]."""
     return graph.op("ReduceSum", mask, graph.constant([1]), keepdims=1)
 
 

@@ -39,7 +39,8 @@ def inference_headers(response: InferenceResponse) -> dict[str, str]:
         "x-cache": "hit" if response.from_cache else "miss",
         "x-sha": response.model.manifest.source.revision,
         "server-timing": (
-            f"tokenization;dur={timings.tokenize_s * 1e3:.2f}, queue;dur={timings.queue_s * 1e3:.2f}, "
+            f"tokenization;dur={timings.tokenize_s * 1e3:.2f}, "
+            f"queue;dur={timings.queue_s * 1e3:.2f}, "
             f"forward;dur={timings.forward_s * 1e3:.2f}, total;dur={response.total_s * 1e3:.2f}"
         ),
     }

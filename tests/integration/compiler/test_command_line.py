@@ -299,7 +299,8 @@ def test_gc_asks_somebody_and_removes_what_no_alias_points_to(
     said = capsys.readouterr()
     assert f"tiny/new:{old.name}" in said.out
     assert (
-        "error: standard input is not a terminal, so the removal cannot be confirmed\n\nhint: pass `--yes`"
+        "error: standard input is not a terminal, so the removal cannot be confirmed\n\n"
+        "hint: pass `--yes`"
         in said.err
     )
     assert old.is_dir()

@@ -244,7 +244,8 @@ def test_describe_has_one_line() -> None:
         parameters_after=14_081_664,
     )
     assert large.describe() == (
-        "removed 31 of 72 heads and 5,120 of 9,216 feed-forward channels: 22.7 M -> 14.1 M parameters"
+        "removed 31 of 72 heads and 5,120 of 9,216 feed-forward channels: "
+        "22.7 M -> 14.1 M parameters"
     )
     small = large.model_copy(update={"parameters_before": 30_752, "parameters_after": 9_001})
     assert small.describe().endswith(": 30,752 -> 9,001 parameters")
@@ -257,7 +258,8 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
      lambda c: {"reductions": (*c.reductions, LayerReduction(layer=2, heads=(0,)))}),
     ("a head in use", r"removes heads of layer 0 that the model needs: \[2\]",
      lambda c: {"reductions": (LayerReduction(layer=0, heads=(1, 2)),)}),
-    ("no such head", r"needs: \[4\]", lambda c: {"reductions": (LayerReduction(layer=0, heads=(4,)),)}),
+    ("no such head", r"needs: \[4\]",
+     lambda c: {"reductions": (LayerReduction(layer=0, heads=(4,)),)}),
     ("a row in use", r"removes rows of layer 1 that the model needs: \[7\]",
      lambda c: {"reductions": (*c.reductions[:1], LayerReduction(layer=1, ffn_channels=(0, 7)))}),
 ]  # fmt: skip

@@ -170,8 +170,8 @@ def test_each_process_uses_its_own_gpu(
     monkeypatch.setattr(tensor_parallel_decoder, "TorchDecoder", lambda *given, **room: None)
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
     worker = tensor_parallel_decoder._WorkerSpec(
-        number=number, rendezvous_file=tmp_path / "meeting", logits=None, decoder=spec, hardware=on_gpus,
-        slots=1, context=64,
+        number=number, rendezvous_file=tmp_path / "meeting", logits=None, decoder=spec,
+        hardware=on_gpus, slots=1, context=64,
     )  # fmt: skip
     tensor_parallel_decoder._open_shard(worker)
     assert os.environ["LOCAL_RANK"] == str(number)

@@ -281,7 +281,8 @@ class OpenInferenceRoutes:
         version = request.path_params.get("version", model.ref.version)
         if version != model.ref.version:
             raise UnknownModel(
-                f"Model {model.ref.id} has no version {version}; the served version is {model.ref.version}",
+                f"Model {model.ref.id} has no version {version}; "
+                f"the served version is {model.ref.version}",
                 field="version",
             )
         return model

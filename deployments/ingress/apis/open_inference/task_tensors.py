@@ -18,7 +18,7 @@ from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # by name of the input
 
-# Names of the text input; the first is the name in the metadata, the others come from other servers.
+# Names of the text input. The metadata has the first; the others come from other servers.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
 # MLServer's content type of BYTES with a JSON value each.
 JSON_ROWS = "hg_jsonlist"

@@ -105,8 +105,8 @@ AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
 # Agents are in the cluster: ignore proxies of the environment.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# Labels of Ray without information about requests. `WorkerId` becomes `replica`, which separates the
-# series of two replicas.
+# Labels of Ray without information about requests. `WorkerId` becomes `replica`, which separates
+# the series of two replicas.
 AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_\w+)="[^"]*",?')
 
 

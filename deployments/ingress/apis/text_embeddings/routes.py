@@ -1,9 +1,9 @@
 """Routes of text-embeddings-inference's API.
 
-POST /embed  /embed_all  /predict  /similarity              `model` of the body, or the first that fits
-POST /tokenize  /decode                                     the same
-POST /embed_sparse                                          not supported
-POST /models/{id}/embed  ...                                the same for one model
+POST /embed  /embed_all  /predict  /similarity      `model` of the body, or the first that fits
+POST /tokenize  /decode                             the same
+POST /embed_sparse                                  not supported
+POST /models/{id}/embed  ...                        the same for one model
 GET  /info
 """
 

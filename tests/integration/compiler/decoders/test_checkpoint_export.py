@@ -155,7 +155,8 @@ def test_missing_package_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("deployments.engines.transformers_engine.find_spec", lambda name: None)
     spec = DecoderSpec(
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
-        options=EngineOptions(), generation_config=read_checkpoint_metadata(llama).generation_config, vocabulary=9, max_tokens=9,
+        options=EngineOptions(), vocabulary=9, max_tokens=9,
+        generation_config=read_checkpoint_metadata(llama).generation_config,
     )  # fmt: skip
     assert (
         missing_requirement(spec, GeneratorSettings())

@@ -1,4 +1,4 @@
-"""An encoder replica on a host that nobody tuned for: it serves, is tuned meanwhile, and goes on."""
+"""Tuning of an encoder replica in the background, while it serves."""
 
 from __future__ import annotations
 

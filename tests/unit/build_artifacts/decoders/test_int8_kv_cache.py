@@ -113,7 +113,7 @@ def test_values_above_scale_are_clipped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
-    """Return keys and values of the first layer, [slots, heads, tokens, size]: no rounded inputs."""
+    """Return keys and values of the first layer, [slots, heads, tokens, size], unquantized."""
     arrays = decoder.kv_cache.arrays[:2]
     assert [array.dtype for array in arrays] == [np.int8, np.int8]
     return arrays

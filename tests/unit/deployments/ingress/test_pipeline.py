@@ -89,7 +89,8 @@ async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: 
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
     assert refused.json() == {
-        "error": "Model is overloaded: 2 of 3 texts are in use and the request needs 2. Retry later.",
+        "error": "Model is overloaded: 2 of 3 texts are in use and the request needs 2. "
+        "Retry later.",
         "code": "overloaded",
         "error_type": "overloaded",
     }
