@@ -117,7 +117,8 @@ def test_random_request_disconnects_before_the_last_token() -> None:
     assert any(request.disconnect_after == 0 for request in leaving)
 
 
-def test_encoder_model_is_rejected(tiny_store: Path) -> None:
+async def test_encoder_model_is_rejected(tiny_store: Path) -> None:
     embedder = LocalModel.open_by_name(tiny_store, EMBEDDER)
+    events = asyncio.get_running_loop()
     with pytest.raises(BenchmarkError, match="does not generate text"):
-        InProcessGenerator(embedder, kv_slots=1, threads=1, events=asyncio.new_event_loop())
+        InProcessGenerator(embedder, kv_slots=1, threads=1, events=events)
