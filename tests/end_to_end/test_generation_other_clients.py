@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.client_environment import answer_of
+from tests.support.client_environment import run_client
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
@@ -16,11 +16,11 @@ ASKING = "\n"  # behind which the speaker speaks
 
 def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
     endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
-    return answer_of("old_hub.py", method, json.dumps(arguments), environment=endpoint)
+    return run_client("old_hub.py", method, json.dumps(arguments), environment=endpoint)
 
 
 def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
-    return answer_of("tgi.py", cluster.url + path, method, json.dumps(arguments))
+    return run_client("tgi.py", cluster.url + path, method, json.dumps(arguments))
 
 
 def test_the_old_hub_client_continues_a_text(cluster: Cluster) -> None:
@@ -79,6 +79,6 @@ def test_tgis_client_understands_our_errors(cluster: Cluster) -> None:
 
 def test_langchain_chats(cluster: Cluster) -> None:
     settings = {"model": FIXED_TEXT_MODEL, "temperature": 0}
-    told = answer_of("langchain_chat.py", f"{cluster.url}/v1", json.dumps(settings), "Hello")
+    told = run_client("langchain_chat.py", f"{cluster.url}/v1", json.dumps(settings), "Hello")
     assert told["whole"] == SAYS
     assert "".join(told["streamed"]) == SAYS

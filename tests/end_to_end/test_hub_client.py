@@ -22,7 +22,7 @@ from tests.support.served_models import (
     QA_MODEL,
     RANKER,
 )
-from tests.support.vectors import cosine, same
+from tests.support.vectors import cosine, is_same_embedding
 
 FILM = "a gorgeous, witty film"
 STORY = (
@@ -83,7 +83,7 @@ def test_it_embeds_a_list(ask: Ask) -> None:
 def test_every_address_of_the_embedding_model_gives_the_same(ask: Ask, path: str) -> None:
     (row,) = ask(path, "feature_extraction", GUITAR)
     (due,) = ask(f"/models/{EMBEDDER}", "feature_extraction", GUITAR)
-    assert same(row, due)
+    assert is_same_embedding(row, due)
 
 
 def test_parameters_of_an_embedding_count(ask: Ask) -> None:
@@ -95,9 +95,9 @@ def test_parameters_of_an_embedding_count(ask: Ask) -> None:
         ask(path, "feature_extraction", long, truncate=True, truncation_direction=side)[0]
         for side in ("right", "left")
     )
-    assert not same(start, end)
+    assert not is_same_embedding(start, end)
     (raw,) = ask(path, "feature_extraction", GUITAR, normalize=False)
-    assert same(raw, ask(path, "feature_extraction", GUITAR)[0])
+    assert is_same_embedding(raw, ask(path, "feature_extraction", GUITAR)[0])
 
 
 @pytest.mark.parametrize(

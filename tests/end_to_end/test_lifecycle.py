@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, title_of, wait_for
+from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, read_title, wait_for
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def is_alive(process: psutil.Process) -> bool:
 def test_a_start_after_a_crash_works_and_a_stop_leaves_nothing(own_cluster: Cluster) -> None:
     own_cluster.start()
     first = own_cluster.processes()
-    assert any("/haproxy" in title_of(p) for p in first)
+    assert any("/haproxy" in read_title(p) for p in first)
 
     second = subprocess.run(
         own_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False

@@ -21,7 +21,7 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.store import find_artifact
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, SOUND
-from tests.support.vectors import same
+from tests.support.vectors import is_same_embedding
 
 TEXT = "The same sentence through two doors."
 
@@ -45,7 +45,7 @@ def test_it_gets_the_same_embedding_as_the_hub_client(cluster: Cluster, openai: 
     mine = openai.embeddings.create(model=EMBEDDER, input=TEXT)
     hubs = InferenceClient(f"{cluster.url}/models/{EMBEDDER}").feature_extraction(TEXT)[0]
     assert mine.usage.prompt_tokens == 9
-    assert same(mine.data[0].embedding, hubs)
+    assert is_same_embedding(mine.data[0].embedding, hubs)
 
 
 def test_floats_and_base64_are_the_same_numbers(openai: OpenAI) -> None:
@@ -56,7 +56,7 @@ def test_floats_and_base64_are_the_same_numbers(openai: OpenAI) -> None:
     assert isinstance(packed, str)
     unpacked = np.frombuffer(base64.b64decode(packed), dtype="<f4")
     assert unpacked == pytest.approx(floats, abs=1e-6)
-    assert same(embedding(openai, TEXT), floats)
+    assert is_same_embedding(embedding(openai, TEXT), floats)
 
 
 def test_it_may_ask_for_fewer_dimensions(openai: OpenAI) -> None:
@@ -69,10 +69,10 @@ def test_it_may_ask_for_fewer_dimensions(openai: OpenAI) -> None:
 def test_token_ids_mean_their_text(openai: OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     due = embedding(openai, TEXT)
-    assert same(embedding(openai, ids), due)
+    assert is_same_embedding(embedding(openai, ids), due)
     several = openai.embeddings.create(model=EMBEDDER, input=[ids, ids[:3]]).data
-    assert same(several[0].embedding, due)
-    assert not same(several[1].embedding, due)
+    assert is_same_embedding(several[0].embedding, due)
+    assert not is_same_embedding(several[1].embedding, due)
     with pytest.raises(UnprocessableEntityError, match="99999"):
         embedding(openai, [5, 99999])
 
@@ -82,7 +82,7 @@ def test_other_addresses_of_the_embeddings_are_served(
     cluster: Cluster, openai: OpenAI, path: str
 ) -> None:
     other = OpenAI(base_url=cluster.url + path, api_key="unused", max_retries=0)
-    assert same(embedding(other, TEXT), embedding(openai, TEXT))
+    assert is_same_embedding(embedding(other, TEXT), embedding(openai, TEXT))
 
 
 async def test_the_asynchronous_client_embeds_and_lists(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.client_environment import answer_of
+from tests.support.client_environment import run_client
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import (
     CLASSIFIER,
@@ -31,15 +31,15 @@ LABELS = ["film", "food", "city"]
 def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
     """huggingface_hub 0.25, to which the server is the Inference API."""
     endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
-    return answer_of("old_hub.py", method, json.dumps(arguments), environment=endpoint)
+    return run_client("old_hub.py", method, json.dumps(arguments), environment=endpoint)
 
 
 def infinity(cluster: Cluster, call: str, **body: Any) -> Any:
-    return answer_of("infinity.py", cluster.url, call, json.dumps(body))
+    return run_client("infinity.py", cluster.url, call, json.dumps(body))
 
 
 def cohere(cluster: Cluster, **arguments: Any) -> Any:
-    return answer_of("cohere_rerank.py", cluster.url, json.dumps(arguments))
+    return run_client("cohere_rerank.py", cluster.url, json.dumps(arguments))
 
 
 def test_the_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
@@ -173,7 +173,7 @@ def test_coheres_client_understands_our_errors(cluster: Cluster) -> None:
 def test_langchain_embeds_documents_and_queries(cluster: Cluster) -> None:
     """Lengths are left to the server: LangChain would count OpenAI's tokens."""
     settings = {"model": EMBEDDER, "check_embedding_ctx_length": False}
-    told = answer_of(
+    told = run_client(
         "langchain_embeddings.py", f"{cluster.url}/v1", json.dumps(settings), json.dumps(ANIMALS)
     )
     assert [len(vector) for vector in told["documents"]] == [384] * 3

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import CLASSIFIER, DAMAGED, EMBEDDER, NLI_MODEL, QA_MODEL, SOUND
-from tests.support.vectors import same
+from tests.support.vectors import is_same_embedding
 
 TEXTS = ["a gorgeous, witty film", "a dull one, żółć 🚂"]
 
@@ -105,7 +105,7 @@ def test_texts_become_embeddings(
     rows = result.as_numpy("embedding")
     assert (rows.dtype, rows.shape) == (np.float32, (2, 384))
     hubs = InferenceClient(f"{cluster.url}/models/{EMBEDDER}").feature_extraction(TEXTS)
-    assert all(map(same, rows, hubs))
+    assert all(map(is_same_embedding, rows, hubs))
     told = result.get_response()
     assert (told["id"], told["model_name"]) == ("42", EMBEDDER)
     assert told["model_version"] == version_of(triton, EMBEDDER)
@@ -121,7 +121,7 @@ def test_compressed_requests_are_read(triton: InferenceServerClient, compression
         request_compression_algorithm=compression,
         response_compression_algorithm=compression,
     )
-    assert all(map(same, squeezed.as_numpy("embedding"), plain))
+    assert all(map(is_same_embedding, squeezed.as_numpy("embedding"), plain))
 
 
 def test_a_version_may_be_named(triton: InferenceServerClient) -> None:
@@ -158,8 +158,8 @@ def test_requests_may_overlap(triton: InferenceServerClient, cluster: Cluster) -
     with InferenceServerClient(cluster.url.removeprefix("http://"), concurrency=4) as client:
         pending = [client.async_infer(EMBEDDER, [texts_input("text", [t])]) for t in TEXTS * 2]
         rows = [one.get_result().as_numpy("embedding")[0] for one in pending]
-    assert same(rows[0], rows[2])
-    assert not same(rows[0], rows[1])
+    assert is_same_embedding(rows[0], rows[2])
+    assert not is_same_embedding(rows[0], rows[1])
 
 
 @pytest.mark.parametrize(

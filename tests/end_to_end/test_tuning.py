@@ -13,7 +13,7 @@ import pytest
 
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import Cluster, title_of, wait_for
+from tests.support.ray_cluster import Cluster, read_title, wait_for
 from tests.support.tuning_artifacts import seal_tunable
 from tests.unit.deployments.tuning.test_session import somebody_tunes
 
@@ -45,7 +45,7 @@ def ask(cluster: Cluster) -> httpx.Response:
 
 
 def measuring(cluster: Cluster) -> list[str]:
-    titles = (title_of(process) for process in cluster.processes())
+    titles = (read_title(process) for process in cluster.processes())
     return [title for title in titles if "-m deployments.tuning" in title]
 
 

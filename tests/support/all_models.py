@@ -43,14 +43,14 @@ def seal_all_models(store: Path) -> Path:
     seal_tiny(store, NLI_MODEL, labels=("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), tasks=judging)
     ranking = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
     seal_tiny(store, RANKER, labels=("relevance",), tasks=ranking)
-    seal_each_token(store, NER_MODEL, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
-    seal_each_token(store, QA_MODEL, TaskName.QUESTION_ANSWERING)
-    seal_each_token(store, FILL_MASK_MODEL, TaskName.FILL_MASK)
+    seal_token_model(store, NER_MODEL, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
+    seal_token_model(store, QA_MODEL, TaskName.QUESTION_ANSWERING)
+    seal_token_model(store, FILL_MASK_MODEL, TaskName.FILL_MASK)
     seal_tiny_decoder(store)
     return store
 
 
-def seal_each_token(
+def seal_token_model(
     store: Path, model_id: str, task: TaskName, labels: tuple[str, ...] = ()
 ) -> None:
     """Seal a model whose answer for a token depends on nothing but that token."""

@@ -175,7 +175,7 @@ def _model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def reseal_as(directory: Path, name: str, content: bytes) -> None:
+def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
     """Replace a file of a sealed artifact and its digest: whole, and still no good."""
     (directory / name).write_bytes(content)
     manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
@@ -184,10 +184,10 @@ def reseal_as(directory: Path, name: str, content: bytes) -> None:
     (directory / MANIFEST_NAME).write_bytes(changed.to_json())
 
 
-def seal_older(store: Path, model_id: str) -> Path:
+def seal_without_token_vectors(store: Path, model_id: str) -> Path:
     """An embedder sealed before graphs gave the vectors of tokens; returns its directory."""
     directory = seal_tiny(store, model_id)
     vocabulary = Tokenizer.from_file(str(directory / TOKENIZER_NAME)).get_vocab_size()
     write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))
-    reseal_as(directory, GRAPH_NAME, (directory / GRAPH_NAME).read_bytes())
+    replace_sealed_file(directory, GRAPH_NAME, (directory / GRAPH_NAME).read_bytes())
     return directory

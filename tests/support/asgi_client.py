@@ -1,4 +1,4 @@
-"""A client of an ASGI application that can leave, and can stop to read."""
+"""An ASGI client that can disconnect and can stop reading."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ Message = MutableMapping[str, Any]
 
 
 class AsgiClient:
-    """One request, whose answer's messages are kept as they come.
+    """One request and the messages of its response.
 
-    Once `takes` messages have come it takes no more, and the application waits for ever.
+    After `max_messages` messages the client reads no more, and the application blocks.
     """
 
-    def __init__(self, app: ASGIApp, path: str, body: Any, *, takes: int = 1_000_000) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: Any, *, max_messages: int = 1_000_000
+    ) -> None:
         self.messages: list[Message] = []
-        self._takes = takes
+        self._max_messages = max_messages
         self._body = orjson.dumps(body)
         self._sent = False
-        self._left = asyncio.Event()
+        self._disconnected = asyncio.Event()
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -40,30 +42,30 @@ class AsgiClient:
             "client": ("127.0.0.1", 1),
             "server": ("test", 80),
         }
-        self.visit = asyncio.ensure_future(app(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     @property
     def text(self) -> str:
-        """The body so far."""
+        """The body received so far."""
         return b"".join(message.get("body", b"") for message in self.messages).decode()
 
-    async def sees(self, text: str) -> None:
-        """Wait until the body has `text` in it."""
-        await wait_until(lambda: text in self.text or self.visit.done())
+    async def wait_for_text(self, text: str) -> None:
+        """Wait until the body contains `text`."""
+        await wait_until(lambda: text in self.text or self.task.done())
         assert text in self.text
 
-    def leave(self) -> None:
-        """Close the connection, as a server tells it."""
-        self._left.set()
+    def disconnect(self) -> None:
+        """Send `http.disconnect` to the application."""
+        self._disconnected.set()
 
     async def _receive(self) -> Message:
         if not self._sent:
             self._sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._left.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if len(self.messages) >= self._takes:
+        if len(self.messages) >= self._max_messages:
             await asyncio.Event().wait()
         self.messages.append(message)

@@ -16,7 +16,7 @@ from build_artifacts.decoders.int8_kv_cache import quantize_kv_cache
 from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
-from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, TASK_HEADS
+from tests.support.decoder_artifacts import ATTENTION_HEADS, HEAD_DIM, KV_HEADS
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_graph
 
 Change = Callable[[onnx.GraphProto], None]
@@ -41,7 +41,7 @@ def unpacked(graph: onnx.GraphProto) -> None:
     for node in attentions(graph):
         (product,) = (each for each in graph.node if node.input[0] in each.output)
         weights = numpy_helper.to_array(tables[product.input[1]])
-        ends = np.cumsum([TASK_HEADS, KV_HEADS, KV_HEADS])[:-1] * HEAD_DIM
+        ends = np.cumsum([ATTENTION_HEADS, KV_HEADS, KV_HEADS])[:-1] * HEAD_DIM
         names = [f"{product.output[0]}_{part}" for part in ("queries", "keys", "values")]
         for part, (name, own) in enumerate(zip(names, np.split(weights, ends, 1), strict=True)):
             graph.initializer.append(
@@ -105,7 +105,7 @@ def biased(graph: onnx.GraphProto) -> None:
 
 def sinking(graph: onnx.GraphProto) -> None:
     """Attention sink in the last layer."""
-    sinks = np.linspace(0.5, 2, TASK_HEADS, dtype=np.float32)
+    sinks = np.linspace(0.5, 2, ATTENTION_HEADS, dtype=np.float32)
     graph.initializer.append(numpy_helper.from_array(sinks, "sinks"))
     attentions(graph)[-1].input.extend(["", "", "sinks"])
 

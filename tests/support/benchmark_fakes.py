@@ -15,7 +15,7 @@ from tests.support.fakes import TIMEOUT_S
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReceivedRequest:
     """A received request."""
 
     method: str
@@ -32,7 +32,7 @@ class FakeAnswer:
     keep_alive: bool = True
     raw: bytes | None = None  # sent instead of an HTTP response
     hang_up: bool = False  # close the connection without a response
-    drop_text: bool = False  # send no response
+    is_silent: bool = False  # send no response
 
     def to_bytes(self) -> bytes:
         if self.raw is not None:
@@ -42,7 +42,7 @@ class FakeAnswer:
         return head.encode() + self.body
 
 
-Script = Callable[[int, Seen], FakeAnswer]
+Script = Callable[[int, ReceivedRequest], FakeAnswer]
 
 
 @dataclass
@@ -52,7 +52,7 @@ class FakeServer:
     script: Script = lambda n, request: FakeAnswer()
     delay_s: float = 0.0
     connections: int = 0
-    seen: list[Seen] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
     target: ServerAddress = field(default_factory=lambda: ServerAddress("127.0.0.1", 0))
 
     @asynccontextmanager
@@ -112,14 +112,16 @@ class _Peer(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        request = Seen(self._parser.get_method().decode(), self._path.decode(), self._body)
-        number = len(self._server.seen)
-        self._server.seen.append(request)
+        request = ReceivedRequest(
+            self._parser.get_method().decode(), self._path.decode(), self._body
+        )
+        number = len(self._server.requests)
+        self._server.requests.append(request)
         answer = self._server.script(number, request)
         asyncio.get_running_loop().call_later(self._server.delay_s, self._answer, answer)
 
     def _answer(self, answer: FakeAnswer) -> None:
-        if answer.drop_text:
+        if answer.is_silent:
             return
         if not answer.hang_up:
             self._transport.write(answer.to_bytes())

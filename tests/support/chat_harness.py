@@ -27,12 +27,12 @@ class ChatHarness:
     """An application per request, all with the same `generator`."""
 
     store: Path
-    speech_of: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
+    reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
 
     def __post_init__(self) -> None:
-        self.generator = ScriptedGeneratorClient(self.speech_of)
-        self.world = InProcess(
+        self.generator = ScriptedGeneratorClient(self.reply_to)
+        self.in_process = InProcess(
             self.store,
             models=(EMBEDDER, DECODER),
             settings=self.settings,
@@ -40,7 +40,7 @@ class ChatHarness:
         )
 
     async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        async with self.world.client() as http:
+        async with self.in_process.client() as http:
             return await http.post(path, json=body, **more)
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:

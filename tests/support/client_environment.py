@@ -20,7 +20,7 @@ PROGRAMS = REPOSITORY / "tests" / "support" / "clients"
 TIMEOUT_S = 60
 
 
-def answer_of(program: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+def run_client(program: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
     """What a program of tests/support/clients prints, as JSON; fails the test when it fails."""
     done = subprocess.run(
         [python(), PROGRAMS / program, *arguments],

@@ -40,7 +40,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 MERGES = (("t", "h"), ("th", "e"), ("i", "n"), ("in", "g"), ("Ġ", "the"), ("a", "n"), ("e", "r"))
-HIDDEN, LAYERS, TASK_HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
+HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
 
 Array = NDArray[np.float32]
 
@@ -166,7 +166,7 @@ class _Draw:
 
 def _layer(layer: int, tables: dict[str, NDArray], draw: _Draw) -> list[onnx.NodeProto]:
     """Attention and feed-forward network from `hidden{layer}` to `hidden{layer + 1}`."""
-    wide = (TASK_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    wide = (ATTENTION_HEADS + 2 * KV_HEADS) * HEAD_DIM
     sizes = {"qkv": (HIDDEN, wide), "out": (HIDDEN, HIDDEN),
              "gate": (HIDDEN, INNER), "up": (HIDDEN, INNER), "down": (INNER, HIDDEN)}  # fmt: skip
     weights = {name: f"{name}{layer}" for name in sizes}
@@ -189,7 +189,7 @@ def _layer(layer: int, tables: dict[str, NDArray], draw: _Draw) -> list[onnx.Nod
             [f"b_{layer}", "", "", *past, "lengths", "total", "cos_cache", "sin_cache"],
             [f"c_{layer}", *present],
             domain="com.microsoft",
-            num_heads=TASK_HEADS,
+            num_heads=ATTENTION_HEADS,
             kv_num_heads=KV_HEADS,
             do_rotary=1,
         ),

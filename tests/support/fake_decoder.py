@@ -23,7 +23,7 @@ class FakeDecoder:
 
     slots: int = 4
     context: int = 96
-    failing_at: int = -1  # index of the decode call that fails
+    failing_decode: int = -1  # index of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     max_draft_tokens: int = 0
     memorable: int = 0  # last tokens that logits depend on; 0: all, with their kinds of call
@@ -52,8 +52,8 @@ class FakeDecoder:
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         self._wait()
-        if len(self.decodes) == self.failing_at:
-            self.failing_at = -1
+        if len(self.decodes) == self.failing_decode:
+            self.failing_decode = -1
             raise self.failure
         self.decodes.append(len(ids))
         logits = []

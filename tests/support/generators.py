@@ -32,7 +32,7 @@ class ScriptedReply(NamedTuple):
     refusal: ServeError | None = None  # raised before the first event
     breaks: ServeError | None = None  # raised instead of the last chunk
     hangs: bool = False  # instead of the last chunk
-    drop_text: bool = False  # hangs before the first event
+    is_silent: bool = False  # hangs before the first event
     logprob: float = -0.5  # of each token
     cached_tokens: int = 1
 
@@ -79,7 +79,7 @@ async def _stream_reply(
 ) -> AsyncGenerator[Started | Chunk, None]:
     if reply.refusal is not None:
         raise reply.refusal
-    if reply.drop_text:
+    if reply.is_silent:
         await asyncio.Event().wait()
     yield build_started(call, reply)
     for number, piece in enumerate(reply.pieces):

@@ -16,11 +16,11 @@ from tests.support.in_process import InProcess
 
 
 @dataclass(frozen=True)
-class Served:
+class HttpServer:
     """Where it listens, and what is behind it."""
 
     port: int
-    world: InProcess
+    in_process: InProcess
 
     @property
     def url(self) -> str:
@@ -39,20 +39,20 @@ class Served:
 
 
 @contextmanager
-def served(world: InProcess) -> Iterator[Served]:
-    """`world` behind the HTTP server that Ray Serve uses too."""
+def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
+    """`in_process` behind the HTTP server that Ray Serve uses too."""
     started = threading.Event()
-    found: list[Served] = []
+    found: list[HttpServer] = []
     servers: list[uvicorn.Server] = []
 
     async def serve() -> None:
-        async with world.application() as app:
+        async with in_process.application() as app:
             config = uvicorn.Config(app, port=0, log_level="critical", timeout_keep_alive=1)
             server = uvicorn.Server(config)
             servers.append(server)
             listening = socket.socket()
             listening.bind(("127.0.0.1", 0))
-            found.append(Served(listening.getsockname()[1], world))
+            found.append(HttpServer(listening.getsockname()[1], in_process))
             listening.listen()
             started.set()
             await server.serve(sockets=[listening])

@@ -35,7 +35,7 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class BuildResult:
     """How a build ended, and all it wrote to stdout and stderr."""
 
     status: int  # of the process; negative: the signal that killed it
@@ -108,7 +108,7 @@ class BuildForkServer:
 class Build:
     """A build at work."""
 
-    nursery: BuildForkServer
+    fork_server: BuildForkServer
     pid: int
     output: Path
 
@@ -123,8 +123,8 @@ class Build:
     def written(self) -> str:
         return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
 
-    def ended(self) -> Ended:
-        return Ended(self.nursery.status(self.pid), self.written())
+    def ended(self) -> BuildResult:
+        return BuildResult(self.fork_server.status(self.pid), self.written())
 
 
 class _Mortal:

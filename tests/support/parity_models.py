@@ -106,12 +106,12 @@ class ParityModel:
     @asynccontextmanager
     async def serving(
         self, precision: Precision = "fp32", *, task: TaskName | None = None
-    ) -> AsyncIterator[Served]:
+    ) -> AsyncIterator[ServedModel]:
         """Serve PARITY_MODEL for `task`, by default its own, within the block."""
         app = InProcess(self.store(precision), models=(PARITY_MODEL,))
         async with app.client() as http:
             model = app.pipeline.registry.find(PARITY_MODEL)
-            yield Served(http, task or self.task, model.manifest)
+            yield ServedModel(http, task or self.task, model.manifest)
 
 
 class RefusedError(Exception):
@@ -124,7 +124,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A running server, as a client sees it."""
 
     http: httpx.AsyncClient
@@ -149,11 +149,11 @@ class Served:
         self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Per input its answer in requests of lists of varied lengths, all of them at once."""
-        requests = (self.ask(part, parameters) for part in parts_of(inputs))
+        requests = (self.ask(part, parameters) for part in split_requests(inputs))
         return [answer for answers in await asyncio.gather(*requests) for answer in answers]
 
 
-def parts_of(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+def split_requests(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """`inputs` in order, cut into seeded lists of 1 to LARGEST_LIST."""
     rng = random.Random(len(inputs))
     start = 0

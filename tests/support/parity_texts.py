@@ -62,7 +62,7 @@ def with_masks(text: str, count: int, *, seed: int, mask: str = "[MASK]") -> str
     return " ".join(words)
 
 
-def pairs_of(texts: Sequence[str]) -> list[dict[str, str]]:
+def pair_texts(texts: Sequence[str]) -> list[dict[str, str]]:
     """Each text with the next one, as `text` and `text_pair`."""
     return [
         {"text": first, "text_pair": second}

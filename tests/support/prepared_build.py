@@ -126,7 +126,7 @@ class PreparedBuild:
 
 
 @dataclass
-class GivenGraphs(CandidateGraphs):
+class FixedGraphs(CandidateGraphs):
     """Graphs that are there already, by the names of their candidates."""
 
     given: Mapping[str, Path]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LAYERS, TASK_HEADS, WIDTH, ROWS = 2, 4, 8, 64
-HIDDEN = TASK_HEADS * WIDTH
+LAYERS, ATTENTION_HEADS, WIDTH, ROWS = 2, 4, 8, 64
+HIDDEN = ATTENTION_HEADS * WIDTH
 VOCABULARY = 320
 POSITIONS = 64
 
@@ -74,14 +74,14 @@ def _sizes(model_type: str) -> dict[str, Any]:
             "dim": HIDDEN,
             "hidden_dim": ROWS,
             "n_layers": LAYERS,
-            "n_heads": TASK_HEADS,
+            "n_heads": ATTENTION_HEADS,
         }
     sizes: dict[str, Any] = {
         **shared,
         "hidden_size": HIDDEN,
         "intermediate_size": ROWS,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": TASK_HEADS,
+        "num_attention_heads": ATTENTION_HEADS,
         "pad_token_id": 1,
     }
     if model_type == "deberta-v2":

@@ -95,15 +95,15 @@ class Cluster:
     def processes(self) -> list[psutil.Process]:
         """Live processes that belong to this run, by the two sessions the launcher leads."""
         sessions = {child.pid for child in psutil.Process(self.launcher.pid).children()}
-        return [p for p in psutil.process_iter() if session_of(p) in sessions]
+        return [p for p in psutil.process_iter() if find_session(p) in sessions]
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         """The processes of a deployment's replicas."""
         title = f"ray::ServeReplica:hundredfold:{deployment}"
-        return [p for p in self.processes() if title_of(p).startswith(title)]
+        return [p for p in self.processes() if read_title(p).startswith(title)]
 
 
-def session_of(process: psutil.Process) -> int | None:
+def find_session(process: psutil.Process) -> int | None:
     """The session a process belongs to; None when it has just ended."""
     try:
         return os.getsid(process.pid)
@@ -111,7 +111,7 @@ def session_of(process: psutil.Process) -> int | None:
         return None
 
 
-def title_of(process: psutil.Process) -> str:
+def read_title(process: psutil.Process) -> str:
     """What a process calls itself; empty when it has just ended."""
     try:
         return " ".join(process.cmdline())

@@ -18,7 +18,7 @@ from tests.support.decoder_artifacts import (
     write_byte_tokenizer,
 )
 
-HIDDEN, LAYERS, TASK_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
+HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
 
 
 def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
@@ -35,7 +35,7 @@ def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: in
         hidden_size=HIDDEN,
         intermediate_size=inner,
         num_hidden_layers=LAYERS,
-        num_attention_heads=TASK_HEADS,
+        num_attention_heads=ATTENTION_HEADS,
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=POSITIONS,
         bos_token_id=tokenizer.token_to_id(END),
@@ -64,7 +64,7 @@ def tiny_gpt2(directory: Path) -> Path:
         vocab_size=tokenizer.get_vocab_size(),
         n_embd=HIDDEN,
         n_layer=LAYERS,
-        n_head=TASK_HEADS,
+        n_head=ATTENTION_HEADS,
         n_positions=POSITIONS,
         bos_token_id=tokenizer.token_to_id(END),
         eos_token_id=tokenizer.token_to_id(END),
@@ -116,7 +116,7 @@ def write_gguf(checkpoint: Path, path: Path) -> Path:
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(INNER)
-    writer.add_head_count(TASK_HEADS)
+    writer.add_head_count(ATTENTION_HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10_000.0)
@@ -134,7 +134,7 @@ def write_gguf(checkpoint: Path, path: Path) -> Path:
     for layer in range(LAYERS):
         for name, key in _PARTS.items():
             weights = tensors[f"model.layers.{layer}.{key}.weight"]
-            heads = {"attn_q": TASK_HEADS, "attn_k": KV_HEADS}.get(name)
+            heads = {"attn_q": ATTENTION_HEADS, "attn_k": KV_HEADS}.get(name)
             turned = _interleaved(weights, heads) if heads else weights
             writer.add_tensor(f"blk.{layer}.{name}.weight", turned)
     writer.write_header_to_file()
@@ -184,7 +184,7 @@ def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
 
     config = T5Config(
         vocab_size=vocabulary, d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=LAYERS,
-        num_heads=TASK_HEADS, **ids,
+        num_heads=ATTENTION_HEADS, **ids,
         task_specific_params={
             "summarization": {"prefix": "summarize: ", "num_beams": 4},
             "translation_en_to_de": {"prefix": "translate English to German: "},
@@ -200,7 +200,7 @@ def make_marian(vocabulary: int, ids: dict[str, int]) -> object:
 
     config = MarianConfig(
         vocab_size=vocabulary, d_model=HIDDEN, encoder_layers=LAYERS, decoder_layers=LAYERS,
-        encoder_attention_heads=TASK_HEADS, decoder_attention_heads=TASK_HEADS,
+        encoder_attention_heads=ATTENTION_HEADS, decoder_attention_heads=ATTENTION_HEADS,
         encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, max_position_embeddings=POSITIONS,
         forced_eos_token_id=None, **ids,
     )  # fmt: skip

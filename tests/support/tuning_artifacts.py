@@ -115,7 +115,7 @@ def _slow_down(graph: Path, into: Path) -> None:
     onnx.save(model, into)
 
 
-def keep_table(target: TuningTarget, winners: dict[str, str], **changes: object) -> Path:
+def write_table(target: TuningTarget, winners: dict[str, str], **changes: object) -> Path:
     """Write a table in which `winners` (shape to variant) won; the file's path."""
     named = [variant(name) for name in winners.values()]
     shapes = {told: 1.0 for told in winners}

@@ -15,6 +15,6 @@ def cosine(a: Any, b: Any) -> float:
     return float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def same(a: Any, b: Any) -> bool:
+def is_same_embedding(a: Any, b: Any) -> bool:
     """Whether two vectors are of one text."""
     return np.shape(a) == np.shape(b) and cosine(a, b) > SAME_COSINE

@@ -13,7 +13,7 @@ from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import SST2_NAME, STSB_NAME
 from deployments.artifacts.store import LATEST_NAME
 from tests.support.artifacts import EMBEDDER
-from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Script, Seen
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest, Script
 
 WORDS = ("good", "bad", "lovely film", "awful food", "the river", "a train at night", "music")
 
@@ -33,7 +33,7 @@ def served(model: LocalModel, *, sign: float = 1.0) -> Script:
     """A server of `model`; with a `sign` of -1 every answer is wrong."""
     vectors = {text: sign * model.unbatched_values([text], threads=1)[0] for text in WORDS}
 
-    def answer(n: int, request: Seen) -> FakeAnswer:
+    def answer(n: int, request: ReceivedRequest) -> FakeAnswer:
         if request.method == "GET":
             facts = {"id": EMBEDDER, "version": model.manifest.version}
             return FakeAnswer(body=orjson.dumps(facts))
@@ -98,7 +98,7 @@ def test_serving_with_failed_requests_is_an_error(
 ) -> None:
     good = served(LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME))
 
-    def flaky(n: int, request: Seen) -> FakeAnswer:
+    def flaky(n: int, request: ReceivedRequest) -> FakeAnswer:
         return FakeAnswer(status=503) if n == 20 else good(n, request)
 
     with FakeServer(flaky).in_thread() as server:

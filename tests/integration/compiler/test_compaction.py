@@ -17,8 +17,8 @@ from build_artifacts.compaction.plan import Compaction, LayerReduction
 from tests.support import pruned_checkpoints
 from tests.support.builders import tiny_checkpoint
 from tests.support.pruned_checkpoints import (
+    ATTENTION_HEADS,
     ROWS,
-    TASK_HEADS,
     answers,
     encoder,
     layer,
@@ -43,7 +43,7 @@ CASES: list[tuple[pruned_checkpoints.Prune, tuple[int, ...], tuple[int, ...]]] =
     (pruned_checkpoints.blind_rows, (), tuple(range(8, 40))),
     (pruned_checkpoints.ignored_rows, (), (0, 1, 2, 3, 63)),
     # One head and one channel remain: an empty matrix cannot be exported.
-    (pruned_checkpoints.everything, tuple(range(1, TASK_HEADS)), tuple(range(1, ROWS))),
+    (pruned_checkpoints.everything, tuple(range(1, ATTENTION_HEADS)), tuple(range(1, ROWS))),
 ]
 
 
@@ -67,7 +67,7 @@ def test_compaction_preserves_outputs(
     assert compact(model, compaction) is model
     assert (
         layer(model, 1).value.weight.shape[0]
-        == (TASK_HEADS - len(heads)) * pruned_checkpoints.WIDTH
+        == (ATTENTION_HEADS - len(heads)) * pruned_checkpoints.WIDTH
     )
     assert layer(model, 1).ffn_down.weight.shape[1] == ROWS - len(ffn_channels)
     assert compaction.parameters_before == parameters
@@ -84,7 +84,7 @@ def test_every_layout_compacts(model_type: str) -> None:
     compaction = find(model)
     assert compaction.reductions == PRUNED
     assert (compaction.heads_before, compaction.heads_after) == (
-        pruned_checkpoints.LAYERS * TASK_HEADS,
+        pruned_checkpoints.LAYERS * ATTENTION_HEADS,
         5,
     )
     assert (compaction.ffn_channels_before, compaction.ffn_channels_after) == (

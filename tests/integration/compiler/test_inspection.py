@@ -16,7 +16,7 @@ from build_artifacts.inspection import verify_candidates
 from build_artifacts.pipeline import BuildResult
 from deployments.artifacts.manifest import MANIFEST_NAME, REFERENCE_NAME, ArtifactManifest
 from deployments.errors import ArtifactError, DigestMismatch
-from tests.support.artifacts import reseal_as, seal_tiny
+from tests.support.artifacts import replace_sealed_file, seal_tiny
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_graph_resealed_with_other_weights_misses_the_gate(
     sealed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = ArtifactManifest.read(sealed).candidates[0]
-    reseal_as(sealed, changed.graph, shaken(sealed / changed.graph))
+    replace_sealed_file(sealed, changed.graph, shaken(sealed / changed.graph))
     assert verify(sealed) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{changed.name}: FAILED, mean cosine ")
@@ -97,7 +97,7 @@ def test_a_graph_resealed_with_other_weights_misses_the_gate(
 def test_a_reference_of_another_model_is_found(
     sealed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reseal_as(sealed, REFERENCE_NAME, b"not an archive")
+    replace_sealed_file(sealed, REFERENCE_NAME, b"not an archive")
     with pytest.raises(ArtifactError, match="not a file of reference outputs"):
         list(verify_candidates(sealed))
     assert verify(sealed) == 1

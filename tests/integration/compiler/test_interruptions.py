@@ -20,7 +20,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
 from deployments.errors import ArtifactError
 from tests.support.builders import tiny_checkpoint
-from tests.support.killable_builds import BuildForkServer, Ended
+from tests.support.killable_builds import BuildForkServer, BuildResult
 
 # What a build of the two candidates of SMALL always does; a second verdict comes on top of it when
 # the slower one is not far behind.
@@ -44,7 +44,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def nursery(
+def fork_server(
     tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None
 ) -> Iterator[BuildForkServer]:
     prefix = mount(small_disk) if small_disk else []
@@ -81,14 +81,14 @@ def graphs_of(manifest: ArtifactManifest | ArtifactError) -> set[str]:
 class Chain:
     """One build, killed and run again until it survives."""
 
-    def __init__(self, nursery: BuildForkServer, source: Path, store: Path) -> None:
+    def __init__(self, fork_server: BuildForkServer, source: Path, store: Path) -> None:
         self.store = store
-        self.killed: list[Ended] = []
+        self.killed: list[BuildResult] = []
         self.graphs: set[str] = set()
-        self.interrupted = self._interrupt(nursery, source)
+        self.interrupted = self._interrupt(fork_server, source)
         while True:
             lines = len(self.killed) + 1
-            ended = nursery.start(*command(source, store), die_after=lines).ended()
+            ended = fork_server.start(*command(source, store), die_after=lines).ended()
             if ended.status != -signal.SIGKILL:
                 break
             assert versions(store) == [], f"half an artifact after {ended.output}"
@@ -97,9 +97,9 @@ class Chain:
             self.graphs |= graphs_of_steps(store)
         self.survivor = ended
 
-    def _interrupt(self, nursery: BuildForkServer, source: Path) -> Ended:
+    def _interrupt(self, fork_server: BuildForkServer, source: Path) -> BuildResult:
         """Ctrl-C in the middle of a step, of a build in a store of its own."""
-        build = nursery.start(*command(source, self.store.with_name("interrupted")))
+        build = fork_server.start(*command(source, self.store.with_name("interrupted")))
         build.wait_for("reference")
         time.sleep(0.5)  # into the export, which takes seconds
         os.kill(build.pid, signal.SIGINT)
@@ -108,9 +108,9 @@ class Chain:
 
 @pytest.fixture(scope="module")
 def chain(
-    nursery: BuildForkServer, source: Path, tmp_path_factory: pytest.TempPathFactory
+    fork_server: BuildForkServer, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Chain:
-    return Chain(nursery, source, tmp_path_factory.mktemp("chain") / "store")
+    return Chain(fork_server, source, tmp_path_factory.mktemp("chain") / "store")
 
 
 def test_a_build_killed_after_any_step_goes_on_with_the_next_one(chain: Chain) -> None:
@@ -149,12 +149,12 @@ def test_ctrl_c_ends_a_build_with_a_hint_and_keeps_its_steps(chain: Chain) -> No
 
 
 def test_of_two_builds_at_once_one_builds_what_a_killed_one_would_have(
-    chain: Chain, nursery: BuildForkServer, source: Path, tmp_path: Path
+    chain: Chain, fork_server: BuildForkServer, source: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    first = nursery.start(*command(source, store))
+    first = fork_server.start(*command(source, store))
     first.wait_for("reference")
-    second = nursery.start(*command(source, store))
+    second = fork_server.start(*command(source, store))
     second.wait_for("waiting")
     one, other = first.ended(), second.ended()
     assert (one.status, other.status) == (0, 0), (one.output, other.output)
@@ -177,7 +177,7 @@ def test_of_two_builds_at_once_one_builds_what_a_killed_one_would_have(
 
 
 def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
-    chain: Chain, nursery: BuildForkServer, source: Path
+    chain: Chain, fork_server: BuildForkServer, source: Path
 ) -> None:
     """In the order of a publication, each time on top of the version that is there."""
     store = chain.store
@@ -187,18 +187,18 @@ def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
     (directory.parent / LATEST_NAME).unlink()
     forced = command(source, store, "--force")
 
-    ended = nursery.start(*forced, die_in="before publishing").ended()
+    ended = fork_server.start(*forced, die_in="before publishing").ended()
     assert ended.status == -signal.SIGKILL
     assert versions(store) == [built]
     assert len(graphs_of_steps(store)) == 4
 
     old = directory.stat().st_ino
-    ended = nursery.start(*forced, die_in="before the rename").ended()
+    ended = fork_server.start(*forced, die_in="before the rename").ended()
     assert ended.status == -signal.SIGKILL
     assert ended.resumed[-1] == "seal"
     assert versions(store) == [], "the old one has gone, the new one has not come"
 
-    ended = nursery.start(*forced, die_in="after the rename").ended()
+    ended = fork_server.start(*forced, die_in="after the rename").ended()
     assert ended.status == -signal.SIGKILL
     (manifest,) = versions(store)
     assert graphs_of(manifest) <= chain.graphs
@@ -207,24 +207,24 @@ def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
 
     # Without --force the version is found, and the step that was cut off is done.
     for place in ("before cleaning", "while cleaning"):
-        ended = nursery.start(*command(source, store), die_in=place).ended()
+        ended = fork_server.start(*command(source, store), die_in=place).ended()
         assert ended.status == -signal.SIGKILL, place
         (entry,) = list_versions(store)
         assert entry.is_latest
         assert entry.manifest == manifest
-    ended = nursery.start(*command(source, store)).ended()
+    ended = fork_server.start(*command(source, store)).ended()
     assert ended.status == 0
     assert "was built already" in ended.output
     assert list((store / BUILDING_NAME).iterdir()) == []
 
 
 def test_a_full_disk_is_told_and_a_larger_one_is_enough_to_go_on(
-    nursery: BuildForkServer, source: Path, small_disk: Path | None
+    fork_server: BuildForkServer, source: Path, small_disk: Path | None
 ) -> None:
     if small_disk is None:
         pytest.skip("no small disk can be mounted here")
     store = small_disk / "store"
-    ended = nursery.start(*command(source, store)).ended()
+    ended = fork_server.start(*command(source, store)).ended()
     assert ended.status == 1, ended.output
     assert ended.steps[:2] == ["resolve", "reference"]
     assert "failed" in ended.output.splitlines()[len(ended.steps) - 1]
@@ -234,8 +234,8 @@ def test_a_full_disk_is_told_and_a_larger_one_is_enough_to_go_on(
     assert blank == ""
     assert hint == f"hint: check space and permissions of {store}; run it again to go on"
 
-    nursery.run("mount", "-o", "remount,size=64m", str(small_disk))
-    again = nursery.start(*command(source, store)).ended()
+    fork_server.run("mount", "-o", "remount,size=64m", str(small_disk))
+    again = fork_server.start(*command(source, store)).ended()
     assert again.status == 0, again.output
     assert again.resumed[:2] == ["reference", "export"]
     assert " is built: " in again.output

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.config import GeneratorSettings, IngressUserConfig, LimitSettings
 from tests.support.all_models import ALL_MODELS, seal_all_models
-from tests.support.http_server import Served, served
+from tests.support.http_server import HttpServer, serve_http
 from tests.support.in_process import InProcess
 
 SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=1.0))
@@ -22,7 +22,7 @@ def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(zoo_store: Path) -> Iterator[Served]:
+def server(zoo_store: Path) -> Iterator[HttpServer]:
     """The zoo behind HTTP. A bug is answered as it would be in production, with 500."""
     world = InProcess(
         zoo_store,
@@ -31,5 +31,5 @@ def server(zoo_store: Path) -> Iterator[Served]:
         raise_bugs=False,
         settings=SETTINGS,
     )
-    with served(world) as running:
+    with serve_http(world) as running:
         yield running

@@ -19,7 +19,7 @@ from benchmarks.hostile.wire import HostileRequest, HttpExchange, send_raw
 from tests.support.all_models import FILL_MASK_MODEL, NER_MODEL, NLI_MODEL, QA_MODEL, RANKER
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.decoder_artifacts import DECODER
-from tests.support.http_server import Served
+from tests.support.http_server import HttpServer
 
 MODELS = {
     "feature-extraction": EMBEDDER,
@@ -43,10 +43,10 @@ GROWTH_BYTES = 200_000_000  # caches of 80 MB, and what an allocator keeps
 
 
 def sent_together(
-    served: Served, chosen: list[HostileRequest]
+    serve_http: HttpServer, chosen: list[HostileRequest]
 ) -> list[tuple[HostileRequest, HttpExchange]]:
     async def send() -> list[HttpExchange]:
-        target = ServerAddress("127.0.0.1", served.port)
+        target = ServerAddress("127.0.0.1", serve_http.port)
         return await asyncio.gather(*(send_raw(target, a.raw, WAIT_S) for a in chosen))
 
     return list(zip(chosen, asyncio.run(send()), strict=True))
@@ -62,7 +62,7 @@ def is_clean(attack: HostileRequest, got: HttpExchange) -> None:
 
 
 @pytest.mark.parametrize("start", range(0, len(ATTACKS), 20))
-def test_an_attack_gets_the_right_refusal(start: int, server: Served) -> None:
+def test_an_attack_gets_the_right_refusal(start: int, server: HttpServer) -> None:
     for attack in ATTACKS[start : start + 20]:
         ((_, got),) = sent_together(server, [attack])
         is_clean(attack, got)
@@ -79,7 +79,7 @@ def resident_bytes() -> int:
 
 
 def test_a_good_neighbour_is_answered_all_the_while_and_memory_stays_bounded(
-    server: Served,
+    server: HttpServer,
 ) -> None:
     body = {"inputs": "good film", "options": {"use_cache": False}}
     with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
@@ -92,7 +92,7 @@ def test_a_good_neighbour_is_answered_all_the_while_and_memory_stays_bounded(
         assert http.get("/ready").json()["ready"]
 
 
-async def siege(server: Served, body: dict[str, object], expected: object) -> None:
+async def siege(server: HttpServer, body: dict[str, object], expected: object) -> None:
     """All attacks at once; one good request after the other until they are through."""
     target = ServerAddress("127.0.0.1", server.port)
     run_attacks = asyncio.gather(*(send_raw(target, a.raw, WAIT_S) for a in STORM))

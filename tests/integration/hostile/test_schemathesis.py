@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.support.all_models import ALL_MODELS
-from tests.support.http_server import Served
+from tests.support.http_server import HttpServer
 
 EXAMPLES_PER_OPERATION = 12
 CHECKS = [
@@ -31,7 +31,7 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def operations(server: Served) -> list[APIOperation]:
+def operations(server: HttpServer) -> list[APIOperation]:
     """Every operation of the document that the server itself gives."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.types import TaskName
 from tests.support.builders import HIDDEN
-from tests.support.parity_models import ParityModel, Served
+from tests.support.parity_models import ParityModel, ServedModel
 from tests.support.parity_texts import varied_texts
 
 INPUTS = 220
@@ -41,7 +41,7 @@ def expected(embedder: ParityModel, texts: list[str]) -> Vectors:
 
 
 @pytest.fixture
-async def app(embedder: ParityModel) -> AsyncIterator[Served]:
+async def app(embedder: ParityModel) -> AsyncIterator[ServedModel]:
     async with embedder.serving() as served:
         yield served
 
@@ -58,14 +58,14 @@ def table(answers: list[Any]) -> Vectors:
 
 
 async def test_every_text_alone_gets_the_mean_of_its_tokens(
-    app: Served, texts: list[str], expected: Vectors
+    app: ServedModel, texts: list[str], expected: Vectors
 ) -> None:
     answers = table([vector for (vector,) in await app.alone(texts)])
     np.testing.assert_allclose(answers, expected, rtol=0, atol=RAW_TOLERANCE)
 
 
 async def test_every_text_in_company_gets_the_mean_of_its_tokens(
-    app: Served, texts: list[str], expected: Vectors
+    app: ServedModel, texts: list[str], expected: Vectors
 ) -> None:
     answers = table(await app.mixed(texts))
     np.testing.assert_allclose(answers, expected, rtol=0, atol=RAW_TOLERANCE)
@@ -73,7 +73,7 @@ async def test_every_text_in_company_gets_the_mean_of_its_tokens(
 
 @pytest.mark.parametrize("dimensions", [1, 5, HIDDEN, None])
 async def test_cut_and_scaled_vectors_are_the_cut_means_of_length_one(
-    app: Served, texts: list[str], expected: Vectors, dimensions: int | None
+    app: ServedModel, texts: list[str], expected: Vectors, dimensions: int | None
 ) -> None:
     answers = await app.mixed(texts, {"normalize": True, "dimensions": dimensions})
     wanted = units(expected[:, :dimensions])
@@ -82,7 +82,7 @@ async def test_cut_and_scaled_vectors_are_the_cut_means_of_length_one(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 async def test_texts_cut_to_the_models_length_keep_the_tokens_transformers_keeps(
-    app: Served, embedder: ParityModel, texts: list[str], side: str
+    app: ServedModel, embedder: ParityModel, texts: list[str], side: str
 ) -> None:
     long = [f"{text} {other}" for text, other in zip(texts, reversed(texts), strict=True)]
     tokenizer = embedder.tokenizer()

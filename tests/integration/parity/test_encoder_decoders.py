@@ -44,7 +44,7 @@ CONTEXT, SOURCE_TOKENS = 40, 30
 SOURCES = [[*np.random.default_rng(n).integers(4, 80, 3 + 4 * n).tolist(), END] for n in range(6)]
 
 
-class Served:
+class ServedCheckpoint:
     """One tiny checkpoint, in transformers and behind a loop."""
 
     def __init__(self, family: str, directory: Path) -> None:
@@ -147,8 +147,8 @@ class Served:
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    one = Served(request.param, tmp_path_factory.mktemp(request.param))
+) -> Iterator[ServedCheckpoint]:
+    one = ServedCheckpoint(request.param, tmp_path_factory.mktemp(request.param))
     yield one
     one.loop.close()
 
@@ -168,7 +168,7 @@ def served(
     ],
 )
 def test_answers_are_those_of_generate(
-    served: Served, beams: list[BeamSearchParams | None]
+    served: ServedCheckpoint, beams: list[BeamSearchParams | None]
 ) -> None:
     expected = [served.expected(source, own) for source, own in zip(SOURCES, beams, strict=True)]
     assert served.answers(beams) == expected

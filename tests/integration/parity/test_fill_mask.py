@@ -13,7 +13,7 @@ from tests.support.parity_models import (
     PARITY_MODEL,
     ParityModel,
     RefusedError,
-    Served,
+    ServedModel,
     agreement,
     decided,
 )
@@ -44,7 +44,7 @@ def expected(pipeline: Any, texts: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-async def app(mask_filler: ParityModel) -> AsyncIterator[Served]:
+async def app(mask_filler: ParityModel) -> AsyncIterator[ServedModel]:
     async with mask_filler.serving() as served:
         yield served
 
@@ -60,21 +60,21 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 async def test_every_text_alone_gets_the_pipelines_answer(
-    app: Served, texts: list[str], expected: list[Any]
+    app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert len(texts) >= 200
     assert_same(await app.alone(texts), expected)
 
 
 async def test_every_text_in_company_gets_the_pipelines_answer(
-    app: Served, texts: list[str], expected: list[Any]
+    app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert_same(await app.mixed(texts), expected)
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 50, 10_000])
 async def test_as_many_proposals_come_as_the_vocabulary_has_and_top_k_asks_for(
-    app: Served, pipeline: Any, texts: list[str], top_k: int
+    app: ServedModel, pipeline: Any, texts: list[str], top_k: int
 ) -> None:
     few = texts[:20]
     limit = min(top_k, app.manifest.output_width)
@@ -84,7 +84,7 @@ async def test_as_many_proposals_come_as_the_vocabulary_has_and_top_k_asks_for(
 @pytest.mark.parametrize("targets", [TARGETS, ["film"], "lovely", "unfamiliar"])
 @pytest.mark.parametrize("top_k", [None, 2])
 async def test_targets_are_the_only_proposals(
-    app: Served, pipeline: Any, texts: list[str], targets: Any, top_k: int | None
+    app: ServedModel, pipeline: Any, texts: list[str], targets: Any, top_k: int | None
 ) -> None:
     parameters = {"targets": targets, "top_k": top_k}
     few = texts[:60]
@@ -92,7 +92,7 @@ async def test_targets_are_the_only_proposals(
 
 
 async def test_several_masks_get_a_list_each_and_stay_in_the_text(
-    app: Served, pipeline: Any, mask_filler: ParityModel
+    app: ServedModel, pipeline: Any, mask_filler: ParityModel
 ) -> None:
     plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=54, seed=1)
     texts = [with_masks(text, i % 8 + 1, seed=i) for i, text in enumerate(plain)]
@@ -104,7 +104,7 @@ async def test_several_masks_get_a_list_each_and_stay_in_the_text(
 
 @pytest.mark.parametrize("inputs", ["a film", ["a [MASK] film", "a film"]])
 async def test_a_text_without_a_mask_is_refused_in_the_pipelines_words(
-    app: Served, pipeline: Any, inputs: Any
+    app: ServedModel, pipeline: Any, inputs: Any
 ) -> None:
     with pytest.raises(Exception, match="No mask_token") as theirs:
         pipeline(inputs)
@@ -116,7 +116,7 @@ async def test_a_text_without_a_mask_is_refused_in_the_pipelines_words(
 
 
 async def test_a_local_model_answers_as_the_server_does(
-    app: Served, mask_filler: ParityModel, texts: list[str]
+    app: ServedModel, mask_filler: ParityModel, texts: list[str]
 ) -> None:
     local = LocalModel.open(mask_filler.store(), PARITY_MODEL, LATEST_NAME)
     assert local.unbatched_values(texts[:20], threads=1) == await app.alone(texts[:20])

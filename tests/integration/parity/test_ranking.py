@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.types import TaskName
 from tests.support.builders import write_json
-from tests.support.parity_models import ParityModel, Served, agreement
+from tests.support.parity_models import ParityModel, ServedModel, agreement
 from tests.support.parity_texts import varied_texts
 
 READS = 64  # tokens, of a pair three of them special
@@ -102,13 +102,13 @@ def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(1 / (1 + np.exp(-logits)))
 
 
-async def together(served: Served, searches: Sequence[Any], **parameters: Any) -> list[Any]:
+async def together(served: ServedModel, searches: Sequence[Any], **parameters: Any) -> list[Any]:
     """Every search a request of its own, all at once."""
     return list(await asyncio.gather(*(served.ask(search, parameters) for search in searches)))
 
 
 async def each_text_alone(
-    served: Served, searches: Sequence[Any], **parameters: Any
+    served: ServedModel, searches: Sequence[Any], **parameters: Any
 ) -> NDArray[np.float64]:
     """Scores [queries, texts] of requests with one text, one after the other."""
     answers = [

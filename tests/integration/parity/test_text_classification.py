@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.integration.parity.conftest import LABELS
-from tests.support.parity_models import ParityModel, Served, agreement, decided
-from tests.support.parity_texts import pairs_of, varied_texts
+from tests.support.parity_models import ParityModel, ServedModel, agreement, decided
+from tests.support.parity_texts import pair_texts, varied_texts
 
 INPUTS = 300
 # Two ways to sum the same float32 numbers; logits reach 10.
@@ -30,7 +30,7 @@ def texts(classifier: ParityModel) -> list[str]:
 @pytest.fixture(scope="module")
 def pairs(classifier: ParityModel) -> list[dict[str, str]]:
     """Both texts together as long as the model reads, at most."""
-    return pairs_of(varied_texts(classifier.checkpoint, 2 * 200, most_tokens=30, seed=1))
+    return pair_texts(varied_texts(classifier.checkpoint, 2 * 200, most_tokens=30, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def expected(pipeline: Any, texts: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-async def app(classifier: ParityModel) -> AsyncIterator[Served]:
+async def app(classifier: ParityModel) -> AsyncIterator[ServedModel]:
     async with classifier.serving() as served:
         yield served
 
@@ -57,7 +57,7 @@ def assert_same(ours: list[Any], theirs: list[Any], tolerance: float = TOLERANCE
 
 
 async def test_every_text_alone_gets_the_pipelines_answer(
-    app: Served, texts: list[str], expected: list[Any]
+    app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert {answer[0]["label"] for answer in expected} == set(LABELS)
     # One text gets a list of one answer, which clients expect.
@@ -65,14 +65,14 @@ async def test_every_text_alone_gets_the_pipelines_answer(
 
 
 async def test_every_text_in_company_gets_the_pipelines_answer(
-    app: Served, texts: list[str], expected: list[Any]
+    app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert_same(await app.mixed(texts), expected)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 7])
 async def test_top_k_cuts_the_list(
-    app: Served, pipeline: Any, texts: list[str], top_k: int
+    app: ServedModel, pipeline: Any, texts: list[str], top_k: int
 ) -> None:
     few = texts[:40]
     assert_same(await app.mixed(few, {"top_k": top_k}), pipeline(few, top_k=top_k))
@@ -80,7 +80,7 @@ async def test_top_k_cuts_the_list(
 
 @pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
 async def test_scores_come_from_the_function_that_was_asked_for(
-    app: Served, pipeline: Any, texts: list[str], function: str
+    app: ServedModel, pipeline: Any, texts: list[str], function: str
 ) -> None:
     theirs = pipeline(texts, top_k=None, function_to_apply=function)
     tolerance = LOGIT_TOLERANCE if function == "none" else TOLERANCE
@@ -89,7 +89,7 @@ async def test_scores_come_from_the_function_that_was_asked_for(
 
 
 async def test_pairs_are_judged_as_the_pipeline_judges_them(
-    app: Served, pipeline: Any, pairs: list[dict[str, str]]
+    app: ServedModel, pipeline: Any, pairs: list[dict[str, str]]
 ) -> None:
     expected = [pipeline(pair, top_k=None) for pair in pairs]
     assert len(pairs) == 200
@@ -98,7 +98,7 @@ async def test_pairs_are_judged_as_the_pipeline_judges_them(
 
 
 async def test_texts_and_pairs_share_a_request(
-    app: Served, pipeline: Any, texts: list[str], pairs: list[dict[str, str]]
+    app: ServedModel, pipeline: Any, texts: list[str], pairs: list[dict[str, str]]
 ) -> None:
     both = [one for pair in zip(texts[:30], pairs[:30], strict=True) for one in pair]
     expected = [

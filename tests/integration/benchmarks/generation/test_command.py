@@ -25,7 +25,7 @@ from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_generation import DecodingGenerator
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
-from tests.support.http_server import served
+from tests.support.http_server import serve_http
 from tests.support.in_process import InProcess
 
 SHORT = ["--rounds", "2", "--streams", "8", "1", "--new-tokens", "24", "--prompt-tokens", "20"]
@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(store: Path) -> Iterator[str]:
     """A server of the same model."""
     generator = DecodingGenerator(store, DECODER, GeneratorSettings(kv_slots=8))
-    with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
+    with serve_http(InProcess(store, models=(DECODER,), generator=generator)) as running:
         yield running.url
 
 
@@ -138,7 +138,7 @@ def test_generation_drops_a_failing_server(store: Path, tmp_path: Path) -> None:
 
     generator = ScriptedGeneratorClient(failing_later)
     few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama"]
-    with served(InProcess(store, models=(DECODER,), generator=generator)) as running:
+    with serve_http(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0
     figures = only_result(tmp_path)["results"]
     assert "gone" in figures["missing"][OVER_HTTP]

@@ -15,14 +15,14 @@ from benchmarks.hostile.command import HostileCounts, read_replica_memory
 from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_complete, parse_response
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.support.fakes import FailingEncoder
-from tests.support.http_server import served
+from tests.support.http_server import serve_http
 from tests.support.in_process import InProcess
 
 SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=0.5))
 
 
 def run_against(world: InProcess, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    with served(world) as running:
+    with serve_http(world) as running:
         command = ["hostile", "--url", running.url, "--out", str(out), *options]
         status = main([*command, "--requests", "150", "--connections", "4"])
     (path,) = out.glob("hostile-*.json")

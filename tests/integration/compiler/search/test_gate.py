@@ -22,7 +22,7 @@ from build_artifacts.search.preparation import PreparedModel
 from deployments.artifacts.manifest import Gate
 from tests.support.prepared_build import (
     ANYTHING,
-    GivenGraphs,
+    FixedGraphs,
     PreparedBuild,
     RecordingRunner,
     corrupted,
@@ -86,7 +86,7 @@ def test_other_calibrations_come_before_any_product_is_kept(
 ) -> None:
     made: list[tuple[str, int]] = []
 
-    class Watched(GivenGraphs):
+    class Watched(FixedGraphs):
         def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             assert isinstance(recipe.quantization, StaticInt8)
             made.append((recipe.quantization.calibration, len(excluded_nodes)))
@@ -124,7 +124,7 @@ def test_what_is_not_a_number_never_passes(
     workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path, value: float
 ) -> None:
     graph = corrupted(workshop.graphs.graph(CPU_FP32), tmp_path / "graph.onnx", value)
-    graphs = GivenGraphs({CPU_FP32.name: graph})
+    graphs = FixedGraphs({CPU_FP32.name: graph})
     assert workshop.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32) is None
     (told,) = runner.lines("verify")
     assert told.startswith("cpu-fp32 against fp32 torch: rejected, ")
@@ -134,7 +134,7 @@ def test_what_is_not_a_number_never_passes(
 def test_a_graph_that_cannot_be_opened_does_not_pass(
     workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path
 ) -> None:
-    graphs = GivenGraphs({CPU_FP32.name: unreadable(tmp_path / "graph.onnx")})
+    graphs = FixedGraphs({CPU_FP32.name: unreadable(tmp_path / "graph.onnx")})
     assert workshop.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32) is None
     (told,) = runner.lines("verify")
     assert "rejected" in told
@@ -144,7 +144,7 @@ def test_a_graph_that_cannot_be_opened_does_not_pass(
 def test_a_mend_that_cannot_be_made_is_passed_over(
     workshop: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    class Stubborn(GivenGraphs):
+    class Stubborn(FixedGraphs):
         def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             if recipe != CPU_INT8_STATIC:
                 raise UnsupportedModel("no range is finite", hint="none")

@@ -21,7 +21,7 @@ from deployments.engines import GraphSpec
 from deployments.tuning.host import read_host
 from tests.support.prepared_build import (
     ANYTHING,
-    GivenGraphs,
+    FixedGraphs,
     PreparedBuild,
     RecordingRunner,
     corrupted,
@@ -83,7 +83,7 @@ def search(
 def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    look = search(workshop, runner, GivenGraphs(files), SLOWER, SLOW, FAST)
+    look = search(workshop, runner, FixedGraphs(files), SLOWER, SLOW, FAST)
     passed = look.select_for(Device.CPU)
     assert [graph.recipe for graph in passed] == [FAST]
     (told,) = runner.lines("screen")
@@ -96,7 +96,7 @@ def test_what_is_slower_is_judged_when_nothing_faster_passes(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     given = {**files, "fast": files["nan"]}
-    look = search(workshop, runner, GivenGraphs(given), SLOWER, SLOW, FAST)
+    look = search(workshop, runner, FixedGraphs(given), SLOWER, SLOW, FAST)
     assert [graph.recipe for graph in look.select_for(Device.CPU)] == [SLOW]
     assert [line.split()[0] for line in runner.lines("verify")] == ["fast", "slow"]
 
@@ -104,7 +104,7 @@ def test_what_is_slower_is_judged_when_nothing_faster_passes(
 def test_what_cannot_be_opened_is_left_out_and_not_judged(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    look = search(workshop, runner, GivenGraphs(files), BROKEN, FAST)
+    look = search(workshop, runner, FixedGraphs(files), BROKEN, FAST)
     assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
     assert [line.split()[0] for line in runner.lines("verify")] == ["fast"]
 
@@ -113,7 +113,7 @@ def test_where_nothing_can_be_opened_nothing_is_found(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
 ) -> None:
     other = replace(BROKEN, name="other", options=EngineOptions())
-    graphs = GivenGraphs({"broken": files["broken"], "other": unreadable(tmp_path / "graph.onnx")})
+    graphs = FixedGraphs({"broken": files["broken"], "other": unreadable(tmp_path / "graph.onnx")})
     assert search(workshop, runner, graphs, BROKEN, other).select_for(Device.CPU) == []
     assert runner.lines("verify") == []
 
@@ -135,7 +135,7 @@ def test_a_missing_device_gets_the_first_of_the_recipe_that_passes(
 ) -> None:
     given = {**files, "first": files["nan"]}
     order = for_gpu(replace(FAST, name="first"), SLOW, FAST)
-    passed = search(workshop, runner, GivenGraphs(given), *order).select_for(Device.GPU)
+    passed = search(workshop, runner, FixedGraphs(given), *order).select_for(Device.GPU)
     assert [graph.recipe for graph in passed] == order[1:2]
     assert runner.lines("screen") == []
     assert [line.split()[0] for line in runner.lines("verify")] == ["first", "slow"]
@@ -146,7 +146,7 @@ def test_no_more_than_the_recipe_keeps_are_judged(
 ) -> None:
     # The same file under another option, so that neither is a twin nor far behind.
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
-    given = GivenGraphs({**files, "twin": files["fast"]})
+    given = FixedGraphs({**files, "twin": files["fast"]})
     passed = search(workshop, runner, given, FAST, twin, keep=1).select_for(Device.CPU)
     assert len(passed) == len(runner.lines("verify")) == 1
 
@@ -155,7 +155,7 @@ def test_no_more_than_the_recipe_keeps_are_judged(
 def test_a_candidate_is_mended_while_nothing_has_passed(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    graphs = GivenGraphs({**files, CPU_INT8.name: workshop.graphs.graph(CPU_INT8)})
+    graphs = FixedGraphs({**files, CPU_INT8.name: workshop.graphs.graph(CPU_INT8)})
     gate = Gate(cosine_mean=0.9999)  # further than int8 gets
     ahead = search(workshop, runner, graphs, *for_gpu(CPU_INT8, FAST), gate=gate)
     assert [graph.recipe.name for graph in ahead.select_for(Device.GPU)] == ["fast"]
@@ -166,7 +166,7 @@ def test_fallbacks_are_not_allowed_after_an_accepted_candidate(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
-    given = GivenGraphs({**files, "twin": files["fast"]})
+    given = FixedGraphs({**files, "twin": files["fast"]})
     recipe = BuildRecipe(candidates=(FAST, twin), gate=ANYTHING)
     build = workshop.encoder_build(runner, recipe, graphs=given)
     gate = LenientGate(runner.steps, build)
@@ -182,7 +182,7 @@ def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    graphs = GivenGraphs(files)
+    graphs = FixedGraphs(files)
     look = search(workshop, runner, graphs, OPENVINO_INT8, FAST)
     assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
     assert runner.lines("skip") == ["openvino-int8: the package `openvino` is not installed"]
@@ -193,7 +193,7 @@ def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
 def test_a_candidate_that_cannot_be_made_is_skipped_with_its_reason(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    class Partial(GivenGraphs):
+    class Partial(FixedGraphs):
         def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             if recipe == SLOW:
                 raise UnsupportedModel("no kernel for it", hint="none")
@@ -212,7 +212,7 @@ def test_candidates_with_one_graph_and_one_engine_are_one(
         update={"spinning": True}
     ))  # fmt: skip
     given = {name: files["fast"] for name in ("fast", "twin", "spinning")}
-    search(workshop, runner, GivenGraphs(given), FAST, twin, spinning).select_for(Device.CPU)
+    search(workshop, runner, FixedGraphs(given), FAST, twin, spinning).select_for(Device.CPU)
     assert runner.lines("skip") == ["twin: the same graph as fast"]
     (told,) = runner.lines("screen")
     assert told.startswith("2 graphs: ")
@@ -221,10 +221,10 @@ def test_candidates_with_one_graph_and_one_engine_are_one(
 def test_what_a_trial_found_is_not_measured_again(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    first = search(workshop, runner, GivenGraphs(files), SLOW, FAST).select_for(Device.CPU)
+    first = search(workshop, runner, FixedGraphs(files), SLOW, FAST).select_for(Device.CPU)
     again = RecordingRunner(tmp_path / "again")
     (tmp_path / "again" / "steps").symlink_to(tmp_path / "work" / "steps")
-    second = search(workshop, again, GivenGraphs(files), SLOW, FAST).select_for(Device.CPU)
+    second = search(workshop, again, FixedGraphs(files), SLOW, FAST).select_for(Device.CPU)
     assert first == second
     assert again.told.getvalue().count("done by an interrupted build") == 2
 
@@ -232,7 +232,7 @@ def test_what_a_trial_found_is_not_measured_again(
 def test_cost_table_covers_the_accepted_graphs(
     workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    look = search(workshop, runner, GivenGraphs(files), FAST)
+    look = search(workshop, runner, FixedGraphs(files), FAST)
     build = workshop.encoder_build(runner, BuildRecipe(candidates=(FAST,)))
     accepted = look.select_for(Device.CPU)
     table = build.tune(accepted, "0123456789ab", threads=1, seconds=0.1)

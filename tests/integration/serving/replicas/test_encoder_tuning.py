@@ -26,7 +26,7 @@ from deployments.tasks.embedding import EmbeddingOptions
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER, WIDTH
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
-from tests.support.tuning_artifacts import keep_table, seal_tunable
+from tests.support.tuning_artifacts import seal_tunable, write_table
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 TOLERANCE = 1e-5
@@ -122,7 +122,7 @@ async def test_a_second_replica_uses_what_the_first_has_measured(
 
 
 async def test_what_another_runtime_has_measured_is_measured_again(target: TuningTarget) -> None:
-    keep_table(target, {"1x16": "int8"}, **STALE)
+    write_table(target, {"1x16": "int8"}, **STALE)
     async with running(target) as encoder:
         assert (await encoder.ask()).compute_type == UNTUNED
         await encoder.ask_until(TUNED)
@@ -132,7 +132,7 @@ async def test_what_another_runtime_has_measured_is_measured_again(target: Tunin
 async def test_a_host_that_was_tuned_before_is_served_by_the_winner_at_once(
     target: TuningTarget,
 ) -> None:
-    keep_table(target, {"1x16": "int8"})
+    write_table(target, {"1x16": "int8"})
     async with running(target) as encoder:
         assert (await encoder.ask()).compute_type == TUNED
         assert tuning_threads() == 0

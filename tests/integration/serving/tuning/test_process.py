@@ -14,7 +14,7 @@ from deployments.config import EncoderSettings
 from deployments.tuning import process
 from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.process import ExitCode
-from tests.support.tuning_artifacts import keep_table, seal_tunable
+from tests.support.tuning_artifacts import seal_tunable, write_table
 from tests.unit.deployments.tuning.test_session import STALE, somebody_tunes
 
 TIMEOUT_S = 30.0
@@ -57,13 +57,13 @@ def test_it_measures_as_the_encoder_runs(target: TuningTarget) -> None:
         target,
         settings=EncoderSettings(intra_op_threads=2, concurrent_passes=2, tune_seconds=0.1),
     )
-    keep_table(target, {"1x16": "plain"})
+    write_table(target, {"1x16": "plain"})
     assert ended(wide)[0] == ExitCode.TUNED
     assert read_costs(wide) is not None
 
 
 def test_a_table_of_another_runtime_is_measured_again(target: TuningTarget) -> None:
-    keep_table(target, {"1x16": "plain"}, **STALE)
+    write_table(target, {"1x16": "plain"}, **STALE)
     assert ended(target)[0] == ExitCode.TUNED
     assert read_costs(target) is not None
 

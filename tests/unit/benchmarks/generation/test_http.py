@@ -33,7 +33,7 @@ THROUGHPUT = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b
 async def request(answer: FakeAnswer, wanted: StreamRequest = ASK) -> Any:
     async with FakeServer(lambda n, request: answer).running() as server:
         found = await HttpGenerator(server.target, "org/model").generate(wanted)
-        (seen,) = server.seen
+        (seen,) = server.requests
     return found, orjson.loads(seen.body)
 
 
@@ -121,7 +121,7 @@ def test_connect_reads_the_served_version() -> None:
 async def test_post_returns_status_and_body(answer: FakeAnswer, told: tuple[int, bytes]) -> None:
     async with FakeServer(lambda n, request: answer).running() as server:
         assert await HttpGenerator(server.target, "org/model").post("/a/path", b"{}") == told
-        (seen,) = server.seen
+        (seen,) = server.requests
     assert (seen.method, seen.path, seen.body) == ("POST", "/a/path", b"{}")
 
 

@@ -21,7 +21,7 @@ from benchmarks.generation.structured_output import (
     answer_schema,
     find_violation,
 )
-from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Seen
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
 
 SCHEMA = {
     "type": "object",
@@ -42,7 +42,7 @@ def completion(text: str | None = GOOD, reason: str = "stop", tokens: int = 7) -
 async def filled(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
     async with FakeServer(lambda n, request: answer).running() as server:
         found = await answer_schema(HttpGenerator(server.target, "org/model"), FORM)
-        (seen,) = server.seen
+        (seen,) = server.requests
     assert (seen.method, seen.path) == ("POST", "/v1/chat/completions")
     return found, orjson.loads(seen.body)
 
@@ -94,7 +94,7 @@ def test_find_violation_accepts_valid_text() -> None:
     assert "'stars' is a required property" in (find_violation("{}", SCHEMA) or "")
 
 
-def rotate_order(*answers: FakeAnswer) -> Callable[[int, Seen], FakeAnswer]:
+def rotate_order(*answers: FakeAnswer) -> Callable[[int, ReceivedRequest], FakeAnswer]:
     return lambda n, request: answers[n % len(answers)]
 
 
@@ -109,7 +109,7 @@ async def test_answer_all_counts_outcomes() -> None:
     )
     async with FakeServer(script, delay_s=0.002).running() as server:
         figures = await answer_all(HttpGenerator(server.target, "org/model"), forms)
-        prompts = {orjson.loads(seen.body)["messages"][0]["content"] for seen in server.seen}
+        prompts = {orjson.loads(seen.body)["messages"][0]["content"] for seen in server.requests}
     assert prompts == {form.prompt for form in forms}
     assert (figures.requests, figures.valid, figures.truncated) == (50, 0, 20)
     assert (figures.invalid, figures.rejected) == (20, 10)

@@ -27,7 +27,7 @@ async def test_run_load_counts_responses_in_the_window() -> None:
         result = await run_load(server.target, workload(server.target), plan(4))
     answered = len(result.latencies_s)
     # All requests seen by the server, less those of the warm-up and the last of each connection.
-    assert answered <= len(server.seen) <= answered + 4 * 8
+    assert answered <= len(server.requests) <= answered + 4 * 8
     assert result.requests_per_s == answered / 0.2
     assert result.failures == {}
 
@@ -43,7 +43,7 @@ async def test_run_load_keeps_connections_alive() -> None:
     async with FakeServer().running() as server:
         await run_load(server.target, workload(server.target), plan(3))
     assert server.connections == 3
-    assert len(server.seen) > 3
+    assert len(server.requests) > 3
 
 
 async def test_run_load_reopens_closed_connections() -> None:
@@ -52,7 +52,7 @@ async def test_run_load_reopens_closed_connections() -> None:
         result = await run_load(server.target, workload(server.target), plan(2))
     assert result.failures == {}
     assert len(result.latencies_s) > 2
-    assert server.connections == len(server.seen)
+    assert server.connections == len(server.requests)
 
 
 async def test_run_load_counts_other_statuses_as_failures() -> None:
@@ -61,9 +61,9 @@ async def test_run_load_counts_other_statuses_as_failures() -> None:
 
     async with FakeServer(every_third_fails, delay_s=0.005).running() as server:
         result = await run_load(server.target, workload(server.target), plan(1))
-    failed = sum(n % 3 == 0 for n in range(len(server.seen)))
+    failed = sum(n % 3 == 0 for n in range(len(server.requests)))
     assert result.failures == {"503": failed}
-    assert 0 < len(result.latencies_s) < len(server.seen) - failed + 1
+    assert 0 < len(result.latencies_s) < len(server.requests) - failed + 1
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ async def test_run_load_counts_lost_requests_as_failures(answer: FakeAnswer, rea
 
 async def test_run_load_ends_without_responses() -> None:
     started_s = time.perf_counter()
-    async with FakeServer(lambda n, request: FakeAnswer(drop_text=True)).running() as server:
+    async with FakeServer(lambda n, request: FakeAnswer(is_silent=True)).running() as server:
         result = await run_load(server.target, workload(server.target), plan(3, drain_s=0.1))
     assert time.perf_counter() - started_s < 2
     assert result.failures == {"no_answer": 3}
@@ -117,7 +117,7 @@ async def test_workload_continues_across_phases() -> None:
         shared = workload(server.target)
         for _ in range(2):
             await run_load(server.target, shared, plan(1, seconds=0.05))
-    bodies = [request.body for request in server.seen]
+    bodies = [request.body for request in server.requests]
     assert bodies == [TEXTS[i % len(TEXTS)] for i in range(len(bodies))]
 
 

@@ -19,14 +19,14 @@ from benchmarks.serving.quality import (
 )
 from build_artifacts.evaluation.similarity import ScoredPair
 from build_artifacts.evaluation.squad import SquadQuestion
-from tests.support.benchmark_fakes import FakeAnswer, FakeServer, Seen
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
 
 # Directions of toy embeddings; cosines with "east" fall in this order.
 COMPASS = {"east": 0, "north-east": 45, "north": 90, "north-west": 135, "west": 180}
 LABELS = ["NEGATIVE", "POSITIVE"]
 
 
-def toy_server(n: int, request: Seen) -> FakeAnswer:
+def toy_server(n: int, request: ReceivedRequest) -> FakeAnswer:
     """Embeds compass points and finds everything with "good" in it good."""
     if request.method == "GET":
         return FakeAnswer(body=orjson.dumps({"id": "toy", "labels": LABELS}))
@@ -59,12 +59,12 @@ def test_score_sentiment_sends_batches() -> None:
     with FakeServer(toy_server).in_thread() as server, Client(server.target) as client:
         score = score_sentiment(ServedModelClient(client, "toy", use_gpu=True), examples)
     assert score.value == 0.99
-    posted = [orjson.loads(request.body) for request in server.seen if request.method == "POST"]
+    posted = [orjson.loads(request.body) for request in server.requests if request.method == "POST"]
     assert [len(body["inputs"]) for body in posted] == [64, 36, 1]
     assert all(body["options"] == {"use_cache": False, "use_gpu": True} for body in posted)
 
 
-def first_two_words(n: int, request: Seen) -> FakeAnswer:
+def first_two_words(n: int, request: ReceivedRequest) -> FakeAnswer:
     """Answers every question with the first two words of its context."""
     if request.method == "GET":
         return FakeAnswer(body=orjson.dumps({"id": "toy"}))

@@ -112,11 +112,11 @@ def test_row_of_zeros_returns_zeros(
     graph: Path, tables: dict[str, FloatArray], tmp_path: Path
 ) -> None:
     model = onnx.load(graph)
-    drop_text = tables["head"].copy()
-    drop_text[:, 3] = 0
+    silenced = tables["head"].copy()
+    silenced[:, 3] = 0
     for table in model.graph.initializer:
         if table.name == "head":
-            table.CopyFrom(numpy_helper.from_array(drop_text, "head"))
+            table.CopyFrom(numpy_helper.from_array(silenced, "head"))
     onnx.save(model, tmp_path / "model.onnx")
     path = tmp_path / "int8.onnx"
     quantize_per_token(tmp_path / "model.onnx", path)

@@ -59,9 +59,9 @@ def test_squad(make_model: MakeModel) -> None:
         path, TaskName.QUESTION_ANSWERING, make_model(max_tokens=512), ExampleSampling(limit=40)
     )
     assert {len(item.ids) for item in evaluation.items} <= set(range(513))
-    drop_text = [
+    unanswered = [
         np.eye(1, len(item.ids), dtype=np.float32).T.repeat(2, axis=1) for item in evaluation.items
     ]
     chosen = ExampleSampling(limit=40).of(questions)
     unanswerable = sum(not question.golds for question in chosen) / 40
-    assert evaluation.score(drop_text)["f1"] == pytest.approx(unanswerable)
+    assert evaluation.score(unanswered)["f1"] == pytest.approx(unanswerable)

@@ -23,7 +23,7 @@ SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])
 
 
 @dataclass
-class FakeTimeline:
+class PassLog:
     """A clock that only passes move, and a list of who passed."""
 
     now_s: float = 0.0
@@ -34,11 +34,11 @@ class FakeTimeline:
 
 
 @dataclass
-class RecordingRunner:
+class TimedRunner:
     """Takes `ms` for a pass of 32 tokens, and fails from its pass number `fails_at` on."""
 
     name: str
-    track: FakeTimeline
+    log: PassLog
     ms: float
     fails_at: int | None = None
     passes: int = 0
@@ -48,16 +48,16 @@ class RecordingRunner:
         self.passes += 1
         if self.fails_at is not None and self.passes >= self.fails_at:
             raise EngineFailed("out of breath")
-        self.track.order.append(self.name)
-        self.track.now_s += self.ms / 1e3 * batch.input_ids.shape[1] / 32
+        self.log.order.append(self.name)
+        self.log.now_s += self.ms / 1e3 * batch.input_ids.shape[1] / 32
         return Outputs([])
 
     def close(self) -> None:
         raise AssertionError("whoever opened it closes it")
 
 
-def race_of(track: FakeTimeline, *runners: RecordingRunner) -> InterleavedTimer:
-    return InterleavedTimer({r.name: r for r in runners}, clock=track.clock, rest=lambda: None)
+def build_race(log: PassLog, *runners: TimedRunner) -> InterleavedTimer:
+    return InterleavedTimer({r.name: r for r in runners}, clock=log.clock, rest=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -84,22 +84,22 @@ def test_runs_are_what_there_is_time_for(runs: int, budget_s: float, found: int)
 
 
 def test_engines_take_turns_in_blocks_and_another_one_goes_first_each_time() -> None:
-    track = FakeTimeline()
-    race_of(track, RecordingRunner("a", track, 1), RecordingRunner("b", track, 1)).latencies(
+    log = PassLog()
+    build_race(log, TimedRunner("a", log, 1), TimedRunner("b", log, 1)).latencies(
         {32: SHORT}, 10, 60.0
     )
-    turns = [track.order[0]]
-    for name in track.order:
+    turns = [log.order[0]]
+    for name in log.order:
         if name != turns[-1]:
             turns.append(name)
     # Neighbouring turns of one engine look like one: a b, then ab ba ab ba ab.
     assert turns == ["a", "b", "a", "b", "a", "b", "a", "b"]
-    assert track.order.count("a") == track.order.count("b") == 3 + 5 * (1 + 2)
+    assert log.order.count("a") == log.order.count("b") == 3 + 5 * (1 + 2)
 
 
 def test_latencies_are_those_of_each_engine_and_length() -> None:
-    track = FakeTimeline()
-    race = race_of(track, RecordingRunner("slow", track, 8.0), RecordingRunner("fast", track, 2.0))
+    log = PassLog()
+    race = build_race(log, TimedRunner("slow", log, 8.0), TimedRunner("fast", log, 2.0))
     found = race.latencies({64: LONG, 32: SHORT}, 50, 60.0)
     assert [one.tokens for one in found["slow"]] == [32, 64]
     assert [one.mean_ms for one in found["slow"]] == pytest.approx([8.0, 16.0])
@@ -108,28 +108,28 @@ def test_latencies_are_those_of_each_engine_and_length() -> None:
 
 
 def test_fewer_runs_fit_into_less_time_and_all_engines_get_as_many() -> None:
-    track = FakeTimeline()
-    race = race_of(track, RecordingRunner("a", track, 30.0), RecordingRunner("b", track, 10.0))
+    log = PassLog()
+    race = build_race(log, TimedRunner("a", log, 30.0), TimedRunner("b", log, 10.0))
     found = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
     runs = {name: [one.runs for one in times] for name, times in found.items()}
     assert runs["a"] == runs["b"]
     assert all(MIN_RUNS < count < 50 for count in runs["a"])
-    assert track.now_s == pytest.approx(3.0, abs=0.2)
+    assert log.now_s == pytest.approx(3.0, abs=0.2)
 
 
 def test_without_time_there_are_still_five_runs() -> None:
-    track = FakeTimeline()
-    found = race_of(track, RecordingRunner("a", track, 10.0)).latencies({32: SHORT}, 50, 0.0)
+    log = PassLog()
+    found = build_race(log, TimedRunner("a", log, 10.0)).latencies({32: SHORT}, 50, 0.0)
     assert [one.runs for one in found["a"]] == [MIN_RUNS]
 
 
 @pytest.mark.parametrize("at", [1, 4, 20])
 def test_who_fails_leaves_and_the_others_go_on(at: int) -> None:
-    track = FakeTimeline()
-    race = race_of(
-        track,
-        RecordingRunner("weak", track, 1.0, fails_at=at),
-        RecordingRunner("sound", track, 1.0),
+    log = PassLog()
+    race = build_race(
+        log,
+        TimedRunner("weak", log, 1.0, fails_at=at),
+        TimedRunner("sound", log, 1.0),
     )
     found = race.latencies({32: SHORT}, 50, 60.0)
     assert list(found) == ["sound"]
@@ -183,9 +183,9 @@ def test_without_time_the_first_round_counts() -> None:
 
 
 def test_who_fails_has_no_throughput() -> None:
-    track = FakeTimeline()
-    race = race_of(
-        track, RecordingRunner("weak", track, 1.0, fails_at=1), RecordingRunner("sound", track, 1.0)
+    log = PassLog()
+    race = build_race(
+        log, TimedRunner("weak", log, 1.0, fails_at=1), TimedRunner("sound", log, 1.0)
     )
     assert list(race.throughputs(SHORT, {"weak": 2, "sound": 2}, 1.0)) == ["sound"]
     assert race.failed == {"weak": "out of breath"}

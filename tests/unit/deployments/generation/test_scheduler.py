@@ -212,7 +212,7 @@ def test_expired_jobs_get_deadline_exceeded(make_bench) -> None:
 
 
 def test_failed_step_ends_only_its_jobs(make_bench) -> None:
-    bench = make_bench(FakeDecoder(failing_at=2))
+    bench = make_bench(FakeDecoder(failing_decode=2))
     jobs = [bench.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
     for job in jobs:
         bench.loop.submit(job)
@@ -225,7 +225,7 @@ def test_failed_step_ends_only_its_jobs(make_bench) -> None:
 
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
 def test_engine_lost_is_stored(make_bench, failure: EngineFailed) -> None:
-    bench = make_bench(FakeDecoder(failing_at=2, failure=failure))
+    bench = make_bench(FakeDecoder(failing_decode=2, failure=failure))
     bench.loop.health.check()
     job = bench.job([1, 2, 5], new_tokens=20)
     bench.loop.submit(job)
@@ -255,9 +255,9 @@ def test_consecutive_failures_lose_the_engine(make_bench) -> None:
 
 
 def test_successful_call_resets_the_failures(make_bench) -> None:
-    bench = make_bench(FakeDecoder(failing_at=0))
+    bench = make_bench(FakeDecoder(failing_decode=0))
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
-        bench.decoder.failing_at = len(bench.decoder.decodes)
+        bench.decoder.failing_decode = len(bench.decoder.decodes)
         bench.run_jobs(bench.job([1, 2, 5]))
     bench.loop.close()
     bench.loop.health.check()
@@ -291,7 +291,7 @@ def test_failed_prefill_ends_only_its_job(make_bench, prompt_logprobs: bool) -> 
 
 
 def test_failed_job_is_not_recorded_as_active(make_bench) -> None:
-    bench = make_bench(FakeDecoder(failing_at=2))
+    bench = make_bench(FakeDecoder(failing_decode=2))
     bench.run_jobs(bench.job([1, 2, 5], new_tokens=20))
     bench.loop.close()
     assert bench.steps.records[-1].active == 0

@@ -65,14 +65,14 @@ class World:
     """A service over one generator, and what it recorded."""
 
     store: Path
-    speech_of: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
+    reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     running: int = 1  # replicas, as the next look finds them
     models: tuple[str, ...] = (EMBEDDER, DECODER)
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     def __post_init__(self) -> None:
-        self.generator = ScriptedGeneratorClient(self.speech_of)
+        self.generator = ScriptedGeneratorClient(self.reply_to)
         monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
         monitor.apply(self._read_status())
         models = [ModelSettings(id=model_id) for model_id in self.models]
@@ -149,11 +149,11 @@ async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_s
 async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -> None:
     logprobs = {0: -3.0, 1: -1.0, 2: -2.0}
 
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         seed = call.options.sampling.seed or 0
         return ScriptedReply((f"s{seed}",), logprob=logprobs[seed])
 
-    world = World(writing_store, speech_of)
+    world = World(writing_store, reply_to)
     reply = await world.pipeline.complete(question(choices=2, best_of=3, options=seeded(0)))
     assert [one.text for one in reply.completions] == ["s1", "s2"]
     assert [one.text for one in reply.discarded] == ["s0"]
@@ -199,12 +199,12 @@ async def test_wrong_task_error_lists_the_tasks_of_the_model(writing_store: Path
 
 
 async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         if call.options.sampling.seed == 1:
             return ScriptedReply(breaks=EngineFailed("broken"))
         return ScriptedReply(hangs=True)
 
-    world = World(writing_store, speech_of)
+    world = World(writing_store, reply_to)
     with pytest.raises(EngineFailed, match="broken"):
         await world.pipeline.complete(question(choices=3, options=seeded(0)))
     assert len(world.generator.calls) == 3
@@ -213,11 +213,11 @@ async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> 
 
 
 async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         error = InputTooLong("`prompt` has 9 tokens", field="prompt")
         return ScriptedReply(refusal=error if call.prompt == "long" else None)
 
-    world = World(writing_store, speech_of)
+    world = World(writing_store, reply_to)
     many = question(prompt="a", further_prompts=("b", "long"))
     for ask in (world.pipeline.complete, world.pipeline.stream):
         with pytest.raises(InputTooLong) as refused:
@@ -272,7 +272,7 @@ async def test_cold_generator_raises_model_loading_after_the_wait(
     writing_store: Path,
 ) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
-    world = World(writing_store, lambda call: ScriptedReply(drop_text=True), settings, running=0)
+    world = World(writing_store, lambda call: ScriptedReply(is_silent=True), settings, running=0)
     for ask in (world.pipeline.complete, world.pipeline.stream):
         with pytest.raises(ModelLoading, match=DECODER):
             await ask(ASKED)
@@ -308,10 +308,10 @@ async def test_a_stream_gives_every_chunk_and_ends(writing_store: Path) -> None:
 
 
 async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply(hangs=call.options.sampling.seed == 0)
 
-    world = World(writing_store, speech_of)
+    world = World(writing_store, reply_to)
     stream = await world.pipeline.stream(question(choices=2, options=seeded(0)))
     seen = []
     async for part in stream:
@@ -328,7 +328,7 @@ async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) ->
 async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_opened(
     writing_store: Path,
 ) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         bad = InvalidField("no such form", field="grammar")
         return (
             ScriptedReply(refusal=bad)
@@ -336,7 +336,7 @@ async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_open
             else ScriptedReply(hangs=True)
         )
 
-    world = World(writing_store, speech_of)
+    world = World(writing_store, reply_to)
     with pytest.raises(InvalidField):
         await world.pipeline.stream(question(choices=2, options=seeded(0)))
     assert world.is_idle()
@@ -346,11 +346,11 @@ async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_open
 async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
     writing_store: Path,
 ) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         last = call.options.sampling.seed == 1
         return ScriptedReply(breaks=EngineFailed("broken")) if last else ScriptedReply(hangs=True)
 
-    world = World(writing_store, speech_of)
+    world = World(writing_store, reply_to)
     stream = await world.pipeline.stream(question(choices=2, options=seeded(0)))
     said: list[str] = []
 
@@ -381,7 +381,7 @@ async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_s
 
 
 async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: ScriptedReply(drop_text=True))
+    world = World(writing_store, lambda call: ScriptedReply(is_silent=True))
     asking = asyncio.ensure_future(world.pipeline.stream(question(choices=2)))
     await wait_until(lambda: world.generator.open == 2)
     asking.cancel()

@@ -43,10 +43,10 @@ from tests.support.artifacts import (
     EMBEDDER,
     GRAPH_NAME,
     WIDTH,
-    reseal_as,
+    replace_sealed_file,
     seal,
-    seal_older,
     seal_tiny,
+    seal_without_token_vectors,
 )
 from tests.support.fakes import ListRecorder, far_deadline, item
 
@@ -145,7 +145,7 @@ async def test_a_model_nobody_configured_fails_its_own_list_only(encoder: Encode
 async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     broken = seal_tiny(tmp_path, "tiny/broken")
-    reseal_as(broken, GRAPH_NAME, b"sealed, but no graph")
+    replace_sealed_file(broken, GRAPH_NAME, b"sealed, but no graph")
     both = (ModelSettings(id="tiny/broken"), ModelSettings(id=EMBEDDER))
     settings = args(tmp_path).model_copy(update={"models": both})
     replica = EncoderReplica(settings, Device.CPU, ListRecorder())
@@ -290,7 +290,7 @@ async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
 
 
 async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Path) -> None:
-    seal_older(tmp_path, EMBEDDER)
+    seal_without_token_vectors(tmp_path, EMBEDDER)
     encoder = EncoderHarness(tmp_path)
     (refused,) = await encoder.replica.infer(unpooled(encoder.batch(call(2))))
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))

@@ -15,14 +15,14 @@ from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.process import ExitCode
 from tests.support.fakes import TIMEOUT_S
-from tests.support.tuning_artifacts import keep_table, seal_tunable
+from tests.support.tuning_artifacts import seal_tunable, write_table
 from tests.unit.deployments.tuning.test_session import somebody_tunes
 
 REF = ModelRef("tiny/embedder", "0123456789ab")
 OTHER = ModelRef("tiny/other", "0123456789ab")
 
 
-class ChildProcesses:
+class FakeProcesses:
     """Starts, in place of the process that measures, a shell with a script of the test's."""
 
     def __init__(
@@ -43,9 +43,9 @@ class ChildProcesses:
         return child
 
 
-def that_wins(winner: str) -> ChildProcesses:
+def processes_electing(winner: str) -> FakeProcesses:
     """Children that keep a table in which `winner` won."""
-    return ChildProcesses("exit 0", lambda target: keep_table(target, {"1x16": winner}))
+    return FakeProcesses("exit 0", lambda target: write_table(target, {"1x16": winner}))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def target(tmp_path: Path) -> TuningTarget:
 
 
 @pytest.fixture(autouse=True)
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def capture_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "ray.serve.hundredfold"):
         yield
 
@@ -65,7 +65,7 @@ class Run:
     def __init__(
         self,
         untuned: dict[ModelRef, TuningTarget],
-        children: ChildProcesses,
+        children: FakeProcesses,
         poll_s: float = 0.01,
     ) -> None:
         self.adopted: list[tuple[ModelRef, EncoderEngine]] = []
@@ -100,7 +100,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 def test_a_winner_takes_the_place_of_the_default(
     target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Run({REF: target}, that_wins("twin")).to_its_end() == [REF]
+    assert Run({REF: target}, processes_electing("twin")).to_its_end() == [REF]
     begun, ended = (record.message for record in caplog.records)
     assert begun == "tiny/embedder is being tuned for this host in the background"
     assert ended.startswith("tiny/embedder is tuned for this host after ")
@@ -108,11 +108,11 @@ def test_a_winner_takes_the_place_of_the_default(
 
 
 def test_where_the_default_wins_nothing_is_exchanged(target: TuningTarget) -> None:
-    assert Run({REF: target}, that_wins("plain")).to_its_end() == []
+    assert Run({REF: target}, processes_electing("plain")).to_its_end() == []
 
 
 def test_nothing_to_tune_needs_no_thread() -> None:
-    run = Run({}, ChildProcesses("exit 1"))
+    run = Run({}, FakeProcesses("exit 1"))
     run.tuning.start()
     assert not tuning_threads()
     run.tuning.close()
@@ -124,9 +124,9 @@ def test_one_model_after_the_other(tmp_path: Path) -> None:
 
     def before(target: TuningTarget) -> None:
         at_once.append(sum(child.poll() is None for child in children.processes))
-        keep_table(target, {"1x16": "twin"})
+        write_table(target, {"1x16": "twin"})
 
-    children = ChildProcesses("sleep 0.05", before)
+    children = FakeProcesses("sleep 0.05", before)
     assert Run(targets, children).to_its_end() == [REF, OTHER]
     assert at_once == [0, 0]
 
@@ -135,7 +135,7 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    children = ChildProcesses("echo 'a warning' >&2; echo 'error: no graph is right' >&2; exit 1")
+    children = FakeProcesses("echo 'a warning' >&2; echo 'error: no graph is right' >&2; exit 1")
     assert Run(targets, children).to_its_end() == []
     failures = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert failures == [
@@ -155,7 +155,7 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
 def test_whatever_happens_to_the_process_it_is_told_once(
     target: TuningTarget, script: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    children = ChildProcesses(script)
+    children = FakeProcesses(script)
     assert Run({REF: target}, children).to_its_end() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         f"tiny/embedder is not tuned for this host: {reason}"
@@ -169,14 +169,16 @@ def test_a_process_that_cannot_be_started_is_told_once(
     def no_more_processes(_: TuningTarget) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    assert Run({REF: target}, ChildProcesses("exit 0", no_more_processes)).to_its_end() == []
-    (told,) = (r.message for r in caplog.records if r.levelname != "INFO")
-    assert told == "tiny/embedder is not tuned for this host: Resource temporarily unavailable"
+    assert Run({REF: target}, FakeProcesses("exit 0", no_more_processes)).to_its_end() == []
+    (capture_log,) = (r.message for r in caplog.records if r.levelname != "INFO")
+    assert (
+        capture_log == "tiny/embedder is not tuned for this host: Resource temporarily unavailable"
+    )
 
 
 def test_a_table_that_came_meanwhile_is_used_as_it_is(target: TuningTarget) -> None:
-    keep_table(target, {"1x16": "twin"})
-    children = ChildProcesses("exit 1")
+    write_table(target, {"1x16": "twin"})
+    children = FakeProcesses("exit 1")
     assert Run({REF: target}, children).to_its_end() == [REF]
     assert children.started == []
 
@@ -184,13 +186,13 @@ def test_a_table_that_came_meanwhile_is_used_as_it_is(target: TuningTarget) -> N
 def test_what_another_replica_measures_is_waited_for(
     target: TuningTarget,
 ) -> None:
-    children = ChildProcesses("exit 1")
+    children = FakeProcesses("exit 1")
     run = Run({REF: target}, children)
     with somebody_tunes(target):
         run.tuning.start()
         time.sleep(0.1)
         assert not run.adopted
-        keep_table(target, {"1x16": "twin"})
+        write_table(target, {"1x16": "twin"})
     assert run.when_done() == [REF]
     assert children.started == []
 
@@ -198,8 +200,8 @@ def test_what_another_replica_measures_is_waited_for(
 def test_who_comes_second_to_the_lock_waits_too(
     target: TuningTarget,
 ) -> None:
-    turns = iter([lambda _: None, lambda p: keep_table(p, {"1x16": "twin"})])
-    children = ChildProcesses(f"exit {ExitCode.BUSY}", lambda target: next(turns)(target))
+    turns = iter([lambda _: None, lambda p: write_table(p, {"1x16": "twin"})])
+    children = FakeProcesses(f"exit {ExitCode.BUSY}", lambda target: next(turns)(target))
     assert Run({REF: target}, children).to_its_end() == [REF]
     assert len(children.started) == 2
 
@@ -208,7 +210,7 @@ def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    children = ChildProcesses(f"echo 'error: read-only' >&2; exit {ExitCode.STORE_NOT_WRITABLE}")
+    children = FakeProcesses(f"echo 'error: read-only' >&2; exit {ExitCode.STORE_NOT_WRITABLE}")
     assert Run(targets, children).to_its_end() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         "models are not tuned for this host: read-only"
@@ -218,7 +220,7 @@ def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried
 
 def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    children = ChildProcesses("exec sleep 60")
+    children = FakeProcesses("exec sleep 60")
     run = Run(targets, children)
     run.tuning.start()
     wait_until(lambda: bool(children.processes))
@@ -229,7 +231,7 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
 
 
 def test_closing_does_not_wait_for_another_replica(target: TuningTarget) -> None:
-    run = Run({REF: target}, ChildProcesses("exit 1"), poll_s=TIMEOUT_S)
+    run = Run({REF: target}, FakeProcesses("exit 1"), poll_s=TIMEOUT_S)
     with somebody_tunes(target):
         run.tuning.start()
         started_s = time.monotonic()

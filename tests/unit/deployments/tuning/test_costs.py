@@ -13,7 +13,7 @@ from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.tuning.costs import CostTable, TuningTarget, Variant, read_costs, write_costs
 from tests.support.cost_tables import variant
-from tests.support.tuning_artifacts import keep_table, seal_tunable
+from tests.support.tuning_artifacts import seal_tunable, write_table
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def target(tmp_path: Path) -> TuningTarget:
 
 
 def test_a_table_comes_back_as_it_was_kept(target: TuningTarget) -> None:
-    path = keep_table(target, {"1x16": "plain", "8x16": "twin+arena", "32x16": "twin+arena"})
+    path = write_table(target, {"1x16": "plain", "8x16": "twin+arena", "32x16": "twin+arena"})
     table = read_costs(target)
     assert table is not None
     assert table.to_json() == path.read_bytes()
@@ -30,7 +30,7 @@ def test_a_table_comes_back_as_it_was_kept(target: TuningTarget) -> None:
 
 
 def test_its_file_is_named_after_host_device_and_threads(target: TuningTarget) -> None:
-    path = keep_table(target, {"1x16": "plain"})
+    path = write_table(target, {"1x16": "plain"})
     fingerprint = target.host.fingerprint
     assert path == target.artifact / "hosts" / fingerprint / "cpu-1.json"
 
@@ -73,7 +73,7 @@ def test_a_damaged_table_is_as_good_as_none(
     damage: Callable[[bytes], bytes],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = keep_table(target, {"1x16": "plain"})
+    path = write_table(target, {"1x16": "plain"})
     path.write_bytes(damage(path.read_bytes()))
     assert read_costs(target) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -81,7 +81,7 @@ def test_a_damaged_table_is_as_good_as_none(
 
 
 def test_what_cannot_be_read_is_as_good_as_none(target: TuningTarget) -> None:
-    path = keep_table(target, {"1x16": "plain"})
+    path = write_table(target, {"1x16": "plain"})
     path.unlink()
     path.mkdir()
     assert read_costs(target) is None
@@ -113,7 +113,7 @@ def test_a_stale_table_is_not_used(
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = keep_table(target, {"1x16": "plain"})
+    path = write_table(target, {"1x16": "plain"})
     table = CostTable.model_validate_json(path.read_bytes())
     path.write_bytes(table.model_copy(update=change).to_json())
     with caplog.at_level(logging.INFO):
@@ -122,7 +122,7 @@ def test_a_stale_table_is_not_used(
 
 
 def test_a_table_copied_from_another_host_is_not_used(target: TuningTarget) -> None:
-    path = keep_table(target, {"1x16": "plain"})
+    path = write_table(target, {"1x16": "plain"})
     table = CostTable.model_validate_json(path.read_bytes())
     elsewhere = table.host.model_copy(update={"name": "another CPU"})
     path.write_bytes(table.model_copy(update={"host": elsewhere}).to_json())
@@ -130,7 +130,7 @@ def test_a_table_copied_from_another_host_is_not_used(target: TuningTarget) -> N
 
 
 def test_a_winner_that_was_never_sealed_is_not_used(target: TuningTarget) -> None:
-    keep_table(target, {"1x16": "plain", "8x16": "stranger"})
+    write_table(target, {"1x16": "plain", "8x16": "stranger"})
     assert read_costs(target) is None
 
 
@@ -139,14 +139,14 @@ def test_winners_of_two_precisions_are_not_used(target: TuningTarget) -> None:
     mixed = target.manifest.model_copy(
         update={"candidates": (plain, twin.model_copy(update={"precision": "int8"}))}
     )
-    keep_table(target, {"1x16": "plain", "8x16": "twin"})
+    write_table(target, {"1x16": "plain", "8x16": "twin"})
     assert read_costs(target) is not None
     changed = TuningTarget(target.artifact, mixed, Device.CPU, target.settings)
     assert read_costs(changed) is None
 
 
 def test_encoders_with_other_threads_have_tables_of_their_own(target: TuningTarget) -> None:
-    keep_table(target, {"1x16": "plain"})
+    write_table(target, {"1x16": "plain"})
     wide = EncoderSettings(intra_op_threads=2)
     assert read_costs(target) is not None
     two = TuningTarget(target.artifact, target.manifest, Device.CPU, wide)
@@ -154,7 +154,7 @@ def test_encoders_with_other_threads_have_tables_of_their_own(target: TuningTarg
 
 
 def test_a_table_is_kept_whole_or_not_at_all(target: TuningTarget) -> None:
-    path = keep_table(target, {"1x16": "plain"})
+    path = write_table(target, {"1x16": "plain"})
     table = read_costs(target)
     assert table is not None
     path.unlink()

@@ -13,7 +13,7 @@ from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.opening import ShapeDispatchEngine, open_tuned_engine
 from tests.support.fakes import build_item
-from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, keep_table, seal_tunable
+from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, seal_tunable, write_table
 
 ITEM = build_item([5, 9, 31])
 
@@ -50,7 +50,7 @@ def test_a_default_that_cannot_run_here_gives_way_to_the_next(tmp_path: Path) ->
 def test_the_winner_is_opened_with_its_options(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
     default, _ = open_tuned_engine(target)
-    keep_table(target, {"1x16": "plain+arena"})
+    write_table(target, {"1x16": "plain+arena"})
     engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, OnnxEngine)
@@ -60,7 +60,7 @@ def test_the_winner_is_opened_with_its_options(tmp_path: Path) -> None:
 def test_several_winners_become_one_engine(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
     default, _ = open_tuned_engine(target)
-    keep_table(target, {"1x4": "plain", "1x16": "astray"})
+    write_table(target, {"1x4": "plain", "1x16": "astray"})
     engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, ShapeDispatchEngine)
@@ -71,7 +71,7 @@ def test_several_winners_become_one_engine(tmp_path: Path) -> None:
 
 def test_a_stale_table_is_as_good_as_none(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path)
-    keep_table(target, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
+    write_table(target, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
     assert not open_tuned_engine(target)[1]
 
 
@@ -82,7 +82,7 @@ def test_a_winner_that_cannot_be_opened_leaves_the_default(
     tmp_path: Path, winners: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     target = seal_tunable(tmp_path, names=["plain", "twin", "astray"], wrong=["astray"])
-    keep_table(target, winners)
+    write_table(target, winners)
     (target.artifact / WRONG_GRAPH_NAME).write_bytes(b"no graph any more")
     engine, is_tuned = open_tuned_engine(target)
     assert not is_tuned
@@ -93,7 +93,7 @@ def test_a_winner_that_cannot_be_opened_leaves_the_default(
 def test_the_default_is_not_one_that_tuning_refused(tmp_path: Path) -> None:
     names = ["astray", "plain", "gone"]
     target = seal_tunable(tmp_path / "a", names=names, wrong=["astray"], absent=["gone"])
-    keep_table(target, {"1x16": "gone"}, rejected={"astray": "mean cosine 0.1 < 0.985"})
+    write_table(target, {"1x16": "gone"}, rejected={"astray": "mean cosine 0.1 < 0.985"})
     engine, is_tuned = open_tuned_engine(target)
     assert not is_tuned
     assert same(engine, open_tuned_engine(seal_tunable(tmp_path / "b"))[0])

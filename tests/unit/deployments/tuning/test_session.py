@@ -13,7 +13,7 @@ from deployments.errors import ArtifactError, EngineFailed
 from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.tuner import is_tuning, tune_exclusively
 from tests.support.cost_tables import shape
-from tests.support.tuning_artifacts import keep_table, seal_tunable
+from tests.support.tuning_artifacts import seal_tunable, write_table
 
 SECONDS = 0.05
 STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}
@@ -55,7 +55,7 @@ def test_the_model_is_measured_at_the_usual_shapes_it_reads_or_at_those_asked_fo
 def test_a_valid_table_is_not_measured_again_unless_that_is_asked_for(
     target: TuningTarget,
 ) -> None:
-    path = keep_table(target, {"1x16": "twin"})
+    path = write_table(target, {"1x16": "twin"})
     before = path.read_bytes()
     assert tune_exclusively(target, SECONDS) == read_costs(target)
     assert path.read_bytes() == before
@@ -64,7 +64,7 @@ def test_a_valid_table_is_not_measured_again_unless_that_is_asked_for(
 
 
 def test_a_stale_table_is_replaced(target: TuningTarget) -> None:
-    keep_table(target, {"1x16": "twin"}, **STALE)
+    write_table(target, {"1x16": "twin"}, **STALE)
     assert read_costs(target) is None
     assert tune_exclusively(target, SECONDS) == read_costs(target) is not None
 
@@ -87,7 +87,7 @@ def test_who_waits_takes_what_the_other_has_measured(target: TuningTarget) -> No
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
-        before = keep_table(target, {"1x16": "twin"}).read_bytes()
+        before = write_table(target, {"1x16": "twin"}).read_bytes()
     waiting.join(10)
     assert not waiting.is_alive()
     assert found == [read_costs(target)]

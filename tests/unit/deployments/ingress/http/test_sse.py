@@ -44,7 +44,7 @@ def told(error: ServeError) -> bytes:
 
 
 def visited(
-    spring: Spring, *, takes: int = 1_000, stream_write_timeout_s: float = 5.0
+    spring: Spring, *, max_messages: int = 1_000, stream_write_timeout_s: float = 5.0
 ) -> AsgiClient:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"x-compute-type": "cpu-fake"}
@@ -57,13 +57,13 @@ def visited(
         )
         await response(scope, receive, send)
 
-    return AsgiClient(app, "/", {}, takes=takes)
+    return AsgiClient(app, "/", {}, max_messages=max_messages)
 
 
 async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2") + build_event(b"3")])
     visitor = visited(spring)
-    await visitor.visit
+    await visitor.task
     assert visitor.text == "data: 1\n\ndata: 2\n\ndata: 3\n\n"
     start, *bodies = visitor.messages
     headers = dict(start["headers"])
@@ -80,7 +80,7 @@ async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
 async def test_an_error_is_the_last_event_in_the_words_of_the_family() -> None:
     spring = Spring([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
     visitor = visited(spring)
-    await visitor.visit
+    await visitor.task
     assert visitor.text == "data: 1\n\ndata: engine_failed: broken\n\n"
     assert visitor.messages[-1]["more_body"] is False
     assert spring.is_closed()
@@ -91,7 +91,7 @@ async def test_a_bug_is_told_without_its_details_and_logged(
 ) -> None:
     spring = Spring([build_event(b"1"), ZeroDivisionError("secret")])
     visitor = visited(spring)
-    await visitor.visit
+    await visitor.task
     assert "internal: unexpected failure" in visitor.text
     assert "secret" not in visitor.text
     assert "secret" in caplog.text
@@ -101,36 +101,36 @@ async def test_a_bug_is_told_without_its_details_and_logged(
 async def test_a_client_who_leaves_ends_the_stream() -> None:
     spring = Spring([build_event(b"1")], hangs=True)
     visitor = visited(spring)
-    await visitor.sees("data: 1")
-    visitor.leave()
-    await visitor.visit
+    await visitor.wait_for_text("data: 1")
+    visitor.disconnect()
+    await visitor.task
     assert spring.is_closed()
 
 
 async def test_cancelling_ends_the_stream() -> None:
     spring = Spring([build_event(b"1")], hangs=True)
     visitor = visited(spring)
-    await visitor.sees("data: 1")
-    visitor.visit.cancel()
+    await visitor.wait_for_text("data: 1")
+    visitor.task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await visitor.visit
+        await visitor.task
     assert spring.is_closed()
 
 
 async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
-    visitor = visited(spring, takes=2, stream_write_timeout_s=0.02)
-    await visitor.visit
+    visitor = visited(spring, max_messages=2, stream_write_timeout_s=0.02)
+    await visitor.task
     assert visitor.text == "data: 1\n\n"
     assert spring.is_closed()
 
 
 async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")])
-    visitor = visited(spring, takes=2, stream_write_timeout_s=60)
-    await visitor.sees("data: 1")
-    visitor.leave()
-    await visitor.visit
+    visitor = visited(spring, max_messages=2, stream_write_timeout_s=60)
+    await visitor.wait_for_text("data: 1")
+    visitor.disconnect()
+    await visitor.task
     assert spring.is_closed()
 
 
@@ -155,6 +155,6 @@ async def test_a_broken_connection_is_no_failure_of_ours() -> None:
 async def test_events_nobody_has_asked_for_are_closed_too() -> None:
     spring = Spring([build_event(b"1")])
     visitor = visited(spring)
-    visitor.leave()
-    await visitor.visit
+    visitor.disconnect()
+    await visitor.task
     await wait_until(lambda: spring.source_closed == 1)

@@ -170,7 +170,7 @@ async def test_generator_errors_have_the_openai_format(
     told = reply.json()["error"]
     assert (reply.status_code, told["code"], told["param"]) == (error.status, error.code, param)
     assert told["message"] == f"`{param}` is bad"
-    assert len(asking.world.recorder.records) == 1
+    assert len(asking.in_process.recorder.records) == 1
 
 
 async def test_overloaded_generator_sets_retry_after(writing_store: Path) -> None:

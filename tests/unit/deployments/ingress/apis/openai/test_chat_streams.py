@@ -73,12 +73,12 @@ async def test_stream_headers_have_compute_type_and_revision(writing_store: Path
 
 
 async def test_stream_choices_have_an_index(writing_store: Path) -> None:
-    def speech_of(call: Any) -> ScriptedReply:
+    def reply_to(call: Any) -> ScriptedReply:
         seed = call.options.sampling.seed
         reason = FinishReason.LENGTH if seed == 6 else FinishReason.END
         return ScriptedReply((f"a{seed}", "b"), reason)
 
-    events = await ChatHarness(writing_store, speech_of).events(
+    events = await ChatHarness(writing_store, reply_to).events(
         CHAT, {**CHAT_BODY, "n": 2, "seed": 5}
     )
     texts, ends = {0: "", 1: ""}, {}
@@ -120,49 +120,49 @@ async def test_error_within_a_stream_is_the_last_event(writing_store: Path) -> N
     )
     error = {"message": "broken", "type": "server_error", "param": None, "code": "engine_failed"}
     assert last == {"error": error}
-    assert [record.status for record in harness.world.recorder.records] == [500]
+    assert [record.status for record in harness.in_process.recorder.records] == [500]
 
 
 async def test_client_disconnect_frees_slots(writing_store: Path) -> None:
     harness = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
-    async with harness.world.application() as app:
+    async with harness.in_process.application() as app:
         visitor = AsgiClient(app, CHAT, {**STREAM, "n": 3})
-        await visitor.sees('"content":"lo"')
+        await visitor.wait_for_text('"content":"lo"')
         assert harness.generator.open == 3
-        visitor.leave()
-        await visitor.visit
+        visitor.disconnect()
+        await visitor.task
     assert harness.generator.open == 0
-    assert [record.status for record in harness.world.recorder.records] == [499]
+    assert [record.status for record in harness.in_process.recorder.records] == [499]
 
 
 async def test_cancelled_handler_frees_slots(writing_store: Path) -> None:
     harness = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
-    async with harness.world.application() as app:
+    async with harness.in_process.application() as app:
         for body in (STREAM, CHAT_BODY):
             visitor = AsgiClient(app, CHAT, {**body, "n": 2})
             await wait_until(lambda: harness.generator.open == 2)
-            visitor.visit.cancel()
+            visitor.task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await visitor.visit
+                await visitor.task
             assert harness.generator.open == 0
-    assert [record.status for record in harness.world.recorder.records] == [499, 499]
+    assert [record.status for record in harness.in_process.recorder.records] == [499, 499]
 
 
 async def test_slow_reader_frees_slots(writing_store: Path) -> None:
     settings = IngressUserConfig(stream_write_timeout_s=0.05)
     endless = ScriptedReply(("word ",) * 10_000)
     harness = ChatHarness(writing_store, lambda call: endless, settings)
-    async with harness.world.application() as app:
-        visitor = AsgiClient(app, CHAT, STREAM, takes=3)
-        await visitor.visit
+    async with harness.in_process.application() as app:
+        visitor = AsgiClient(app, CHAT, STREAM, max_messages=3)
+        await visitor.task
     assert harness.generator.open == 0
     assert harness.generator.events_read < 1_000
-    assert [record.status for record in harness.world.recorder.records] == [499]
+    assert [record.status for record in harness.in_process.recorder.records] == [499]
 
 
 async def test_finished_stream_is_recorded_once(writing_store: Path) -> None:
     harness = ChatHarness(writing_store)
     await harness.post(CHAT, STREAM)
-    (record,) = harness.world.recorder.records
+    (record,) = harness.in_process.recorder.records
     assert (record.status, record.task, record.compute) == (200, "text-generation", COMPUTE_TYPE)
     assert record.timings.tokens == 7

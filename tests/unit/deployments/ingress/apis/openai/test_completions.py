@@ -58,10 +58,10 @@ async def test_prompts_may_be_texts_or_token_ids(
 
 
 async def test_choices_of_several_prompts_have_consecutive_indices(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply((f"{call.prompt}{call.options.sampling.seed}",))
 
-    harness = ChatHarness(writing_store, speech_of)
+    harness = ChatHarness(writing_store, reply_to)
     body = (await harness.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1})).json()
     assert [choice["text"] for choice in body["choices"]] == ["a1", "a2", "b1", "b2"]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -69,11 +69,11 @@ async def test_choices_of_several_prompts_have_consecutive_indices(writing_store
 
 
 async def test_best_of_returns_the_most_likely_and_counts_all(writing_store: Path) -> None:
-    def speech_of(call: GenerationCall) -> ScriptedReply:
+    def reply_to(call: GenerationCall) -> ScriptedReply:
         seed = call.options.sampling.seed or 0
         return ScriptedReply((f"s{seed}",), logprob=-1.0 if seed == 2 else -2.0)
 
-    harness = ChatHarness(writing_store, speech_of)
+    harness = ChatHarness(writing_store, reply_to)
     body = (await harness.post(COMPLETIONS, {**BODY, "best_of": 3, "seed": 0})).json()
     assert [choice["text"] for choice in body["choices"]] == ["s2"]
     assert body["choices"][0]["logprobs"] is None

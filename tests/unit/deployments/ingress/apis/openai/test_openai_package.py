@@ -21,7 +21,7 @@ httpx2 = pytest.importorskip("httpx2")
 
 @asynccontextmanager
 async def open_client(harness: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with harness.world.application() as app:
+    async with harness.in_process.application() as app:
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test/v1")
         async with openai.AsyncOpenAI(
             base_url="http://test/v1", api_key="any", http_client=http, max_retries=0

@@ -16,8 +16,8 @@ from tests.support.artifacts import (
     CLASSIFIER,
     EMBEDDER,
     WIDTH,
-    seal_older,
     seal_tiny,
+    seal_without_token_vectors,
     tiny_manifest,
 )
 from tests.support.fakes import FailingEncoder
@@ -155,7 +155,7 @@ async def test_embed_all_truncates_unless_disabled(tiny_store: Path) -> None:
 
 
 async def test_embed_all_of_an_older_artifact_asks_for_a_rebuild(tmp_path: Path) -> None:
-    seal_older(tmp_path, EMBEDDER)
+    seal_without_token_vectors(tmp_path, EMBEDDER)
     async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
         reply = await http.post("/embed_all", json={"inputs": "good"})
         pooled = await http.post("/embed", json={"inputs": "good"})

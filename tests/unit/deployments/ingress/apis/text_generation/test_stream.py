@@ -174,9 +174,9 @@ async def test_client_disconnect_stops_generation(writing_store: Path) -> None:
     world = InProcess(writing_store, models=MODELS, generator=generator)
     async with world.application() as app:
         visitor = AsgiClient(app, STREAM, {"inputs": "Once"})
-        await visitor.sees('"text":" a"')
-        visitor.leave()
-        await visitor.visit
+        await visitor.wait_for_text('"text":" a"')
+        visitor.disconnect()
+        await visitor.task
         assert generator.running == 0
     assert [record.status for record in world.recorder.records] == [499]
 
