@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from deployments.config import IngressUserConfig
-from deployments.errors import DeadlineExceeded
-from deployments.ingress.cluster_state import ClusterMonitor, model_loading_error
+from deployments.deadlines import deadline_after
+from deployments.ingress.cluster_state import ClusterMonitor
+from deployments.ingress.cold_start import limit_cold_start
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
@@ -54,21 +53,14 @@ class EncoderExecutor:
         return result, False
 
     async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
-        timeout_s = self._settings.timeout_s
-        if self._monitor.states[key.device].running == 0 and not request.options.wait_for_model:
-            timeout_s = min(timeout_s, self._settings.cold_start_wait_s)
         call = Call(
             texts=request.inputs.texts,
             fields=request.inputs.fields,
             options=request.inputs.options,
             truncation=request.inputs.truncation,
-            deadline_s=time.time() + timeout_s,
+            deadline_s=deadline_after(self._settings.timeout_s),
             windowing=request.inputs.windowing,
         )
-        try:
+        wait_s = None if request.options.wait_for_model else self._settings.cold_start_wait_s
+        async with limit_cold_start(self._monitor, request.model, key.device, wait_s):
             return await self._router.run(key, call)
-        except DeadlineExceeded:
-            await self._monitor.refresh_with_timeout()
-            if self._monitor.states[key.device].running == 0:
-                raise model_loading_error(key.model.id) from None
-            raise

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
-from deployments.errors import DeadlineExceeded
+from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.generation.messages import Completion, GenerationCall
 from deployments.ingress.choices import gather_or_cancel, offset_seed
-from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice, model_loading_error
+from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice
+from deployments.ingress.cold_start import limit_cold_start
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.requests import GenerationRequest
@@ -32,7 +31,7 @@ class GenerationPlan:
     candidates: int
     prompts: int
     deadline_s: float  # time.time
-    cold: bool  # no replica runs, and the request does not wait for one
+    waits_for_model: bool  # until the deadline, whether or not a replica runs
 
     def call_field_names(self, number: int) -> Mapping[str, str]:
         """Map fields of call `number` to fields of the request, for errors."""
@@ -60,7 +59,7 @@ class GenerationExecutor:
         self, request: GenerationRequest, model: RegisteredModel, choice: DeviceChoice
     ) -> GenerationPlan:
         """Build one call per candidate of each prompt; all share one deadline."""
-        deadline_s = time.time() + self._settings.generation_timeout_s
+        deadline_s = deadline_after(self._settings.generation_timeout_s)
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
             options = options._replace(logprobs=0)  # the ranking needs those of the tokens
@@ -76,7 +75,7 @@ class GenerationExecutor:
             candidates=request.candidates,
             prompts=len(request.prompts),
             deadline_s=deadline_s,
-            cold=self._is_cold(choice.device) and not request.request_options.wait_for_model,
+            waits_for_model=bool(request.request_options.wait_for_model),
         )
 
     async def complete(self, plan: GenerationPlan) -> list[Completion]:
@@ -106,37 +105,12 @@ class GenerationExecutor:
 
     @asynccontextmanager
     async def _with_timeout(self, plan: GenerationPlan, number: int) -> AsyncIterator[None]:
-        """Bound a call by its deadline and rename the fields of its errors.
-
-        A cold call ends after `cold_start_wait_s`, unless a replica has started meanwhile.
-        Raises DeadlineExceeded or ModelLoading.
-        """
-        loop = asyncio.get_running_loop()
-        cold_start: asyncio.Task[None] | None = None
-
-        async def end_if_cold() -> None:
-            await asyncio.sleep(self._settings.cold_start_wait_s)
-            await self._monitor.refresh_with_timeout()
-            if self._is_cold(plan.device):
-                timeout.reschedule(loop.time())
-
-        try:
-            async with asyncio.timeout(plan.deadline_s - time.time()) as timeout:
-                if plan.cold:
-                    cold_start = asyncio.ensure_future(end_if_cold())
-                with rename_error_fields(plan.call_field_names(number)):
-                    yield
-        except TimeoutError as exc:
-            if not timeout.expired():
-                raise
-            if plan.cold and self._is_cold(plan.device):
-                raise model_loading_error(plan.model.ref.id) from exc
-            raise DeadlineExceeded(
-                f"generation took longer than {self._settings.generation_timeout_s:g} s"
-            ) from exc
-        finally:
-            if cold_start is not None:
-                cold_start.cancel()
-
-    def _is_cold(self, device: Device) -> bool:
-        return self._monitor.generator_states[device].running == 0
+        """Bound a call by its deadline and the cold start; rename the fields of its errors."""
+        wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
+        message = f"generation took longer than {self._settings.generation_timeout_s:g} s"
+        async with (
+            limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
+            enforce_deadline(plan.deadline_s, message),
+        ):
+            with rename_error_fields(plan.call_field_names(number)):
+                yield

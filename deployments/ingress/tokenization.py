@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from pydantic import Discriminator, Field, Tag
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import IngressUserConfig, LimitSettings
-from deployments.errors import DeadlineExceeded, InputTooLong, UnknownToken
+from deployments.deadlines import deadline_after, enforce_deadline
+from deployments.errors import InputTooLong, UnknownToken
 from deployments.messages import DecodeRequest, ModelRef, TextTokens, TokenizeRequest
 from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
@@ -170,10 +170,6 @@ def _check_lengths(inputs: TokenIdInputs, limits: LimitSettings) -> None:
 
 @asynccontextmanager
 async def _with_timeout(settings: IngressUserConfig) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(settings.timeout_s):
-            yield
-    except TimeoutError as exc:
-        raise DeadlineExceeded(
-            f"the tokenizer did not answer within {settings.timeout_s:g} s"
-        ) from exc
+    message = f"the tokenizer did not answer within {settings.timeout_s:g} s"
+    async with enforce_deadline(deadline_after(settings.timeout_s), message):
+        yield

@@ -9,13 +9,13 @@ The Hugging Face routes use this format too for models that generate text.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.deadlines import deadline_after
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.envelope import parse_stream_flag
 from deployments.ingress.apis.text_generation.requests import (
@@ -157,7 +157,7 @@ class TextGenerationRoutes:
                 stream = await self._pipeline.stream(generation_request)
                 batches = stream.batches()
             else:
-                deadline_s = asyncio.get_running_loop().time() + max_time_s
+                deadline_s = deadline_after(max_time_s)
                 stream = await start_stream_before(self._pipeline, generation_request, deadline_s)
                 batches = read_batches_until(stream, deadline_s)
         return SseResponse(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 
+from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import DeadlineExceeded, ServeError
 from deployments.generation.messages import (
     Chunk,
@@ -34,29 +35,24 @@ from deployments.ingress.requests import GenerationRequest, GenerationResponse
 
 
 @asynccontextmanager
-async def cancel_at(deadline_s: float | None, description: str) -> AsyncIterator[None]:
-    """Cancel the block at `deadline_s` on the clock of the event loop; None never cancels.
-
-    Raises DeadlineExceeded with the `description` of that moment.
-    """
+async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator[None]:
+    """Cancel the body at `deadline_s`; raise DeadlineExceeded with the state in `description`."""
+    message = f"`parameters.max_time` ended {description}"
     try:
-        async with asyncio.timeout_at(deadline_s) as timeout:
+        async with enforce_deadline(deadline_s, message) as timeout:
             yield
-    except TimeoutError as exc:
-        if not timeout.expired():
-            raise
-        failure = DeadlineExceeded(
-            f"`parameters.max_time` ended {description}", field="parameters.max_time"
-        )
-        failure.recorded = True  # the cancelled generation request is already in the metrics
-        raise failure from exc
+    except DeadlineExceeded as error:
+        if timeout.expired():
+            error.field = "parameters.max_time"
+            error.recorded = True  # the cancelled generation request is already in the metrics
+        raise
 
 
 async def start_stream_before(
     pipeline: RequestPipeline, generation_request: GenerationRequest, deadline_s: float
 ) -> GenerationStream:
     """Start a stream. Raises DeadlineExceeded without a first token by `deadline_s`."""
-    async with cancel_at(deadline_s, "before the first token"):
+    async with enforce_max_time(deadline_s, "before the first token"):
         return await pipeline.stream(generation_request)
 
 
@@ -67,14 +63,14 @@ async def read_batches_until(
     batches = stream.batches()
     while True:
         try:
-            async with asyncio.timeout_at(deadline_s) as timeout:
-                batch = await anext(batches)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
+            async with enforce_deadline(deadline_s, "max_time") as timeout:
+                batch = await anext(batches, None)
+        except DeadlineExceeded:
             if not timeout.expired():
                 raise
             break
+        if batch is None:
+            return
         yield batch
     if last := await stream.finish_early():
         yield last
@@ -84,9 +80,8 @@ async def complete_before(
     pipeline: RequestPipeline, generation_request: GenerationRequest, max_time_s: float
 ) -> GenerationResponse:
     """Return the tokens generated within `max_time_s`. Raises ServeError."""
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    deadline_s = started_s + max_time_s
+    started_s = time.perf_counter()
+    deadline_s = deadline_after(max_time_s)
     stream = await start_stream_before(pipeline, generation_request, deadline_s)
     try:
         parts = [part async for batch in read_batches_until(stream, deadline_s) for part in batch]
@@ -101,7 +96,7 @@ async def complete_before(
     return GenerationResponse(
         stream.model,
         completions,
-        loop.time() - started_s,
+        time.perf_counter() - started_s,
         timings=timings,
         fallback=stream.fallback,
     )
