@@ -57,7 +57,8 @@ def build_model(arguments: argparse.Namespace) -> int:
         ),
         force=arguments.force,
     )
-    _print_result(build(request, BuildProgress.on_stderr()))
+    with BuildProgress.on_stderr() as progress:
+        _print_result(build(request, progress))
     return OK
 
 
@@ -88,9 +89,9 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    progress = BuildProgress.on_stderr()
-    for model in DEMO_MODELS:
-        _print_result(build_demo_model(model, arguments.store, progress))
+    with BuildProgress.on_stderr() as progress:
+        for model in DEMO_MODELS:
+            _print_result(build_demo_model(model, arguments.store, progress))
     return OK
 
 
@@ -131,7 +132,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    artifact, progress = _find(arguments), BuildProgress.on_stderr()
+    artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
         stored = read_generation_report(artifact)
@@ -148,16 +149,28 @@ def report(arguments: argparse.Namespace) -> int:
         sampling=ExampleSampling(limit=arguments.eval_limit),
         adapter=arguments.adapter,
     )
-    conditions = read_conditions(request, manifest)
-    found = None if arguments.force else read_report(artifact, conditions, progress.message)
-    if found is None:
-        found = build_report(request, manifest, conditions, progress, HuggingFaceHub())
-        _print_report(found, as_json=arguments.json)  # first: writing may fail on a full disk
-        path = write_report(artifact, found, progress.message).parent
-        progress.message(f"written to {path}")
-    else:
-        _print_report(found, as_json=arguments.json)
+    with BuildProgress.on_stderr() as progress:
+        _report_encoder(request, manifest, progress, force=arguments.force, as_json=arguments.json)
     return OK
+
+
+def _report_encoder(
+    request: ReportRequest,
+    manifest: ArtifactManifest,
+    progress: BuildProgress,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    artifact, conditions = request.artifact, read_conditions(request, manifest)
+    stored = None if force else read_report(artifact, conditions, progress.message)
+    if stored is not None:
+        _print_report(stored, as_json=as_json)
+        return
+    built = build_report(request, manifest, conditions, progress, HuggingFaceHub())
+    _print_report(built, as_json=as_json)  # before writing, which fails on a full disk
+    path = write_report(artifact, built, progress.message).parent
+    progress.message(f"written to {path}")
 
 
 def _print_report(found: Report, *, as_json: bool) -> None:

@@ -1,120 +1,98 @@
-"""What a person sees while a build runs: a bar on a terminal, one line per step everywhere."""
+"""Terminal output of the compiler: tables as text, and the progress of a build on stderr."""
 
 from __future__ import annotations
 
+import io
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Never, TextIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+_COLUMN_GAP = 2  # spaces
+_UNLIMITED_WIDTH = 1_000_000  # characters; a table never wraps or truncates a cell
+_REFRESH_HZ = 2.0
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
-    """Rows of equal length, the first one being the header; `right` aligns all but column 0."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
+def format_table(rows: Sequence[Sequence[str]], *, align_right: bool = False) -> str:
+    """Format rows of equal length, header first; `align_right` aligns all columns but the first."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0))
+    for column in range(len(rows[0])):
+        table.add_column(justify="right" if align_right and column else "left", no_wrap=True)
     for row in rows:
-        cells = [
-            cell.rjust(width) if right and i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-_TICK_S = 0.5
+        table.add_row(*map(Text, row))
+    text = io.StringIO()
+    Console(file=text, width=_UNLIMITED_WIDTH, force_terminal=False, legacy_windows=False).print(
+        table
+    )
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 class BuildStep:
-    """The step under way."""
+    """The current step of a build; `set_outcome` adds text to its line."""
 
-    def __init__(self, name: str, detail: str) -> None:
-        self.name = name
-        self.detail = detail
+    def __init__(self) -> None:
         self.outcome = ""
 
     def set_outcome(self, outcome: str) -> None:
-        """What the finished line will say besides the time."""
         self.outcome = outcome
 
 
 class BuildProgress:
-    """Reports steps on a stream of its own, so that silencing stderr does not silence it."""
+    """One line per finished step. A terminal also shows the current step and its elapsed time."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._bar: tqdm[Never] | None = None
+        is_terminal = stream.isatty()
+        self._console = Console(file=stream, force_terminal=is_terminal, color_system=None)
+        self._progress = Progress(
+            TextColumn("{task.description:<60.60} step {task.completed:.0f},", markup=False),
+            TimeElapsedColumn(),
+            console=self._console,
+            refresh_per_second=_REFRESH_HZ,
+            transient=True,
+            # Results go to stdout, never to the stream of the progress.
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None)
 
     @classmethod
-    def on_stderr(cls) -> BuildProgress:
-        """BuildProgress on a copy of the process's stderr."""
-        return cls(os.fdopen(os.dup(2), "w", encoding="utf-8"))
+    @contextmanager
+    def on_stderr(cls) -> Iterator[BuildProgress]:
+        """Yield progress on a copy of stderr, because steps silence the file descriptor itself."""
+        with os.fdopen(os.dup(2), "w", encoding="utf-8") as stream:
+            yield cls(stream)
 
     def message(self, text: str) -> None:
-        """One line of its own."""
-        self._line(text)
+        self._console.out(text, highlight=False)
 
     def begin(self) -> None:
-        """Show the step under way, where the stream is a terminal; how many come is not known."""
-        if self._stream.isatty():
-            from tqdm import tqdm
-
-            form = "{desc:<60} step {n_fmt}, {elapsed}"
-            self._bar = tqdm(file=self._stream, leave=False, bar_format=form)
+        """Show the current step if the stream is a terminal. The number of steps is unknown."""
+        self._progress.reset(self._task, total=None)
+        self._progress.start()
 
     def end(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._progress.stop()
 
     @contextmanager
     def step(self, name: str, detail: str) -> Iterator[BuildStep]:
-        """Time a step and write its line, also when it fails."""
-        step = BuildStep(name, detail)
+        """Time a step and write its line, also if it fails."""
+        step = BuildStep()
+        self._progress.update(self._task, description=f"{name} {detail}", refresh=True)
         started_s = time.monotonic()
         try:
-            with self._ticking(step):
-                yield step
+            yield step
         except BaseException:
             step.set_outcome("failed")
             raise
         finally:
-            took_s = time.monotonic() - started_s
-            told = f": {step.outcome}" if step.outcome else ""
-            self._line(f"  {name:<9} {took_s:5.1f} s  {detail}{told}")
-            if self._bar is not None:
-                self._bar.update()
-
-    def _line(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        else:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-
-    @contextmanager
-    def _ticking(self, step: BuildStep) -> Iterator[None]:
-        """Keep the bar's clock running; nothing inside a step reports how far it is."""
-        bar = self._bar
-        if bar is None:
-            yield
-            return
-        bar.set_description_str(f"{step.name} {step.detail}"[:60])
-        done = threading.Event()
-
-        def tick() -> None:
-            while not done.wait(_TICK_S):
-                bar.refresh()
-
-        ticker = threading.Thread(target=tick, name="progress", daemon=True)
-        ticker.start()
-        try:
-            yield
-        finally:
-            done.set()
-            ticker.join()
+            elapsed_s = time.monotonic() - started_s
+            outcome = f": {step.outcome}" if step.outcome else ""
+            self.message(f"  {name:<9} {elapsed_s:5.1f} s  {detail}{outcome}")
+            self._progress.advance(self._task)

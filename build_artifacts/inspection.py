@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.console import columns
+from build_artifacts.console import format_table
 from build_artifacts.decoders.generation_report import PERPLEXITY, graph_bytes
 from build_artifacts.search.screening_settings import engine_settings
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
@@ -32,7 +32,7 @@ def format_costs(table: CostTable) -> str:
     threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
     head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
     refused = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
-    return "\n".join([head, columns(rows, right=True), *refused])
+    return "\n".join([head, format_table(rows, align_right=True), *refused])
 
 
 _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
@@ -89,7 +89,7 @@ def _latest(store: Path, model_id: str) -> str | None:
 
 def table(entries: Sequence[StoreEntry]) -> str:
     """The entries in columns, one line per candidate graph; `*` marks the latest version."""
-    return columns([_HEADER, *(row for entry in entries for row in _rows(entry))])
+    return format_table([_HEADER, *(row for entry in entries for row in _rows(entry))])
 
 
 def _rows(entry: StoreEntry) -> Iterator[tuple[str, ...]]:

@@ -16,7 +16,7 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from build_artifacts.console import columns
+from build_artifacts.console import format_table
 from deployments.machine import (
     UNKNOWN,
     installed_versions,
@@ -128,7 +128,7 @@ class Table:
     @property
     def text(self) -> str:
         """Aligned columns for the console."""
-        return columns([self.columns, *self.rows], right=True)
+        return format_table([self.columns, *self.rows], align_right=True)
 
     @property
     def markdown(self) -> str:

@@ -65,7 +65,14 @@ def collect_candidates(
     The graphs are in `workspace`, which must outlive the engines. Raise BuildError if the
     checkpoint is missing or has changed.
     """
-    encoders, steps = TimingModes.of(request), StepRunner(workspace, BuildProgress.on_stderr())
+    with BuildProgress.on_stderr() as progress:
+        return _collect(request, manifest, workspace, StepRunner(workspace, progress))
+
+
+def _collect(
+    request: ReportRequest, manifest: ArtifactManifest, workspace: Workspace, steps: StepRunner
+) -> GraphCandidates:
+    encoders = TimingModes.of(request)
     hub, sources = HuggingFaceHub(), workspace.directory("sources")
     prepared = rebuild_prepared(manifest, steps, sources, hub, request.adapter)
     graphs = CandidateGraphs(steps, prepared)

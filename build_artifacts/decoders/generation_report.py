@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from build_artifacts.console import columns
+from build_artifacts.console import format_table
 from build_artifacts.decoders.gate_inputs import Tokens
 from build_artifacts.decoders.measurement import DecoderThroughput
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
@@ -108,7 +108,7 @@ def format_report(manifest: ArtifactManifest, report: GenerationReport) -> str:
     blocks = [
         f"{manifest.id} {manifest.version}, tokens per second on {report.host}, "
         f"{report.threads} threads, measured by the build",
-        columns([_HEADER, *rows]),
+        format_table([_HEADER, *rows]),
         f"perplexity of the reference model: {manifest.scores[PERPLEXITY]:.2f}",
         *map(_format_sample, report.samples),
     ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from build_artifacts.console import columns
+from build_artifacts.console import format_table
 from build_artifacts.report.values import (
     BASELINE,
     Report,
@@ -29,9 +29,9 @@ ASIDE = "†"  # marks what is no part of the journey
 
 def format_stages(report: Report) -> str:
     """All of it in at most 120 columns; speed-ups per length follow in a table of their own."""
-    blocks = [_heading(report), columns(_rows(report), right=True)]
+    blocks = [_heading(report), format_table(_rows(report), align_right=True)]
     if _is_compared(report):
-        ratios = columns(_ratios(report), right=True)
+        ratios = format_table(_ratios(report), align_right=True)
         blocks.append(f"speed-up over `{BASELINE}`, by mean latency\n{ratios}")
     blocks.append("\n".join(_remarks(report)))
     return "\n\n".join(blocks)

@@ -359,7 +359,7 @@ def test_a_terminal_shows_the_step_under_way_above_which_the_lines_stay() -> Non
     progress.begin()
     with progress.step("export", "cpu-int8"):
         assert "export cpu-int8" in screen.getvalue()
-        assert "step 0, 00:00" in screen.getvalue()
+        assert "step 0, 0:00:00" in screen.getvalue()
     progress.end()
     assert "  export      0.0 s  cpu-int8\n" in screen.getvalue()
 

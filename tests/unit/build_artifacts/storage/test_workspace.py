@@ -29,7 +29,7 @@ from build_artifacts.console import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
 STORE = Path(sys.argv[1])
 def enter():
-    return build_workspace(STORE, "{MODEL}", "{VERSION}", BuildProgress.on_stderr())
+    return build_workspace(STORE, "{MODEL}", "{VERSION}", BuildProgress(sys.stderr))
 """
 HALF_WAY = (
     ENTER
