@@ -1,7 +1,7 @@
-"""Fifty prompts with a JSON schema each: ten kinds of task with five subjects.
+"""Fifty prompts with one JSON schema each: ten kinds of task, five subjects per kind.
 
-Every schema bounds its answer: texts and arrays have a maximum length, numbers are integers within
-limits, objects are closed. Any model can complete an answer within `MAX_TOKENS`.
+Every schema bounds its answer: strings and arrays have a maximum length, numbers are integers with
+a minimum and a maximum, objects are closed. Every answer fits into `MAX_TOKENS`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _recipe(dish: str, rng: random.Random) -> SchemaPrompt:
         minutes=_integer(5, rng.randint(60, 180)),
         ingredients=_list(ingredient, 2, 3),
     )
-    return SchemaPrompt(f"What do I need to cook {dish}? StreamResult with JSON.", schema)
+    return SchemaPrompt(f"What do I need to cook {dish}? Answer with JSON.", schema)
 
 
 def _appointment(occasion: str, rng: random.Random) -> SchemaPrompt:
@@ -137,7 +137,7 @@ def _opinion(comment: str, rng: random.Random) -> SchemaPrompt:
         sure_percent=_integer(0, 100),
         aspects=_list(aspect, 1, rng.randint(2, 4)),
     )
-    prompt = f'"{comment}" What does this guest feel, and about what? StreamResult with JSON.'
+    prompt = f'"{comment}" What does this guest feel, and about what? Answer with JSON.'
     return SchemaPrompt(prompt, {"$defs": {"feeling": feeling}, **schema})
 
 

@@ -2,8 +2,8 @@
 
 transformers 5 stores RoPE parameters per layer type for models such as Gemma 3. The builder expects
 the parameters of global layers at the top level and the base frequency of local layers next to
-them, and fails otherwise. The builder reads the epsilon of LayerNorm under the name that RMSNorm
-uses and falls back to its own default.
+them, and fails otherwise. For LayerNorm, the builder reads epsilon only under the name that RMSNorm
+uses; without it the builder takes its own default.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 
 _BUILDER = "onnxruntime_genai.models.builder"
 _EPSILON, _OTHER_EPSILONS = "rms_norm_eps", ("layer_norm_eps", "norm_eps")
-_WHOLE, _LOCAL = "full_attention", "sliding_attention"
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
 def main() -> None:
     from transformers import AutoConfig
 
-    read = AutoConfig.from_pretrained
+    load_config = AutoConfig.from_pretrained
 
-    def read_for_builder(*given: Any, **named: Any) -> Any:
-        config = read(*given, **named)
+    def load_adapted_config(*args: Any, **kwargs: Any) -> Any:
+        config = load_config(*args, **kwargs)
         for name in _OTHER_EPSILONS:
             if hasattr(config, name) and not hasattr(config, _EPSILON):
                 vars(config)[_EPSILON] = getattr(config, name)
-        rotations = getattr(config, "rope_parameters", None) or {}
-        if _WHOLE in rotations and _LOCAL in rotations:
+        rope = getattr(config, "rope_parameters", None) or {}
+        if _GLOBAL in rope and _LOCAL in rope:
             # Bypass the validation of the config, which would restore the nested parameters.
             vars(config).update(
-                rope_parameters=dict(rotations[_WHOLE]),
-                rope_theta=rotations[_WHOLE]["rope_theta"],
-                rope_local_base_freq=rotations[_LOCAL]["rope_theta"],
+                rope_parameters=dict(rope[_GLOBAL]),
+                rope_theta=rope[_GLOBAL]["rope_theta"],
+                rope_local_base_freq=rope[_LOCAL]["rope_theta"],
             )
         return config
 
-    AutoConfig.from_pretrained = read_for_builder
+    AutoConfig.from_pretrained = load_adapted_config
     runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
 
 

@@ -139,8 +139,8 @@ def max_answer_tokens(max_tokens: int) -> int:
 def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
     """Tokenize passages and prompts, truncated to the context. Prompts leave space for an answer.
 
-    An encoder-decoder model reads passages and prompts alike with its encoder, so all of them are
-    prompts. Raises UnsupportedModel for an unusable chat template.
+    The encoder of an encoder-decoder model reads passages and prompts, so all of them are prompts.
+    Raises UnsupportedModel for an unusable chat template.
     """
     if not has_encoder:
         return _tokenize_inputs(weights, max_tokens, GATE_PASSAGES, PROMPTS)
@@ -156,8 +156,8 @@ def load_calibration_inputs(weights: Path, max_tokens: int) -> tuple[Tokens, ...
 
     Raises UnsupportedModel.
     """
-    gate_inputs = _tokenize_inputs(weights, max_tokens, CALIBRATION_PASSAGES, CALIBRATION_PROMPTS)
-    return (*gate_inputs.passages, *gate_inputs.prompts)
+    inputs = _tokenize_inputs(weights, max_tokens, CALIBRATION_PASSAGES, CALIBRATION_PROMPTS)
+    return (*inputs.passages, *inputs.prompts)
 
 
 def _tokenize_inputs(
@@ -166,20 +166,20 @@ def _tokenize_inputs(
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    written, is_chat = _format_prompts(weights, prompts)
-    room = max_tokens - max_answer_tokens(max_tokens)
+    formatted, is_chat = _format_prompts(weights, prompts)
+    max_prompt_tokens = max_tokens - max_answer_tokens(max_tokens)
     return GateInputs(
         tuple(tuple(tokenizer.encode(text).ids[:max_tokens]) for text in passages),
         tuple(
-            tuple(tokenizer.encode(text, add_special_tokens=not is_chat).ids[-room:])
-            for text in written
+            tuple(tokenizer.encode(text, add_special_tokens=not is_chat).ids[-max_prompt_tokens:])
+            for text in formatted
         ),
     )
 
 
-def truncate_source(ids: Sequence[int], most: int) -> Tokens:
+def truncate_source(ids: Sequence[int], max_tokens: int) -> Tokens:
     """Truncate to `max_tokens` but keep the last token, the end-of-source token."""
-    return tuple(ids) if len(ids) <= most else (*ids[: most - 1], ids[-1])
+    return tuple(ids) if len(ids) <= max_tokens else (*ids[: max_tokens - 1], ids[-1])
 
 
 def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:

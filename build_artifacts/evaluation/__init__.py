@@ -1,11 +1,11 @@
-"""Labelled data and a task's metrics: is a candidate graph as good as the original at its task?
+"""Evaluation of candidates and the reference model on labelled data, with the metrics of a task.
 
-`load_evaluation` reads a file into an Evaluation: items ready for an engine, and how its answers
-score. Files are UTF-8; empty lines do not count. Names ending in .jsonl, .ndjson or .json hold one
-JSON object a line, all others tab-separated columns without quoting; a first line that names the
-columns is optional, and columns of other names are passed over.
+`load_evaluation` reads a file into an Evaluation: the items for an engine and the scoring of its
+outputs. Files are UTF-8; empty lines are ignored. Files that end in .jsonl, .ndjson or .json hold
+one JSON object per line. All other files hold tab-separated columns without quoting; a header line
+is optional, and columns with unknown names are ignored.
 
-    task                  columns or keys                       metrics, the leading one first
+    task                  columns or keys                       metrics, the deciding one first
     feature-extraction    sentence1, sentence2, score           spearman of the cosine
     sentence-similarity   the same                              the same
     text-classification   text, label (text_pair)               accuracy, macro_f1
@@ -17,7 +17,7 @@ columns is optional, and columns of other names are passed over.
     fill-mask             plain text, a sentence a line         perplexity
 
 Labels and tags are names or ids of the model's own labels; `relevant` holds indices into
-`documents`. All metrics are fractions of 1 except perplexity, for which less is better.
+`documents`. All metrics are fractions of 1, except perplexity, where lower is better.
 """
 
 from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, ExampleSampling, Output

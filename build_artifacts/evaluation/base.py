@@ -1,4 +1,4 @@
-"""Examples to items: the tokenizer of a model, cutting at what the model reads."""
+"""Base types of evaluations, and tokenization of examples, truncated to the model's maximum."""
 
 from __future__ import annotations
 
@@ -22,82 +22,84 @@ from deployments.tokenization.tokenizer import CachingTokenizer
 
 E = TypeVar("E")
 
-Output = NDArray[np.float32]  # what an engine answers to one item, shaped as ModelHead says
-ReducedOutput = NDArray[np.float32]  # the few numbers of one answer that the score needs
+Output = NDArray[np.float32]  # output of an engine for one item; ModelHead defines the shape
+ReducedOutput = NDArray[np.float32]  # the part of one output that the score needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedModel:
-    """What the examples have to fit."""
+    """Properties of a model that limit and label its examples."""
 
     directory: Path  # holds tokenizer.json
     max_tokens: int  # longest item, special tokens included
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
-    prompt: str = ""  # stands before every sentence of an embedding model
+    prompt: str = ""  # prefix of every sentence for an embedding model
     mask_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleSampling:
-    """How much of a file to use; equal seeds choose equal examples."""
+    """Subset of a file's examples. Equal seeds select equal examples."""
 
-    limit: int | None = None  # examples: pairs, texts, queries, questions
+    limit: int | None = None  # examples (pairs, texts, queries, questions), at most; None: all
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
-            raise BadSetting(f"no metric can be taken on {self.limit} examples")
+            raise BadSetting(f"the limit of examples is {self.limit}; the minimum is 1")
 
-    def of(self, examples: Sequence[E]) -> list[E]:
-        """At most `limit` of the examples, in the file's order."""
+    def sample(self, examples: Sequence[E]) -> list[E]:
+        """Select at most `limit` examples; keep the order of the file."""
         if self.limit is None or self.limit >= len(examples):
             return list(examples)
-        chosen = random.Random(self.seed).sample(range(len(examples)), self.limit)
-        return [examples[i] for i in sorted(chosen)]
+        selected = random.Random(self.seed).sample(range(len(examples)), self.limit)
+        return [examples[i] for i in sorted(selected)]
 
 
 class Evaluation(ABC):
     """The examples of one file for one task.
 
-    `items` is what the engine is to answer, in no special order; `metric` is the name of the
-    score that decides.
+    `items` are the inputs of the engine, in any order. `metric` names the deciding score.
     """
 
     def __init__(self, items: Sequence[TokenizedItem], metric: str) -> None:
         self.items = items
         self.metric = metric
 
-    def score(self, answers: Sequence[Output]) -> dict[str, float]:
-        """Every metric by name; `answers[i]` answers `items[i]`. Raises EngineFailed as `keep`."""
+    def score(self, outputs: Sequence[Output]) -> dict[str, float]:
+        """Return every metric by name; `outputs[i]` belongs to `items[i]`.
+
+        Raises EngineFailed like `reduce_output`.
+        """
         return self.score_reduced(
-            [self.reduce_output(i, answer) for i, answer in enumerate(answers)]
+            [self.reduce_output(i, output) for i, output in enumerate(outputs)]
         )
 
-    def reduce_output(self, index: int, answer: Output) -> ReducedOutput:
-        """What `score_reduced` needs of the answer to `items[index]`, in memory of its own.
+    def reduce_output(self, index: int, output: Output) -> ReducedOutput:
+        """Copy the part of the output for `items[index]` that `score_reduced` needs.
 
-        Raises EngineFailed when the answer is not made of finite numbers.
+        Raises EngineFailed if a value is NaN or infinite.
         """
-        if not np.isfinite(answer).all():
+        if not np.isfinite(output).all():
             raise EngineFailed("an output is not a finite number")
-        return self._reduce(index, answer)
+        return self._reduce(index, output)
 
     @abstractmethod
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """Every metric by name, from what was kept of the answer to each item."""
+        """Return every metric by name from the reduced output of each item."""
 
     @abstractmethod
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput: ...
+    def _reduce(self, index: int, output: Output) -> ReducedOutput: ...
 
     def metric_drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
-        """How much worse `scores` is than `reference` by the leading metric.
+        """Return the loss of the deciding metric from `reference` to `scores`.
 
-        In points, hundredths of the metric; for perplexity, by how many percent it has grown.
-        Negative when it is better; infinite when the two cannot be compared.
+        The unit is points (hundredths of the metric), for perplexity the increase in percent.
+        Negative if `scores` is better; infinite if one of them is NaN.
         """
         drop = self._drop(reference[self.metric], scores[self.metric])
-        # No comparison with a limit holds for NaN, so it would pass every gate.
+        # NaN would pass every gate: its comparisons with a limit are false.
         return math.inf if math.isnan(drop) else drop
 
     def _drop(self, reference: float, score: float) -> float:
@@ -105,7 +107,7 @@ class Evaluation(ABC):
 
 
 def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[TokenizedItem]:
-    """One item per text or pair of texts, by the server's own encoder."""
+    """Tokenize each text or pair of texts as the server does."""
     call = Call(
         texts=tuple(texts),
         fields=tuple(f"examples[{i}]" for i in range(len(texts))),
@@ -113,14 +115,14 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
         truncation=Truncation.KEEP_START,
         deadline_s=float("inf"),
     )
-    (encoded,) = CachingTokenizer(model.directory, model.max_tokens).tokenize([call])
-    if isinstance(encoded, ServeError):
-        raise encoded
-    return encoded.items
+    (tokenized,) = CachingTokenizer(model.directory, model.max_tokens).tokenize([call])
+    if isinstance(tokenized, ServeError):
+        raise tokenized
+    return tokenized.items
 
 
 def open_truncating_tokenizer(model: EvaluatedModel) -> Tokenizer:
-    """The server's tokenizer, for offsets and words; cuts at what the model reads."""
+    """Open the server's tokenizer for offsets and words; it truncates to `model.max_tokens`."""
     tokenizer = open_tokenizer(model.directory)
     tokenizer.enable_truncation(model.max_tokens)
     return tokenizer

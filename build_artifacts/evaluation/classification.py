@@ -1,4 +1,4 @@
-"""text-classification: the right label, the right set of labels, or the right number."""
+"""Evaluation of text-classification: one label, several labels, or a number per text."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from build_artifacts.evaluation.metrics import accuracy, macro_f1, micro_f1, pea
 from deployments.messages import Text, TokenizedItem
 
 EXPECTED = (
-    "`text` and `label` (`labels` where there may be several, `score` where it is a number): "
+    "`text` and `label` (`labels` for several labels, `score` for a number): "
     "tab-separated columns, or JSON lines in a .jsonl"
 )
 
 
 def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """The examples of the file, an item each. Raises BadEvaluationData."""
-    # A single score leaves nothing to choose from, but has an order, whatever is made of its logit.
+    """Load one item per example. Raises BadEvaluationData."""
+    # A model with one score cannot choose a label; only the order of its scores can be compared.
     problem = "regression" if len(model.labels) == 1 else model.problem_type or "single_label"
     load = _LOADERS[problem]
     return load(FileLocation(path, EXPECTED), model, sampling)
@@ -46,8 +46,8 @@ def _load_single(
 ) -> Evaluation:
     labels = ModelLabels(model.labels)
     records = read_records(place, _layout(lambda cell: labels.find(cell) is not None))
-    right = [labels.index(r.require("label"), r, "label") for r in records]
-    examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
+    expected = [labels.index(r.require("label"), r, "label") for r in records]
+    examples = sampling.sample(list(zip(map(_text, records), expected, strict=True)))
     items = tokenize_texts(model, [text for text, _ in examples])
     return SingleLabelEvaluation(
         items, _one_hot([[label] for _, label in examples], len(model.labels))
@@ -63,9 +63,9 @@ def _load_multi(
         return all(labels.find(part) is not None for part in _parts(cell))
 
     records = read_records(place, _layout(fits))
-    right = [_label_set(record, labels) for record in records]
-    examples = sampling.of(list(zip(map(_text, records), right, strict=True)))
-    expected = _one_hot([chosen for _, chosen in examples], len(model.labels))
+    label_sets = [_parse_labels(record, labels) for record in records]
+    examples = sampling.sample(list(zip(map(_text, records), label_sets, strict=True)))
+    expected = _one_hot([label_set for _, label_set in examples], len(model.labels))
     if not expected.any():
         raise place.data_error("no example has a label")
     return MultiLabelEvaluation(tokenize_texts(model, [text for text, _ in examples]), expected)
@@ -75,10 +75,10 @@ def _load_regression(
     place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
     records = read_records(place, _layout(lambda cell: as_number(cell) is not None))
-    examples = sampling.of([(_text(record), record.number("label")) for record in records])
+    examples = sampling.sample([(_text(record), record.number("label")) for record in records])
     scores = [score for _, score in examples]
     if len(set(scores)) < 2:
-        raise place.data_error("all scores are equal: there is no order")
+        raise place.data_error("all scores are equal, so they have no order")
     return RegressionEvaluation(tokenize_texts(model, [text for text, _ in examples]), scores)
 
 
@@ -113,35 +113,34 @@ def _text(record: Record) -> Text:
     return (first, record.text("text_pair")) if record.values.get("text_pair") else first
 
 
-def _label_set(record: Record, labels: ModelLabels) -> list[int]:
+def _parse_labels(record: Record, labels: ModelLabels) -> list[int]:
     value = record.require("label")
-    given = value if isinstance(value, list) else _parts(value) if isinstance(value, str) else None
-    if given is None:
+    parts = value if isinstance(value, list) else _parts(value) if isinstance(value, str) else None
+    if parts is None:
         raise record.data_error("not a list of labels", "label")
-    return [labels.index(part, record, "label") for part in given]
+    return [labels.index(part, record, "label") for part in parts]
 
 
 def _parts(cell: str) -> list[str]:
     return [part for part in cell.split(",") if part.strip()]
 
 
-def _one_hot(chosen: Sequence[Sequence[int]], labels: int) -> NDArray[np.bool_]:
-    """[N, labels], True where a label was chosen."""
-    bits = np.zeros((len(chosen), labels), dtype=np.bool_)
-    for row, indices in zip(bits, chosen, strict=True):
+def _one_hot(label_sets: Sequence[Sequence[int]], labels: int) -> NDArray[np.bool_]:
+    """Return [N, labels], True at the labels of each set."""
+    bits = np.zeros((len(label_sets), labels), dtype=np.bool_)
+    for row, indices in zip(bits, label_sets, strict=True):
         row[list(indices)] = True
     return bits
 
 
 class SingleLabelEvaluation(Evaluation):
-    """One label per text: `accuracy` decides, `macro_f1` goes with it."""
+    """One label per text: `accuracy` decides, `macro_f1` is reported."""
 
     def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "accuracy")
         self._expected = expected  # [N, labels]
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`accuracy` and `macro_f1`."""
         best = np.stack(reduced).argmax(axis=1)
         predicted = _one_hot([[int(label)] for label in best], self._expected.shape[1])
         return {
@@ -149,43 +148,42 @@ class SingleLabelEvaluation(Evaluation):
             "macro_f1": macro_f1(predicted, self._expected),
         }
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
-        return answer.copy()
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
+        return output.copy()
 
 
 class MultiLabelEvaluation(Evaluation):
-    """Any number of labels per text, each given from probability one half: `micro_f1` decides."""
+    """Any number of labels per text, predicted above probability 0.5: `micro_f1` decides."""
 
     def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "micro_f1")
         self._expected = expected  # [N, labels]
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`micro_f1` and `macro_f1`."""
-        predicted = np.stack(reduced) > 0  # a logit above 0 is a probability above one half
+        predicted = np.stack(reduced) > 0  # a logit above 0 is a probability above 0.5
         return {
             "micro_f1": micro_f1(predicted, self._expected),
             "macro_f1": macro_f1(predicted, self._expected),
         }
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
-        return answer.copy()
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
+        return output.copy()
 
 
 class RegressionEvaluation(Evaluation):
-    """A number per text: `spearman` decides, `pearson` goes with it."""
+    """A number per text: `spearman` decides, `pearson` is reported."""
 
     def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`spearman` and `pearson`, -1 to 1."""
+        """Return `spearman` and `pearson`, -1 to 1."""
         predicted = np.stack(reduced)[:, 0]
         return {
             "spearman": spearman(predicted, self._scores),
             "pearson": pearson(predicted, self._scores),
         }
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
-        return answer.copy()
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
+        return output.copy()

@@ -1,4 +1,4 @@
-"""Files of examples to records; whatever is wrong is named by file, line and field."""
+"""Parsing of example files into records. Errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from build_artifacts.errors import BuildError
 
 
 class BadEvaluationData(BuildError):
-    """A file of labelled examples that cannot be used; the message names file, line and field."""
+    """An unusable file of labelled examples; the message names file, line and field."""
 
     code = "bad_evaluation_data"
 
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-# Larger labels are slips of the pen, and their squares would overflow in a correlation.
+# Larger values are data errors; their squares would overflow in the correlation.
 MAX_SCORE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """Where in a file something stands, and what was expected there."""
+    """A position in a file and the format expected there."""
 
     path: Path
     expected: str  # the format in a few words, for the hint
     location: str = ""  # such as "line 3"
 
     def at(self, location: str) -> FileLocation:
-        """A place inside this file."""
         return replace(self, location=location)
 
-    def data_error(self, what: str, field: str = "") -> BadEvaluationData:
-        """The error to raise for what stands here."""
+    def data_error(self, problem: str, field: str = "") -> BadEvaluationData:
+        """Create the error for a problem at this location."""
         parts = [f"`{self.path}`", self.location, f"`{field}`" if field else ""]
-        where = ", ".join(part for part in parts if part)
-        return BadEvaluationData(f"{where}: {what}", hint=f"the file must hold {self.expected}")
+        location = ", ".join(part for part in parts if part)
+        return BadEvaluationData(
+            f"{location}: {problem}", hint=f"the file must hold {self.expected}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One example's fields as the file has them: strings from columns, anything from JSON."""
+    """Fields of one example: strings from columns, any JSON value from JSON."""
 
     place: FileLocation
     values: Mapping[str, object]
-    called: Mapping[str, str] = field(default_factory=dict)  # the file's name of a field, if other
+    file_names: Mapping[str, str] = field(default_factory=dict)  # field -> its name in the file
 
-    def data_error(self, what: str, field: str) -> BadEvaluationData:
-        """The error to raise for a field of this record."""
-        return self.place.data_error(what, self.called.get(field, field))
+    def data_error(self, problem: str, field: str) -> BadEvaluationData:
+        """Create the error for a problem of one field."""
+        return self.place.data_error(problem, self.file_names.get(field, field))
 
     def text(self, field: str) -> str:
-        """A text with something in it. Raises BadEvaluationData."""
+        """Return a string that is not blank. Raises BadEvaluationData."""
         value = self.require(field)
         if not isinstance(value, str):
             raise self.data_error("not a string", field)
@@ -64,7 +65,7 @@ class Record:
         return value
 
     def number(self, field: str) -> float:
-        """A number, also one written as text. Raises BadEvaluationData."""
+        """Return a number; numeric strings are parsed. Raises BadEvaluationData."""
         value = self.require(field)
         number = as_number(value)
         if number is None:
@@ -74,7 +75,7 @@ class Record:
         return number
 
     def require_list(self, field: str) -> list[object]:
-        """A list with something in it. Raises BadEvaluationData."""
+        """Return a list that is not empty. Raises BadEvaluationData."""
         value = self.require(field)
         if not isinstance(value, list):
             raise self.data_error("not a list", field)
@@ -83,7 +84,7 @@ class Record:
         return value
 
     def texts(self, field: str) -> list[str]:
-        """A list of texts, none of them empty. Raises BadEvaluationData."""
+        """Return a list of strings, none of them blank. Raises BadEvaluationData."""
         values = self.require_list(field)
         return [
             Record(self.place, {f"{field}[{i}]": value}).text(f"{field}[{i}]")
@@ -91,7 +92,7 @@ class Record:
         ]
 
     def require(self, field: str) -> object:
-        """The field, whatever it is. Raises BadEvaluationData when there is none."""
+        """Return the value of a field. Raises BadEvaluationData if it is missing."""
         if self.values.get(field) is None:
             raise self.data_error("missing", field)
         return self.values[field]
@@ -99,27 +100,27 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """The fields of a format, by what they are called in files.
+    """The fields of a format and their names in files.
 
-    `orders` are the columns of files that do not name them; of those with as many columns as the
-    first line has, the first one counts whose `key` field `fits` there.
+    `orders` lists the column orders of files without a header. The first order applies that has as
+    many columns as the first line and whose `key` column satisfies `fits`.
     """
 
-    names: Mapping[str, tuple[str, ...]]  # our name -> every name it has in files, lower case
+    names: Mapping[str, tuple[str, ...]]  # field -> its possible names in files, lower case
     required: frozenset[str]
     orders: tuple[tuple[str, ...], ...]
     key: str
     fits: Callable[[str], bool]
 
-    def named(self, cells: Sequence[str]) -> dict[str, int]:
-        """The column of each field by the names in `cells`; empty when they are no header."""
-        ours = {theirs: name for name, known in self.names.items() for theirs in known}
-        places = {cell.strip().lower(): i for i, cell in enumerate(cells)}
-        found = {ours[theirs]: i for theirs, i in places.items() if theirs in ours}
-        return found if self.required <= found.keys() else {}
+    def match_header(self, cells: Sequence[str]) -> dict[str, int]:
+        """Map each field to its column by the names in `cells`; empty if `cells` is no header."""
+        fields = {alias: name for name, aliases in self.names.items() for alias in aliases}
+        positions = {cell.strip().lower(): i for i, cell in enumerate(cells)}
+        columns = {fields[alias]: i for alias, i in positions.items() if alias in fields}
+        return columns if self.required <= columns.keys() else {}
 
-    def ordered(self, cells: Sequence[str]) -> dict[str, int]:
-        """The column of each field where `cells` are an example; empty in no known order."""
+    def match_order(self, cells: Sequence[str]) -> dict[str, int]:
+        """Map each field to its column if `cells` is an example; empty if no order matches."""
         for order in self.orders:
             columns = {name: i for i, name in enumerate(order)}
             if len(order) == len(cells) and self.fits(cells[columns[self.key]].strip()):
@@ -128,22 +129,22 @@ class FileLayout:
 
 
 def read_records(place: FileLocation, layout: FileLayout) -> list[Record]:
-    """The records of a file of columns or of JSON lines. Raises BadEvaluationData."""
+    """Read a file of columns or of JSON lines. Raises BadEvaluationData."""
     if is_json(place.path):
         return [_renamed(record, layout) for record in read_objects(place)]
     rows = [(place.at(f"line {n}"), line.split("\t")) for n, line in read_lines(place)]
-    where, first = rows[0]
-    header = layout.named(first)
-    columns = header or layout.ordered(first)
+    first_place, first = rows[0]
+    header = layout.match_header(first)
+    columns = header or layout.match_order(first)
     if not columns:
-        what = "columns" if len(first) > 1 else "column"
-        raise where.data_error(f"{len(first)} {what}, neither their names nor an example")
+        noun = "columns" if len(first) > 1 else "column"
+        raise first_place.data_error(f"{len(first)} {noun}, neither a header nor an example")
     if header:
         rows = rows[1:]
     if not rows:
         raise place.data_error("no examples")
-    called = {name: first[i].strip() for name, i in header.items()}
-    return [_record(at, cells, len(first), columns, called) for at, cells in rows]
+    file_names = {name: first[i].strip() for name, i in header.items()}
+    return [_record(at, cells, len(first), columns, file_names) for at, cells in rows]
 
 
 def _record(
@@ -151,26 +152,26 @@ def _record(
     cells: Sequence[str],
     width: int,
     columns: Mapping[str, int],
-    called: Mapping[str, str],
+    file_names: Mapping[str, str],
 ) -> Record:
     if len(cells) != width:
         raise place.data_error(f"{len(cells)} columns, not {width}")
-    return Record(place, {name: cells[i] for name, i in columns.items()}, called)
+    return Record(place, {name: cells[i] for name, i in columns.items()}, file_names)
 
 
 def _renamed(record: Record, layout: FileLayout) -> Record:
-    called = {
-        name: theirs
-        for name, known in layout.names.items()
-        for theirs in known
-        if theirs in record.values
+    file_names = {
+        name: alias
+        for name, aliases in layout.names.items()
+        for alias in aliases
+        if alias in record.values
     }
-    values = {name: record.values[theirs] for name, theirs in called.items()}
-    return Record(record.place, values, called)
+    values = {name: record.values[alias] for name, alias in file_names.items()}
+    return Record(record.place, values, file_names)
 
 
 def read_objects(place: FileLocation) -> list[Record]:
-    """One JSON object a line. Raises BadEvaluationData."""
+    """Read one JSON object per line. Raises BadEvaluationData."""
     return [_object(place.at(f"line {number}"), line) for number, line in read_lines(place)]
 
 
@@ -185,14 +186,14 @@ def _object(place: FileLocation, line: str) -> Record:
 
 
 def read_lines(place: FileLocation) -> list[tuple[int, str]]:
-    """Every line with something in it, and its number from 1. Raises BadEvaluationData."""
+    """Return the lines that are not blank with their numbers from 1. Raises BadEvaluationData."""
     raw = read_bytes(place)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise place.at(f"line {line}").data_error("not UTF-8") from exc
-    # Not splitlines: a sentence may hold other characters that count as line ends there.
+    # splitlines would also split at characters that may occur in a sentence, such as U+2028.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
@@ -201,7 +202,7 @@ def read_lines(place: FileLocation) -> list[tuple[int, str]]:
 
 
 def read_bytes(place: FileLocation) -> bytes:
-    """The whole file. Raises BadEvaluationData."""
+    """Read the whole file. Raises BadEvaluationData."""
     try:
         return place.path.read_bytes()
     except OSError as exc:
@@ -209,12 +210,12 @@ def read_bytes(place: FileLocation) -> bytes:
 
 
 def is_json(path: Path) -> bool:
-    """Whether the file's name says that it holds JSON."""
+    """Return whether the suffix is one of JSON files."""
     return path.suffix.lower() in JSON_SUFFIXES
 
 
 def as_number(value: object) -> float | None:
-    """A finite number, also one written as text; None for anything else."""
+    """Return a finite number, parsed from a string if necessary; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -225,13 +226,13 @@ def as_number(value: object) -> float | None:
 
 
 def as_index(value: object, count: int) -> int | None:
-    """`value` if it is an index into `count` things; None for anything else."""
+    """Return `value` if it is an integer from 0 to `count` - 1, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < count else None
 
 
 def shorten(value: object) -> str:
-    """`value` short enough for an error message."""
+    """Format `value` with at most 40 characters for an error message."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:40]}…"

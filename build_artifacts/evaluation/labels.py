@@ -1,4 +1,4 @@
-"""What a file calls a label, and which of the model's labels it is."""
+"""Mapping of label names and ids in files to the labels of a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from build_artifacts.evaluation.files import Record, as_index, shorten
 
 
 class ModelLabels:
-    """The labels of one model, found by name, else by id."""
+    """Labels of one model, looked up by name, else by id."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -14,26 +14,26 @@ class ModelLabels:
         self._folded = {name.casefold(): i for i, name in enumerate(names)}
 
     def find(self, value: object) -> int | None:
-        """The label's id; None when the model has no such label.
+        """Return the label's id, or None if the model has no such label.
 
-        Names go before ids, because a label may be called `1`.
+        Names take precedence over ids, because a label may be named `1`.
         """
         if isinstance(value, str):
             name = value.strip()
-            found = self._exact.get(name, self._folded.get(name.casefold()))
-            if found is not None or not (name.isascii() and name.isdigit()):
-                return found
-            # Longer ones are no ids, and Python refuses to read thousands of digits.
+            index = self._exact.get(name, self._folded.get(name.casefold()))
+            if index is not None or not (name.isascii() and name.isdigit()):
+                return index
+            # No id has ten digits, and Python rejects integers of more than 4300 digits.
             value = int(name) if len(name) < 10 else None
         return as_index(value, len(self.names))
 
     def index(self, value: object, record: Record, field: str) -> int:
-        """The label's id. Raises BadEvaluationData."""
-        found = self.find(value)
-        if found is None:
+        """Return the label's id. Raises BadEvaluationData."""
+        index = self.find(value)
+        if index is None:
             known = ", ".join(f"`{name}`" for name in self.names[:10])
             more = ", …" if len(self.names) > 10 else ""
             raise record.data_error(
                 f"the model has no label `{shorten(value)}`; it has {known}{more}", field
             )
-        return found
+        return index

@@ -1,4 +1,4 @@
-"""The one table of evaluations, and what tells one file of examples from another."""
+"""Table of evaluations by task, and the digest of an example file."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ALL_EXAMPLES = ExampleSampling()
 def load_evaluation(
     path: Path, task: TaskName, model: EvaluatedModel, sampling: ExampleSampling = ALL_EXAMPLES
 ) -> Evaluation:
-    """The examples of a file, ready for an engine. Raises BadEvaluationData."""
+    """Load the examples of a file as items for an engine. Raises BadEvaluationData."""
     return EVALUATIONS[task](path, model, sampling)
 
 
 def digest_data(path: Path) -> str:
-    """sha256 of a file of examples, in hex. Raises BuildError when it cannot be read."""
+    """Return the sha256 of an example file in hex. Raises BuildError if it is unreadable."""
     try:
         return file_sha256(path)
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""The arithmetic of the metrics, on plain numbers."""
+"""Metrics as pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def spearman(left: ArrayLike, right: ArrayLike) -> float:
-    """Correlation of ranks; equal values share the mean of their ranks."""
+    """Return the rank correlation, -1 to 1; equal values share the mean of their ranks."""
     return pearson(compute_ranks(left), compute_ranks(right))
 
 
 def pearson(left: ArrayLike, right: ArrayLike) -> float:
-    """Linear correlation, -1 to 1; 0 where either side is constant and there is none."""
+    """Return the linear correlation, -1 to 1; 0 if either side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    # The mean of equal numbers may differ from them by rounding, which would look like a slope.
+    # Rounding may make the mean of equal numbers differ from them, which would give a correlation.
     if np.all(x == x[0]) or np.all(y == y[0]):
         return 0.0
     x, y = x - x.mean(), y - y.mean()
@@ -24,7 +24,7 @@ def pearson(left: ArrayLike, right: ArrayLike) -> float:
 
 
 def compute_ranks(values: ArrayLike) -> NDArray[np.float64]:
-    """Rank of each value from 1; equal values share the mean of their ranks."""
+    """Return the rank of each value from 1; equal values share the mean of their ranks."""
     _, group, sizes = np.unique(
         np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
     )
@@ -33,9 +33,9 @@ def compute_ranks(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def row_cosines(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
-    """Cosine of every row of `left` with the same row of `right`, both [N, W]; the answer is [N].
+    """Return the cosines [N] of corresponding rows of `left` and `right`, both [N, W].
 
-    A row of zeros has cosine 0 with everything.
+    The cosine of a zero row is 0.
     """
     a, b = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -43,47 +43,47 @@ def row_cosines(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
     return cosines
 
 
-def accuracy(best: ArrayLike, right: ArrayLike) -> float:
-    """Share of equal entries."""
-    return float((np.asarray(best) == np.asarray(right)).mean())
+def accuracy(predicted: ArrayLike, expected: ArrayLike) -> float:
+    """Return the share of equal entries."""
+    return float((np.asarray(predicted) == np.asarray(expected)).mean())
 
 
 def f1(hits: int, predicted: int, expected: int) -> float:
-    """Harmonic mean of precision and recall; 0 where nothing was answered and nothing wanted."""
+    """Return the harmonic mean of precision and recall; 0 if both counts are 0."""
     return 2 * hits / (predicted + expected) if predicted + expected else 0.0
 
 
 def micro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float:
-    """F1 over all decisions together, both [N, labels]."""
+    """Return F1 over all decisions together; both arrays are [N, labels]."""
     return f1(int((predicted & expected).sum()), int(predicted.sum()), int(expected.sum()))
 
 
 def macro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float:
-    """Mean F1 of the labels, both [N, labels]; labels that nobody gave are left out."""
-    given = (predicted | expected).any(axis=0)
-    each = [
-        micro_f1(predicted[:, [label]], expected[:, [label]]) for label in np.flatnonzero(given)
+    """Return the mean F1 of the labels that occur; both arrays are [N, labels]."""
+    occurs = (predicted | expected).any(axis=0)
+    scores = [
+        micro_f1(predicted[:, [label]], expected[:, [label]]) for label in np.flatnonzero(occurs)
     ]
-    return float(np.mean(each)) if each else 0.0
+    return float(np.mean(scores)) if scores else 0.0
 
 
 def rank_documents(scores: Sequence[float], relevant: frozenset[int]) -> list[bool]:
-    """Whether the document at each place is relevant, highest score first.
+    """Return the relevance of each document, ordered by descending score.
 
-    Of equal scores the relevant come last: a model that cannot tell documents apart must not
-    profit from the order in which a file lists them.
+    Relevant documents come last among equal scores. A model with constant scores must not profit
+    from the order of the documents in the file.
     """
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i in relevant))
     return [i in relevant for i in order]
 
 
-def reciprocal_rank(places: Sequence[bool]) -> float:
-    """1 / place of the first relevant document, 0 without one."""
-    return 1 / (places.index(True) + 1) if True in places else 0.0
+def reciprocal_rank(ranking: Sequence[bool]) -> float:
+    """Return 1 / rank of the first relevant document, or 0 if none is relevant."""
+    return 1 / (ranking.index(True) + 1) if True in ranking else 0.0
 
 
-def ndcg(places: Sequence[bool], depth: int) -> float:
-    """Discounted gain of the first `depth` places, as a share of the best order's; 0 or 1 each."""
-    discounts = 1 / np.log2(np.arange(2, min(depth, len(places)) + 2))
-    best = discounts[: sum(places)].sum()
-    return float(discounts[np.asarray(places[:depth])].sum() / best) if best else 0.0
+def ndcg(ranking: Sequence[bool], depth: int) -> float:
+    """Return the binary discounted gain of the first `depth` ranks as a share of the maximum."""
+    discounts = 1 / np.log2(np.arange(2, min(depth, len(ranking)) + 2))
+    best = discounts[: sum(ranking)].sum()
+    return float(discounts[np.asarray(ranking[:depth])].sum() / best) if best else 0.0

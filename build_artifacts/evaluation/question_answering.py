@@ -1,4 +1,4 @@
-"""question-answering: is the span a model finds the answer people gave?"""
+"""Evaluation of question-answering: spans of the model compared with SQuAD answers."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ MAX_ANSWER_TOKENS = 30
 
 @dataclass(frozen=True, slots=True)
 class QuestionWindow:
-    """Which question an item asks, and which of its tokens are context."""
+    """The question of an item and the context tokens in it."""
 
     question: int
     first: int  # index of the first context token
-    offsets: NDArray[np.int32]  # [context tokens, 2], each token's characters in the context
+    offsets: NDArray[np.int32]  # [context tokens, 2], character range of each token in the context
 
 
 class _WindowSpan(NamedTuple):
-    """A window's best span. Also what is kept of an answer, as four numbers."""
+    """The best span of a window; the four numbers of a ReducedOutput."""
 
     score: float
-    start: float  # context tokens, counted from the window's first
-    end: float  # the last one
-    no_answer: float  # score of the span that means "no answer here": the first token alone
+    start: float  # index among the context tokens of the window
+    end: float  # inclusive
+    no_answer: float  # score of the span of only the first token, which means "no answer"
 
 
 class _QuestionSpan(NamedTuple):
-    """A question's best span over all its windows."""
+    """The best span over all windows of a question."""
 
     text: str
     score: float
@@ -54,33 +54,33 @@ class _QuestionSpan(NamedTuple):
 def load_question_answering(
     path: Path, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    """The questions of the file in windows as they are served. Raises BadEvaluationData."""
-    questions = sampling.of(read_questions(path))
-    encoder = WindowTokenizer(model.directory, model.max_tokens)
+    """Load the questions and split them into windows as in serving. Raises BadEvaluationData."""
+    questions = sampling.sample(read_questions(path))
+    tokenizer = WindowTokenizer(model.directory, model.max_tokens)
     windowing = build_question_windowing(model.max_tokens)
     items: list[TokenizedItem] = []
     windows: list[QuestionWindow] = []
     for i, question_record in enumerate(questions):
         pair = (question_record.question, question_record.context)
-        found, _ = encoder.windows(pair, i, windowing, Truncation.REFUSE)
-        items += [item for item, _ in found]
-        windows += [_window(layout) for _, layout in found]
+        tokenized, _ = tokenizer.windows(pair, i, windowing, Truncation.REFUSE)
+        items += [item for item, _ in tokenized]
+        windows += [_build_window(offsets) for _, offsets in tokenized]
     return QuestionAnsweringEvaluation(items, windows, questions)
 
 
-def _window(layout: TokenOffsets) -> QuestionWindow:
-    context = np.flatnonzero(layout.segments == 1)
+def _build_window(tokens: TokenOffsets) -> QuestionWindow:
+    context = np.flatnonzero(tokens.segments == 1)
     return QuestionWindow(
-        layout.text, int(context[0]) if len(context) else 0, layout.offsets[context]
+        tokens.text, int(context[0]) if len(context) else 0, tokens.offsets[context]
     )
 
 
 class QuestionAnsweringEvaluation(Evaluation):
-    """SQuAD's `f1` decides, `exact_match` goes with it.
+    """SQuAD's `f1` decides, `exact_match` is reported.
 
-    Where some questions have no answer, a model answers nothing when its no-answer score beats
-    its best span. `answerable_f1` and `answerable_exact_match` then say how it does on the other
-    questions when it must answer.
+    If some questions have no answer, the predicted answer is empty when the no-answer score is
+    higher than the best span's score. `answerable_f1` and `answerable_exact_match` then score the
+    best spans of the other questions.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class QuestionAnsweringEvaluation(Evaluation):
         self._questions = questions
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`f1` and `exact_match`, means over the questions."""
+        """Return the means of `f1` and `exact_match` over the questions."""
         spans = self._best_spans(reduced)
         answerable = [i for i, question in enumerate(self._questions) if question.golds]
         if len(answerable) == len(self._questions):
@@ -106,46 +106,46 @@ class QuestionAnsweringEvaluation(Evaluation):
             scores |= {f"answerable_{name}": value for name, value in forced.items()}
         return scores
 
-    def _means(self, answers: Sequence[str], chosen: Sequence[int]) -> dict[str, float]:
-        def mean(judge: Callable[[str, Sequence[str]], float]) -> float:
-            return float(np.mean([judge(answers[i], self._questions[i].golds) for i in chosen]))
+    def _means(self, answers: Sequence[str], questions: Sequence[int]) -> dict[str, float]:
+        def mean(metric: Callable[[str, Sequence[str]], float]) -> float:
+            return float(np.mean([metric(answers[i], self._questions[i].golds) for i in questions]))
 
         return {"f1": mean(overlap_f1), "exact_match": mean(exact_match)}
 
     def _best_spans(self, reduced: Sequence[ReducedOutput]) -> list[_QuestionSpan]:
-        """The best span of each question over all its windows."""
+        """Select the best span of each question over all its windows."""
         best = [_QuestionSpan("", -np.inf, np.inf) for _ in self._questions]
         for window, row in zip(self._windows, reduced, strict=True):
-            found = _WindowSpan(*map(float, row))
-            before = best[window.question]
-            text, score = before.text, before.score
-            if found.score > score:
-                start = window.offsets[int(found.start), 0]
-                end = window.offsets[int(found.end), 1]
+            span = _WindowSpan(*map(float, row))
+            previous = best[window.question]
+            text, score = previous.text, previous.score
+            if span.score > score:
+                start = window.offsets[int(span.start), 0]
+                end = window.offsets[int(span.end), 1]
                 text = self._questions[window.question].context[start:end]
-                score = found.score
-            # A window that does not hold the answer rightly says so; the least sure one counts.
+                score = span.score
+            # Windows without the answer have high no-answer scores; the lowest score decides.
             best[window.question] = _QuestionSpan(
-                text, score, min(before.no_answer, found.no_answer)
+                text, score, min(previous.no_answer, span.no_answer)
             )
         return best
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
         window = self._windows[index]
-        context = answer[window.first : window.first + len(window.offsets)]
-        found = best_span(context[:, 0], context[:, 1])
-        return np.array([*found, answer[0].sum()], dtype=np.float32)
+        context = output[window.first : window.first + len(window.offsets)]
+        span = find_best_span(context[:, 0], context[:, 1])
+        return np.array([*span, output[0].sum()], dtype=np.float32)
 
 
-def best_span(start: NDArray[np.float32], end: NDArray[np.float32]) -> tuple[float, int, int]:
-    """Score, first and last token of the best span of at most MAX_ANSWER_TOKENS; both are [T].
+def find_best_span(start: NDArray[np.float32], end: NDArray[np.float32]) -> tuple[float, int, int]:
+    """Return score, first and last token of the best span of at most MAX_ANSWER_TOKENS tokens.
 
-    Without tokens the score is -inf.
+    Both arrays are [T]. Without tokens the score is -inf.
     """
     best = (-np.inf, 0, 0)
-    for longer in range(min(MAX_ANSWER_TOKENS, len(start))):
-        sums = start[: len(start) - longer] + end[longer:]
+    for distance in range(min(MAX_ANSWER_TOKENS, len(start))):
+        sums = start[: len(start) - distance] + end[distance:]
         first = int(sums.argmax())
         if sums[first] > best[0]:
-            best = (float(sums[first]), first, first + longer)
+            best = (float(sums[first]), first, first + distance)
     return best

@@ -1,4 +1,4 @@
-"""text-ranking: are relevant documents ranked before the others?"""
+"""Evaluation of text-ranking: ranks of the relevant documents of each query."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NDCG_DEPTH = 10
 
 @dataclass(frozen=True, slots=True)
 class RankedQuery:
-    """A query, its documents, and which of them answer it."""
+    """A query, its documents, and the indices of the relevant documents."""
 
     query: str
     documents: tuple[str, ...]
@@ -35,21 +35,23 @@ class RankedQuery:
 
 
 def load_ranking(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """The queries of the file, an item per document.
+    """Load one item per pair of query and document.
 
-    Raises BadEvaluationData, or UnsupportedModel for a model that does not give one score.
+    Raises BadEvaluationData, or UnsupportedModel for a model with several labels.
     """
     if len(model.labels) > 1:
         raise UnsupportedModel(
-            f"ranking needs a model with one score, this one has {len(model.labels)} labels",
-            hint="leave out `--eval`",
+            f"text-ranking requires a model with one label; this model has {len(model.labels)}",
+            hint="omit `--eval`",
         )
-    queries = sampling.of([_query(record) for record in read_objects(FileLocation(path, EXPECTED))])
+    queries = sampling.sample(
+        [_parse_query(record) for record in read_objects(FileLocation(path, EXPECTED))]
+    )
     pairs = [(query.query, document) for query in queries for document in query.documents]
     return RankingEvaluation(tokenize_texts(model, pairs), queries)
 
 
-def _query(record: Record) -> RankedQuery:
+def _parse_query(record: Record) -> RankedQuery:
     documents = record.texts("documents")
     relevant = set[int]()
     for value in record.require_list("relevant"):
@@ -63,14 +65,14 @@ def _query(record: Record) -> RankedQuery:
 
 
 class RankingEvaluation(Evaluation):
-    """Items are the documents of query 0, then those of query 1 and so on: `mrr` decides."""
+    """Items are the documents of query 0, then of query 1, and so on: `mrr` decides."""
 
     def __init__(self, items: Sequence[TokenizedItem], queries: Sequence[RankedQuery]) -> None:
         super().__init__(items, "mrr")
         self._queries = queries
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`mrr` (over all places) and `ndcg@10`, means over the queries."""
+        """Return the means of `mrr` (over all ranks) and `ndcg@10` over the queries."""
         scores = [float(values[0]) for values in reduced]
         orders: list[list[bool]] = []
         start = 0
@@ -83,5 +85,5 @@ class RankingEvaluation(Evaluation):
             f"ndcg@{NDCG_DEPTH}": float(np.mean([ndcg(order, NDCG_DEPTH) for order in orders])),
         }
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
-        return answer[:1].copy()
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
+        return output[:1].copy()

@@ -1,4 +1,4 @@
-"""Every item of an evaluation through an engine, in company, as it would be served."""
+"""Run of all items of an evaluation through an engine, in batches as in serving."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from deployments.engines.base import EncoderEngine
 from deployments.messages import TokenizedItem
 
 MAX_BATCH_ITEMS = 32
-# Memory of a pass grows with its padded tokens: a BERT-large of 32 x 512 takes gigabytes.
+# Padded tokens, at most: memory grows with them. BERT-large takes gigabytes for 32 x 512.
 MAX_BATCH_TOKENS = 8_192
 
 
 def run_items(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Output]:
-    """The whole answer to each item, in their order. Raises EngineFailed."""
-    # Copies, because an answer may be a view that would keep its whole batch alive.
-    answers = {i: np.array(answer) for i, answer in _run(engine, items)}
-    return [answers[i] for i in range(len(items))]
+    """Return the output of each item in the order of `items`. Raises EngineFailed."""
+    # Copy: an output may be a view, which would hold the memory of its whole batch.
+    outputs = {i: np.array(output) for i, output in _run(engine, items)}
+    return [outputs[i] for i in range(len(items))]
 
 
 def score_engine(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, float]:
-    """Every metric by name, holding of each answer only what the score needs.
+    """Return every metric by name; only reduced outputs stay in memory.
 
-    Raises EngineFailed, also when an answer is not made of finite numbers.
+    Raises EngineFailed, also for outputs that are NaN or infinite.
     """
     reduced: dict[int, ReducedOutput] = {
-        i: evaluation.reduce_output(i, answer) for i, answer in _run(engine, evaluation.items)
+        i: evaluation.reduce_output(i, output) for i, output in _run(engine, evaluation.items)
     }
     return evaluation.score_reduced([reduced[i] for i in range(len(reduced))])
 
 
 def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tuple[int, Output]]:
-    """Index and answer of every item, batches of similar length, the shortest first."""
+    """Yield index and output of every item; batches hold similar lengths, shortest first."""
     for batch in _batches([len(item.ids) for item in items]):
         outputs = engine.run(collate([items[i] for i in batch]))
         yield from zip(batch, outputs.items, strict=True)

@@ -1,4 +1,4 @@
-"""feature-extraction and sentence-similarity: do cosines order pairs as people did?"""
+"""Evaluation of feature-extraction and sentence-similarity: cosines compared with scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAYOUT = FileLayout(
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """Two sentences and how alike people found them, on any scale."""
+    """Two sentences and the similarity that annotators assigned, on any scale."""
 
     left: str
     right: str
@@ -44,7 +44,7 @@ class ScoredPair:
 
 
 def read_pairs(path: Path) -> list[ScoredPair]:
-    """Every pair of the file. Raises BadEvaluationData."""
+    """Read the pairs of a file. Raises BadEvaluationData."""
     return [
         ScoredPair(record.text("sentence1"), record.text("sentence2"), record.number("score"))
         for record in read_records(FileLocation(path, EXPECTED), LAYOUT)
@@ -52,26 +52,26 @@ def read_pairs(path: Path) -> list[ScoredPair]:
 
 
 def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """The pairs of the file, two items each. Raises BadEvaluationData."""
-    pairs = sampling.of(read_pairs(path))
+    """Load two items per pair. Raises BadEvaluationData."""
+    pairs = sampling.sample(read_pairs(path))
     scores = [pair.score for pair in pairs]
     if len(set(scores)) < 2:
-        raise FileLocation(path, EXPECTED).data_error("all scores are equal: there is no order")
+        raise FileLocation(path, EXPECTED).data_error("all scores are equal, so they have no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
     return SimilarityEvaluation(tokenize_texts(model, texts), scores)
 
 
 class SimilarityEvaluation(Evaluation):
-    """Items 2i and 2i + 1 are pair i. `spearman` compares cosines with the pairs' scores."""
+    """Items 2i and 2i + 1 form pair i. `spearman` compares the cosines with the scores."""
 
     def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`spearman`, -1 to 1."""
+        """Return `spearman`, -1 to 1."""
         cosines = row_cosines(np.stack(reduced[0::2]), np.stack(reduced[1::2]))
         return {"spearman": spearman(cosines, self._scores)}
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
-        return answer.copy()
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
+        return output.copy()

@@ -1,4 +1,4 @@
-"""The SQuAD format, and when an answer is right by its rules."""
+"""The SQuAD format and its metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @dataclass(frozen=True, slots=True)
 class SquadQuestion:
-    """A question, the text it is asked of, and every right answer; none: it has no answer there."""
+    """A question, its context and all correct answers; empty `golds` mean no answer."""
 
     question: str
     context: str
@@ -29,7 +29,7 @@ class SquadQuestion:
 
 
 def read_questions(path: Path) -> list[SquadQuestion]:
-    """Every question of the file. Raises BadEvaluationData."""
+    """Read the questions of a file. Raises BadEvaluationData."""
     place = FileLocation(path, EXPECTED)
     raw = read_bytes(place)
     if not raw.strip():
@@ -41,19 +41,19 @@ def read_questions(path: Path) -> list[SquadQuestion]:
     if not isinstance(value, dict):
         raise place.data_error("not a JSON object")
     questions = [
-        _question(question_record, context)
-        for article in _children(Record(place, value), "data")
-        for paragraph in _children(article, "paragraphs")
+        _parse_question(question_record, context)
+        for article in _read_children(Record(place, value), "data")
+        for paragraph in _read_children(article, "paragraphs")
         for context in [paragraph.text("context")]
-        for question_record in _children(paragraph, "qas")
+        for question_record in _read_children(paragraph, "qas")
     ]
     if not questions:
         raise place.data_error("no examples")
     return questions
 
 
-def _children(record: Record, field: str) -> Iterator[Record]:
-    """The objects of a list, each named by its path, such as `data[0].paragraphs[3]`."""
+def _read_children(record: Record, field: str) -> Iterator[Record]:
+    """Yield the objects of a list; their locations are paths such as `data[0].paragraphs[3]`."""
     value = record.require(field)
     if not isinstance(value, list):
         raise record.data_error("not a list", field)
@@ -65,43 +65,41 @@ def _children(record: Record, field: str) -> Iterator[Record]:
         yield Record(place, child)
 
 
-def _question(question_record: Record, context: str) -> SquadQuestion:
+def _parse_question(question_record: Record, context: str) -> SquadQuestion:
     question = question_record.text("question")
     if question_record.values.get("is_impossible") is True:
         return SquadQuestion(question, context, ())
-    golds = tuple(answer.text("text") for answer in _children(question_record, "answers"))
+    golds = tuple(answer.text("text") for answer in _read_children(question_record, "answers"))
     if not golds:
-        raise question_record.data_error(
-            "empty, and the question is not marked `is_impossible`", "answers"
-        )
+        raise question_record.data_error("empty, but `is_impossible` is not true", "answers")
     return SquadQuestion(question, context, golds)
 
 
 def normalize_answer(answer: str) -> str:
-    """What counts of an answer: words in lower case, without punctuation and articles."""
+    """Return the words of an answer in lower case, without punctuation and articles."""
     bare = answer.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """1 if the answer is one of the right ones; "" is right where there is none."""
+    """Return 1 for a correct answer, else 0; "" is correct if `golds` is empty."""
     return float(
-        max(normalize_answer(answer) == normalize_answer(gold) for gold in _countable(golds))
+        max(normalize_answer(answer) == normalize_answer(gold) for gold in _drop_blank(golds))
     )
 
 
 def overlap_f1(answer: str, golds: Sequence[str]) -> float:
-    """F1 of the answer's words against those of the right answer it is nearest to."""
-    return max(_word_f1(answer, gold) for gold in _countable(golds))
+    """Return the highest word F1 of the answer with any correct answer."""
+    return max(_word_f1(answer, gold) for gold in _drop_blank(golds))
 
 
-def _countable(golds: Sequence[str]) -> Sequence[str]:
+def _drop_blank(golds: Sequence[str]) -> Sequence[str]:
     return [gold for gold in golds if normalize_answer(gold)] or [""]
 
 
 def _word_f1(answer: str, gold: str) -> float:
-    given, right = normalize_answer(answer).split(), normalize_answer(gold).split()
-    if not given or not right:
-        return float(given == right)
-    common = (Counter(given) & Counter(right)).total()
-    return 2 * common / (len(given) + len(right))
+    actual, expected = normalize_answer(answer).split(), normalize_answer(gold).split()
+    if not actual or not expected:
+        return float(actual == expected)
+    common = (Counter(actual) & Counter(expected)).total()
+    return 2 * common / (len(actual) + len(expected))

@@ -1,4 +1,4 @@
-"""token-classification: are the right entities found among the words?"""
+"""Evaluation of token-classification: predicted entities compared with tagged words."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """What a run of words is; `end` is the index after its last word."""
+    """A labeled span of words; `end` is exclusive."""
 
     kind: str
     start: int
@@ -41,39 +41,39 @@ class _Tag(NamedTuple):
 
 
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities that tags in any of BIO, BIOES or IO describe, by the lenient CoNLL reading.
+    """Extract the entities of BIO, BIOES or IO tags by the lenient CoNLL rules.
 
-    A word continues the entity before it if it says so (I or E), is of the same kind and that
-    entity has not ended (E or S); any other word but `O` starts one. So an I after nothing, or
-    after another kind, is a start, as in seqeval's default mode.
+    A word continues the previous entity if its mark is I or E, the kinds are equal and the entity
+    has not ended (E or S). Any other word except `O` starts an entity. An I after `O` or after
+    another kind starts an entity, as in the default mode of seqeval.
     """
-    found: set[Entity] = set()
-    start, before = 0, None
-    for place, tag in enumerate([*tags, OUTSIDE]):
-        now = _parse(tag)
-        if before is not None and not _continues(before, now):
-            found.add(Entity(before.kind, start, place))
-            before = None
-        if before is None:
-            start = place
-        before = now
-    return found
+    entities: set[Entity] = set()
+    start, previous = 0, None
+    for index, tag in enumerate([*tags, OUTSIDE]):
+        current = _parse_tag(tag)
+        if previous is not None and not _is_continued(previous, current):
+            entities.add(Entity(previous.kind, start, index))
+            previous = None
+        if previous is None:
+            start = index
+        previous = current
+    return entities
 
 
-def _parse(tag: str) -> _Tag | None:
+def _parse_tag(tag: str) -> _Tag | None:
     if tag == OUTSIDE:
         return None
     mark, dash, kind = tag.partition("-")
     if mark in ("B", "I", "E", "S"):
         return _Tag(mark, kind)
-    # IO without marks, such as `PER`; a dash is then part of the name.
+    # An IO tag has no mark, such as `PER`; a dash is part of its name.
     return _Tag("I", mark + dash + kind)
 
 
-def _continues(before: _Tag, now: _Tag | None) -> bool:
-    if now is None or before.mark in ("E", "S"):
+def _is_continued(previous: _Tag, current: _Tag | None) -> bool:
+    if current is None or previous.mark in ("E", "S"):
         return False
-    return now.mark in ("I", "E") and now.kind == before.kind
+    return current.mark in ("I", "E") and current.kind == previous.kind
 
 
 EXPECTED = "JSON lines with `tokens` (words) and `tags` (one per word, labels of the model)"
@@ -81,7 +81,7 @@ EXPECTED = "JSON lines with `tokens` (words) and `tags` (one per word, labels of
 
 @dataclass(frozen=True, slots=True)
 class TaggedWords:
-    """A sentence in words, and the id of each word's label."""
+    """The words of a sentence and the label id of each word."""
 
     words: tuple[str, ...]
     tags: tuple[int, ...]
@@ -89,7 +89,7 @@ class TaggedWords:
 
 @dataclass(frozen=True, slots=True)
 class AlignedTags:
-    """Where the words of an item begin, and what they are; words that were cut off are not here."""
+    """First tokens and label ids of the words of an item, without truncated words."""
 
     tokens: tuple[int, ...]  # index of each word's first token
     tags: tuple[int, ...]
@@ -98,23 +98,23 @@ class AlignedTags:
 def load_token_classification(
     path: Path, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    """The sentences of the file, an item each. Raises BadEvaluationData."""
+    """Load one item per sentence. Raises BadEvaluationData."""
     place = FileLocation(path, EXPECTED)
     labels = ModelLabels(model.labels)
-    sentences = sampling.of([_sentence(record, labels) for record in read_objects(place)])
+    sentences = sampling.sample([_parse_sentence(record, labels) for record in read_objects(place)])
     tokenizer = open_truncating_tokenizer(model)
     encodings = tokenizer.encode_batch(
-        [_spaced(tokenizer, sentence.words) for sentence in sentences], is_pretokenized=True
+        [_space_words(tokenizer, sentence.words) for sentence in sentences], is_pretokenized=True
     )
     aligned = [_align(e, s) for e, s in zip(encodings, sentences, strict=True)]
-    chosen = [i for i, tags in enumerate(aligned) if tags.tokens]
-    if not chosen:
-        raise place.data_error("the tokenizer leaves nothing of any sentence", "tokens")
-    items = [build_item(encodings[i], pair=False) for i in chosen]
-    return TokenClassificationEvaluation(items, [aligned[i] for i in chosen], model.labels)
+    usable = [i for i, tags in enumerate(aligned) if tags.tokens]
+    if not usable:
+        raise place.data_error("no sentence has a token other than special tokens", "tokens")
+    items = [build_item(encodings[i], pair=False) for i in usable]
+    return TokenClassificationEvaluation(items, [aligned[i] for i in usable], model.labels)
 
 
-def _sentence(record: Record, labels: ModelLabels) -> TaggedWords:
+def _parse_sentence(record: Record, labels: ModelLabels) -> TaggedWords:
     words, tags = record.texts("tokens"), record.require_list("tags")
     if len(words) != len(tags):
         raise record.data_error(f"{len(tags)} tags for {len(words)} tokens", "tags")
@@ -122,14 +122,14 @@ def _sentence(record: Record, labels: ModelLabels) -> TaggedWords:
     return TaggedWords(tuple(words), tuple(ids))
 
 
-def _spaced(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
-    """The words as this tokenizer wants them.
+def _space_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
+    """Add a space to each word except the first if the tokenizer requires it.
 
-    Some mark a word by the space before it and lose the mark on words given one by one.
+    Byte-level tokenizers mark words by the preceding space, which split words lack.
     """
     probe = ["a", "a"]
-    whole = tokenizer.encode(" ".join(probe)).ids
-    if tokenizer.encode(probe, is_pretokenized=True).ids == whole:
+    joined = tokenizer.encode(" ".join(probe)).ids
+    if tokenizer.encode(probe, is_pretokenized=True).ids == joined:
         return list(words)
     return [words[0], *(f" {word}" for word in words[1:])]
 
@@ -143,7 +143,7 @@ def _align(encoding: Encoding, sentence: TaggedWords) -> AlignedTags:
 
 
 class TokenClassificationEvaluation(Evaluation):
-    """Every word has the best label of its first token: `entity_f1` decides."""
+    """The first token of a word decides its label: `entity_f1` decides the score."""
 
     def __init__(
         self,
@@ -156,22 +156,22 @@ class TokenClassificationEvaluation(Evaluation):
         self._labels = labels
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """`entity_f1` (an entity counts when kind and both ends are right), `token_accuracy`."""
+        """Return `entity_f1` and `token_accuracy`; an entity must match in kind, start and end."""
         hits = predicted = expected = 0
         for row, sentence in zip(reduced, self._aligned, strict=True):
-            given = extract_entities([self._labels[int(label)] for label in row])
-            right = extract_entities([self._labels[label] for label in sentence.tags])
-            hits += len(given & right)
-            predicted += len(given)
-            expected += len(right)
-        right_tags = np.concatenate([sentence.tags for sentence in self._aligned])
+            actual = extract_entities([self._labels[int(label)] for label in row])
+            tagged = extract_entities([self._labels[label] for label in sentence.tags])
+            hits += len(actual & tagged)
+            predicted += len(actual)
+            expected += len(tagged)
+        expected_tags = np.concatenate([sentence.tags for sentence in self._aligned])
         return {
             "entity_f1": f1(hits, predicted, expected),
-            "token_accuracy": accuracy(np.concatenate(reduced), right_tags),
+            "token_accuracy": accuracy(np.concatenate(reduced), expected_tags),
         }
 
-    def _reduce(self, index: int, answer: Output) -> ReducedOutput:
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
         best: ReducedOutput = (
-            answer[list(self._aligned[index].tokens)].argmax(axis=1).astype(np.float32)
+            output[list(self._aligned[index].tokens)].argmax(axis=1).astype(np.float32)
         )
         return best

@@ -20,7 +20,7 @@ from tests.unit.deployments.tuning.test_session import somebody_tunes
 
 @pytest.fixture
 def placement(tmp_path: Path) -> TuningTarget:
-    """A tiny model whose portable default is slow, and another graph that is not."""
+    """A tiny model with a slow default candidate and a faster second candidate."""
     return seal_tunable(tmp_path / "store", names=["slow", "int8"])
 
 

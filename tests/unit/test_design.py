@@ -166,13 +166,16 @@ RETIRED = re.compile(
     r"(?<!in-)company|teller|heat|mended|mending)\b",
     re.IGNORECASE,
 )
+# Input texts of models. They are data and keep their words.
+MODEL_TEXTS = re.compile(r"one lane, hung|heat two tablespoons|minister company market")
 
 
 @pytest.mark.parametrize("path", [*OUR_FILES, *DOCUMENTS], ids=named)
 def test_retired_words_are_gone(path: Path) -> None:
     if path.name == "CHANGELOG.md":
         return
-    found = RETIRED.findall(path.read_text(encoding="utf-8").replace("_", " "))
+    text = MODEL_TEXTS.sub("", path.read_text(encoding="utf-8")).replace("_", " ")
+    found = RETIRED.findall(text)
     assert not found
 
 

@@ -195,7 +195,7 @@ def test_tool_versions_include_quantizers(tool: str) -> None:
 def test_candidate_names_are_unique(recipe: BuildRecipe) -> None:
     everything = (*recipe.candidates, recipe.fallback)
     assert len({candidate.name for candidate in everything}) == len(everything)
-    assert recipe.of(Device.CPU)[0] == CPU_INT8, "the portable default where nothing was measured"
+    assert recipe.of(Device.CPU)[0] == CPU_INT8, "default candidate without measurements"
 
 
 def test_quick_preset_is_subset_of_full() -> None:

@@ -44,7 +44,7 @@ def args(store: Path, **encoder: object) -> AppArgs:
 
 @pytest.fixture
 def target(tmp_path: Path) -> TuningTarget:
-    """A model whose portable default is slow, and another graph that is not."""
+    """A model with a slow default candidate and a faster second candidate."""
     return seal_tunable(tmp_path, names=["slow", "int8"])
 
 

@@ -63,7 +63,7 @@ def test_load_sentences_rejects_a_directory_without_the_file(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("label\ttext\n", "line 1: 2 columns, neither their names nor an example"),
+        ("label\ttext\n", "line 1: 2 columns, neither a header nor an example"),
         ("label\tsentence\n1\tgood\textra\n", "line 2: 3 columns, not 2"),
         ("label\tsentence\n1\tgood\nx\tbad\n", "line 3, `label`: `x` is not a number"),
     ],

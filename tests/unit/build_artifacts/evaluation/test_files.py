@@ -51,7 +51,7 @@ def test_only_line_ends_end_a_line(write: WriteFile) -> None:
         ("", "no examples"),
         ("\n \n", "no examples"),
         ("score\tsentence1\tsentence2\n", "no examples"),
-        ("just some text\n", "line 1: 1 column, neither their names nor an example"),
+        ("just some text\n", "line 1: 1 column, neither a header nor an example"),
         ("a\tb\tc\n", "line 1: 3 columns, neither"),
         ("\na\tb\tc\td\n", "line 2: 4 columns, neither"),
         ("1\ta\tb\n2\tc\n", "line 2: 2 columns, not 3"),
@@ -112,11 +112,15 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> No
 
 def test_a_sample_is_a_function_of_its_seed_and_keeps_the_order() -> None:
     examples = list(range(1000))
-    some = ExampleSampling(limit=50, seed=3).of(examples)
-    assert some == sorted(set(some)) == ExampleSampling(limit=50, seed=3).of(examples)
+    some = ExampleSampling(limit=50, seed=3).sample(examples)
+    assert some == sorted(set(some)) == ExampleSampling(limit=50, seed=3).sample(examples)
     assert len(some) == 50
-    assert some != ExampleSampling(limit=50, seed=4).of(examples)
-    assert ExampleSampling(limit=1000).of(examples) == ExampleSampling().of(examples) == examples
+    assert some != ExampleSampling(limit=50, seed=4).sample(examples)
+    assert (
+        ExampleSampling(limit=1000).sample(examples)
+        == ExampleSampling().sample(examples)
+        == examples
+    )
 
 
 @pytest.mark.parametrize("limit", [0, -1])

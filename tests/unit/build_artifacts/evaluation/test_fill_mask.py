@@ -12,7 +12,7 @@ from build_artifacts.evaluation import (
     ExampleSampling,
     load_evaluation,
 )
-from build_artifacts.evaluation.fill_mask import masked_positions
+from build_artifacts.evaluation.fill_mask import select_masked_positions
 from deployments.artifacts.types import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 
@@ -50,8 +50,8 @@ def test_what_is_cut_off_is_not_masked(write: WriteFile, make_model: MakeModel) 
 
 
 def test_no_sentence_gets_more_masks_than_memory_allows() -> None:
-    assert len(masked_positions([0] * 500, offset=3)) == 16
-    assert masked_positions([1, 1], offset=3).tolist() == []
+    assert len(select_masked_positions([0] * 500, offset=3)) == 16
+    assert select_masked_positions([1, 1], offset=3).tolist() == []
 
 
 def test_perplexity_worked_by_hand(write: WriteFile, make_model: MakeModel) -> None:
@@ -101,7 +101,7 @@ def test_a_sample_is_of_sentences(write: WriteFile, make_model: MakeModel) -> No
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("\u200b\n", "leaves nothing of any sentence"),
+        ("\u200b\n", "no sentence has a token"),
         ("", "no examples"),
     ],
 )
@@ -119,5 +119,5 @@ def test_a_sentence_that_holds_the_mask_token_is_refused(
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.add_special_tokens(["[MASK]"])
     tokenizer.save(str(path))
-    with pytest.raises(BadEvaluationData, match="line 3: the sentence holds the mask token"):
+    with pytest.raises(BadEvaluationData, match="line 3: the sentence contains the mask token"):
         load("good\n\na [MASK] film\n", write, make_model)

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from build_artifacts.evaluation import Evaluation, ExampleSampling, load_evaluation
-from build_artifacts.evaluation.question_answering import best_span
+from build_artifacts.evaluation.question_answering import find_best_span
 from deployments.artifacts.types import TaskName
 from deployments.messages import TokenizedItem
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
@@ -146,15 +146,15 @@ def test_a_sample_is_of_questions(write: WriteFile, make_model: MakeModel) -> No
 def test_a_span_ends_after_its_start_and_is_not_too_long() -> None:
     start, end = np.zeros((2, 40), dtype=np.float32)
     start[35], end[2] = 9, 9
-    assert best_span(start, end)[0] == 9
+    assert find_best_span(start, end)[0] == 9
     start[:], end[:] = 0, 0
     start[3], end[32], end[33] = 1, 1, 5
     # Tokens 3 to 33 are 31, so the end that is worth 5 is taken with another start.
-    assert best_span(start, end) == (5.0, 33, 33)
+    assert find_best_span(start, end) == (5.0, 33, 33)
     end[33] = 0
-    assert best_span(start, end) == (2.0, 3, 32)
+    assert find_best_span(start, end) == (2.0, 3, 32)
 
 
 def test_no_tokens_hold_no_span() -> None:
     nothing = np.zeros(0, dtype=np.float32)
-    assert best_span(nothing, nothing)[0] == -np.inf
+    assert find_best_span(nothing, nothing)[0] == -np.inf

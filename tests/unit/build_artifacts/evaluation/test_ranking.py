@@ -78,5 +78,5 @@ def test_a_damaged_query_is_refused(
 
 
 def test_a_model_with_several_scores_is_refused(write: WriteFile, make_model: MakeModel) -> None:
-    with pytest.raises(UnsupportedModel, match="has 2 labels"):
+    with pytest.raises(UnsupportedModel, match="one label; this model has 2"):
         load_evaluation(write("a.jsonl", TWO), TASK, make_model(labels=("no", "yes")))

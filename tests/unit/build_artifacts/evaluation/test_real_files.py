@@ -62,6 +62,6 @@ def test_squad(make_model: MakeModel) -> None:
     unanswered = [
         np.eye(1, len(item.ids), dtype=np.float32).T.repeat(2, axis=1) for item in evaluation.items
     ]
-    chosen = ExampleSampling(limit=40).of(questions)
+    chosen = ExampleSampling(limit=40).sample(questions)
     unanswerable = sum(not question.golds for question in chosen) / 40
     assert evaluation.score(unanswered)["f1"] == pytest.approx(unanswerable)

@@ -94,7 +94,7 @@ RIGHT = {"question": "q", "answers": [{"text": "river"}]}
         (squad(RIGHT, context=" "), "`context`: empty"),
         (squad(RIGHT, context=3), "`context`: not a string"),
         (squad(RIGHT, {"answers": []}), r"paragraphs\[0\].qas\[1\], `question`: missing"),
-        (squad({"question": "q", "answers": []}), "`answers`: empty, and the question is not"),
+        (squad({"question": "q", "answers": []}), "`answers`: empty, but `is_impossible` is not"),
         (squad({"question": "q", "answers": [{}]}), r"qas\[0\].answers\[0\], `text`: missing"),
     ],
 )

@@ -69,7 +69,7 @@ def test_sentences_of_which_nothing_is_left_do_not_count(
     nothing = {"tokens": ["\u200b"], "tags": ["B-PER"]}
     both = write("a.jsonl", json_lines(nothing, LINE))
     assert len(load_evaluation(both, TASK, make_model(labels=LABELS)).items) == 1
-    with pytest.raises(BadEvaluationData, match="leaves nothing of any sentence"):
+    with pytest.raises(BadEvaluationData, match="no sentence has a token"):
         load_evaluation(write("b.jsonl", json_lines(nothing)), TASK, make_model(labels=LABELS))
 
 
