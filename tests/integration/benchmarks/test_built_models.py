@@ -1,4 +1,4 @@
-"""`graphs` and `tuned` as a person runs them, on a tiny model that was really built."""
+"""Benchmark commands with a tiny model that the compiler built."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_graphs_measures_all_systems_and_goals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.005)
-    # The other one would load NNCF, for seconds.
+    # The other recipe imports NNCF, which takes seconds.
     monkeypatch.setattr("benchmarks.graphs.candidates.OPENVINO", (STATIC,))
     out, pairs = tmp_path / "out", tmp_path / "pairs.tsv"
     pairs.write_text(PAIRS, encoding="utf-8")

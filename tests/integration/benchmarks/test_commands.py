@@ -1,4 +1,4 @@
-"""The commands as a person runs them, against tiny models and a server of our own."""
+"""Benchmark commands with tiny models and a server in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("good", "bad", "lovely film", "awful food", "the river", "a train at ni
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A few sentences of words the tiny models know."""
+    """A data directory with sentences in the vocabulary of the tiny models."""
     directory = tmp_path / "data"
     directory.mkdir()
     lines = [f"1.0\t{one}\t{two}" for one in WORDS for two in WORDS]
@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def served(model: LocalModel, *, sign: float = 1.0) -> Script:
-    """A server of `model`; with a `sign` of -1 every answer is wrong."""
+    """Start a server of `model`. A `sign` of -1 negates every output."""
     vectors = {text: sign * model.unbatched_values([text], threads=1)[0] for text in WORDS}
 
     def answer(n: int, request: ReceivedRequest) -> FakeAnswer:

@@ -1,4 +1,4 @@
-"""The same tiny model opened by every engine that is installed."""
+"""The same tiny model for every installed engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OpenRows = Callable[..., DecoderEngine]
 
 @contextmanager
 def rows_of(engine: DecoderFactory, spec: DecoderSpec) -> Iterator[OpenRows]:
-    """Opens decoders of one spec, with a few short rows, and closes them in the end."""
+    """Opens decoders of one spec with a few short slots; closes them at the end."""
     with ExitStack() as opened:
 
         def open_(slots: int = 3, context: int = 128) -> DecoderEngine:
@@ -66,7 +66,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def spec_of(kind: Kind, path: Path, head: ModelHead = ModelHead.VECTOR) -> GraphSpec:
-    """An fp32 spec of the file at `path`."""
     return GraphSpec(
         path=path,
         device=Device.CPU,
@@ -80,7 +79,7 @@ def spec_of(kind: Kind, path: Path, head: ModelHead = ModelHead.VECTOR) -> Graph
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Writes the tiny model for a kind of engine, once; tests must not change the file."""
+    """Write the tiny model of an engine kind once. Tests must not change the file."""
     directory = tmp_path_factory.mktemp("programs")
 
     def write(kind: Kind, head: ModelHead) -> Path:
@@ -94,7 +93,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture
 def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[ModelHead], EncoderEngine]]:
-    """Opens the tiny model with a head; closed at the end of the test."""
+    """Open the tiny model with a head. Closed at the end of the test."""
     with ExitStack() as opened:
 
         def opener(head: ModelHead) -> EncoderEngine:

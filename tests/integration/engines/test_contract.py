@@ -1,4 +1,4 @@
-"""What every engine promises, whatever computes: the tiny model answers as by hand."""
+"""Contract of encoder engines, checked with the tiny model against hand-computed outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ITEMS = (
 
 
 def check(engine: EncoderEngine, head: ModelHead, items: Sequence[TokenizedItem]) -> None:
-    """Run the items in one pass and compare with what is expected of each alone."""
+    """Run the items in one pass and compare with the expected output of each item."""
     answers = engine.run(collate(items)).items
     assert len(answers) == len(items)
     for answer, (ids, second_segment_start) in zip(answers, items, strict=True):
@@ -82,7 +82,7 @@ def test_outputs_survive_the_next_pass(open_tiny: OpenTiny) -> None:
 
 
 def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> None:
-    """Run the items of a model that pools, and compare what it gives of each token."""
+    """Run a pooling model unpooled and compare the output of each token."""
     answers = engine.run(collate(items, unpooled=True)).items
     for answer, (ids, second_segment_start) in zip(answers, items, strict=True):
         assert answer.dtype == np.float32
@@ -104,7 +104,7 @@ def test_pooling_model_supports_unpooled_batches(kind: Kind, open_tiny: OpenTiny
 
 
 def test_unpooled_batch_without_support_fails(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(ModelHead.LABELS)  # like those of vectors that were built long ago
+    engine = open_tiny(ModelHead.LABELS)  # as older builds of embedding models do
     assert not engine.info.supports_unpooled
     with pytest.raises(EngineFailed):
         engine.run(collate(ITEMS, unpooled=True))

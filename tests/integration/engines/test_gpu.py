@@ -1,4 +1,4 @@
-"""The same promises on a real GPU: bound buckets as CUDA graphs, TensorRT, torch; decoders."""
+"""Engine contracts on a GPU: ONNX Runtime with CUDA graphs, TensorRT, torch, and decoders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_gpu_matches_expected_outputs(
 
 
 class Uncaptured(TorchDecoder):
-    """Launches every kernel of a step itself."""
+    """Launches every kernel of a step without a CUDA graph."""
 
     def _graph(self, rows: int, tokens: int) -> Uncaptured:
         self.rows = rows
@@ -64,7 +64,7 @@ class Uncaptured(TorchDecoder):
 
 
 def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
-    """The logits of steps of several numbers of rows, the second time of a graph made before."""
+    """Return logits of steps with different numbers of slots; repeated steps replay a graph."""
     lengths = np.array([30, 7, 30, 0])
     decoder.prefill(0, list(range(10, 40)), 0)
     decoder.prefill(1, list(range(90, 83, -1)), 0)

@@ -1,4 +1,4 @@
-"""A model spread over two processes, which share this machine's cores in the place of GPUs."""
+"""A decoder sharded over two processes on CPU cores instead of GPUs."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_failed_open_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> Non
 def test_each_process_uses_its_own_gpu(
     spec: DecoderSpec, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where transformers looks for it, and nccl; there is none here to try it on."""
+    """Devices and backend are checked by configuration only, because no GPU is present."""
     taken: dict[str, Any] = {}
     monkeypatch.setenv("LOCAL_RANK", "7")  # of another process
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(device=device))

@@ -1,4 +1,4 @@
-"""The contract of decoders, kept by all that torch runs: the tiny Llama as the build writes it."""
+"""Decoder contract for the torch engine, with the tiny Llama as the compiler exports it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.tiny_decoders import tiny_llama  # noqa: E402
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))
-# Products of one row and of several round differently.
+# A product with one row rounds differently from a product with several.
 CLOSE = 1e-4
 
 
@@ -135,7 +135,7 @@ def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: P
 
 
 class Replayed:
-    """A captured step, which computes on the CPU what was captured."""
+    """A fake CUDA graph that repeats the captured computation on the CPU."""
 
     def __init__(self, step: Callable[[], None], pool: object) -> None:
         self.replay, self.used = step, pool

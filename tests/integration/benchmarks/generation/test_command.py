@@ -1,4 +1,4 @@
-"""`generation` as a person runs it, over a tiny sealed decoder, with and without a server."""
+"""The `generation` command with a tiny sealed decoder, with and without a server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def url(store: Path) -> Iterator[str]:
-    """A server of the same model."""
+    """Start a server of the same model."""
     generator = DecodingGenerator(store, DECODER, GeneratorSettings(kv_slots=8))
     with serve_http(InProcess(store, models=(DECODER,), generator=generator)) as running:
         yield running.url
@@ -75,7 +75,7 @@ def test_generation_measures_process_and_server(
         assert part(figures["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
         prefix = part(figures["scenarios"], "shared-prefix", system)
         assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
-    # A server may tell all tokens of an answer in one event; the loop tells one at a time.
+    # A server may send several tokens in one event; the in-process loop yields single tokens.
     alone = part(figures["streams"], "1 stream", IN_PROCESS)
     assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]
     assert figures["churn"]["requests"] == 40
@@ -118,7 +118,7 @@ def test_generation_skips_unavailable_baselines(
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
     assert missing[LLAMA_CPP] == "llama.cpp requires a GGUF file"
     measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
-    # Not even that where eight short answers never happen to be written at one time.
+    # The rate is missing if the eight short answers never overlap.
     assert measured <= {"eight streams / one stream without drafts"}
     assert len(figures["goals"]) == 9
     assert "skipped: hundredfold over HTTP: no response" in capsys.readouterr().out

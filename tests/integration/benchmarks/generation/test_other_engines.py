@@ -1,4 +1,4 @@
-"""The others: a tiny model through transformers and onnxruntime-genai, a scripted llama.cpp."""
+"""Baselines: a tiny model with transformers and onnxruntime-genai, and a scripted llama.cpp."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROMPTS = [(5, 6, 7, 8), (9, 10, 11, 12)]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of random weights, which loves its end token."""
+    """A Llama with random weights that prefers its end token."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -66,7 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
-    """An artifact that says it was built from `checkpoint`."""
+    """A store with an artifact whose manifest names `checkpoint` as source."""
     store = tmp_path_factory.mktemp("store")
     directory = seal_tiny_decoder(store)
     path = directory / MANIFEST_NAME
@@ -75,7 +75,7 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalMo
 
 
 def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[int, ...]]:
-    """The likeliest token each time but the end, without any cache."""
+    """Decode greedily without a KV cache and without the end token."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -129,7 +129,7 @@ def test_genai_directory_is_built_from_the_source(
 
 
 class TalkingLlama:
-    """A llama.cpp that counts on from the last token it was given, and remembers its prompt."""
+    """A fake llama.cpp: generates consecutive ids after the last prompt token, keeps its state."""
 
     def __init__(self) -> None:
         self.read: list[int] = []

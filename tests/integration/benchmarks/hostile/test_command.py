@@ -1,4 +1,4 @@
-"""The hostile benchmark as a person runs it, against a server of our own."""
+"""The `hostile` command with a server in this process."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_raw_engine_is_batch_invariant_on_every_core_split(engine: RawEngine) ->
 
 
 class RowSwapping(LocalModel):
-    """A model whose engine swaps the first two rows of every batch that has them."""
+    """A model whose engine swaps the first two rows of every batch."""
 
     def open_engine(self, *, threads: int) -> EncoderEngine:
         return RowSwappingEngine(LocalModel.open_engine(self, threads=threads))

@@ -24,7 +24,7 @@ def test_generated_sentences_are_a_function_of_the_seed() -> None:
 
 
 def test_generated_sentences_match_the_lengths_of_stsb() -> None:
-    # Every word is one token; the full stop and two special tokens come on top.
+    # Every word is one token; the full stop and two special tokens add three.
     tokens = np.array([len(text.split()) + 3 for text in generate_sentences(2_758, seed=0).texts])
     assert 13.5 < tokens.mean() < 14.8
     assert 11 <= np.median(tokens) <= 13

@@ -1,4 +1,4 @@
-"""The loop in this process, over a tiny sealed decoder, and what churn makes of it."""
+"""The in-process generation loop with a tiny sealed decoder, and the churn test."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_churn_is_clean(model: LocalModel) -> None:
 
 
 class Leaky:
-    """A service that keeps a row and, in company, answers something else."""
+    """A service that leaks a slot and returns other tokens for concurrent requests."""
 
     def __init__(self) -> None:
         self._running = 0

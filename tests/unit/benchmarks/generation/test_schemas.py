@@ -19,7 +19,7 @@ def random_request(seed: int = 7) -> tuple[SchemaTask, ...]:
 
 
 def within(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all that it is made of."""
+    """Yield a schema and all its sub-schemas."""
     if isinstance(schema, dict):
         yield schema
     for part in schema.values() if isinstance(schema, dict) else schema:

@@ -22,7 +22,7 @@ from tests.support.benchmark_generation import ScriptedText, answer
 def test_decode_rate_covers_the_overlap_of_all_streams() -> None:
     early = answer([1.0, 2.0, 3.0, 4.0])
     late = answer([2.0, 3.0, 4.0, 5.0])
-    # From 2.0, when the last prompt is read, to 4.0, when the first one is done: two tokens each.
+    # All streams overlap from 2.0 (last first token) to 4.0 (first end): two tokens each.
     assert StreamGroup((early, late)).decode_tokens_per_s == 2.0
     assert StreamGroup((early,)).decode_tokens_per_s == 1.0
 

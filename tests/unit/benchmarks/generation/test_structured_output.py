@@ -1,4 +1,4 @@
-"""Forms that a scripted server fills in: well, badly, by half, or not at all."""
+"""Structured output of a scripted server: valid, invalid, truncated or missing."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ async def test_run_load_counts_responses_in_the_window() -> None:
     async with FakeServer(delay_s=0.01).running() as server:
         result = await run_load(server.target, workload(server.target), plan(4))
     answered = len(result.latencies_s)
-    # All requests seen by the server, less those of the warm-up and the last of each connection.
+    # All requests except the warm-up and the last request of each connection.
     assert answered <= len(server.requests) <= answered + 4 * 8
     assert result.requests_per_s == answered / 0.2
     assert result.failures == {}

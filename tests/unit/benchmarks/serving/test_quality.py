@@ -27,7 +27,7 @@ LABELS = ["NEGATIVE", "POSITIVE"]
 
 
 def toy_server(n: int, request: ReceivedRequest) -> FakeAnswer:
-    """Embeds compass points and finds everything with "good" in it good."""
+    """Embeds compass points and classifies texts that contain "good" as positive."""
     if request.method == "GET":
         return FakeAnswer(body=orjson.dumps({"id": "toy", "labels": LABELS}))
     inputs = orjson.loads(request.body)["inputs"]
@@ -65,7 +65,7 @@ def test_score_sentiment_sends_batches() -> None:
 
 
 def first_two_words(n: int, request: ReceivedRequest) -> FakeAnswer:
-    """Answers every question with the first two words of its context."""
+    """Return the first two words of the context as the answer."""
     if request.method == "GET":
         return FakeAnswer(body=orjson.dumps({"id": "toy"}))
     assert request.path == "/pipeline/question-answering/toy"
@@ -84,7 +84,7 @@ def test_score_answers_uses_the_api() -> None:
         f1, exact = score_answers(
             ServedModelClient(client, "toy", use_gpu=False), "some.json", questions
         )
-    # Two words of which one is right: precision 1/2, recall 1.
+    # One of two words is correct: precision 1/2, recall 1.
     assert (f1.metric, f1.value) == ("F1", pytest.approx((1 + 2 / 3) / 2))
     assert (exact.metric, exact.value, exact.examples) == ("exact match", 0.5, 2)
 
@@ -107,7 +107,7 @@ def test_find_squad_logs_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFi
     assert "skipping question answering; see --squad FILE" in capsys.readouterr().err
     (tmp_path / SQUAD_NAME).touch()
     assert find_squad(None, tmp_path) == tmp_path / SQUAD_NAME
-    # A file that was named and is not there is an error where it is read.
+    # A missing file that an option names is reported on reading.
     named = tmp_path / "absent.json"
     assert find_squad(named, tmp_path) == named
     with pytest.raises(BenchmarkError, match="cannot be read"):

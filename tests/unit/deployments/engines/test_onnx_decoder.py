@@ -48,7 +48,7 @@ def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
 
 
 def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens of one row, all rows taking part."""
+    """Decode greedily in one slot while all slots take part."""
     found = [int(decoder.prefill(row, prompt, 0).argmax())]
     for step in range(count - 1):
         ids = np.zeros(decoder.info.slots, np.int64)
@@ -119,7 +119,7 @@ def test_swapped_slots_continue(open_rows: OpenRows) -> None:
 
 
 class OnDevice(OnnxDecoder):
-    """The memory as it is kept on a device, the device being the CPU."""
+    """Uses the KV cache class for devices with the CPU as device."""
 
     def _create_kv_cache(self) -> KvCache:
         return DeviceKvCache(self.layout, "cpu", "CPUExecutionProvider")
@@ -134,7 +134,7 @@ def test_device_kv_cache_matches_host_kv_cache(open_rows: OpenRows, spec: Decode
             decoder.copy(0, 2, len(PROMPT))
             decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
         lengths = np.array([len(OTHER), len(PROMPT), len(PROMPT)])
-        for step in range(3):  # each reads other tokens from the same places
+        for step in range(3):  # each slot has other tokens at the same positions
             ids = np.array([5, 6, 7]) + step
             on_device, on_host = (d.decode(ids, lengths + step) for d in (device, host))
             np.testing.assert_array_equal(on_device, on_host)
@@ -200,7 +200,7 @@ def test_short_context_disables_verification(int8_spec: DecoderSpec) -> None:
 
 @pytest.mark.parametrize(("heads", "threads"), [(None, 2), (4, 4), (64, 16)])
 def test_threads_are_limited_by_heads(spec: DecoderSpec, heads: int | None, threads: int) -> None:
-    """With more threads attention would round a single slot differently from a batch."""
+    """With more threads than heads, attention rounds a single slot differently from a batch."""
     generation_config = spec.generation_config.model_copy(update={"heads": heads})
     settings = GeneratorSettings(intra_op_threads=16)
     decoder = OnnxDecoder(
@@ -211,7 +211,7 @@ def test_threads_are_limited_by_heads(spec: DecoderSpec, heads: int | None, thre
 
 
 class Uneven(OnnxDecoder):
-    """What it gives for several tokens is off by one bit, in the last of them."""
+    """Verification results differ in the last bit of the last token."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         found = super().verify(row, ids, start)
@@ -220,7 +220,7 @@ class Uneven(OnnxDecoder):
 
 
 class UnevenPairs(Uneven):
-    """Only for two tokens."""
+    """Verification results differ for two tokens only."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         return (super() if len(ids) == 2 else super(Uneven, self)).verify(row, ids, start)

@@ -1,4 +1,4 @@
-"""A new engine, one EngineKind and one line in ENGINES, serves models from route to answer."""
+"""A new engine needs one EngineKind and one line in ENGINES to serve requests."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def regex(pattern: str) -> Grammar:
 
 
 def written(constraint: Constraint, seed: int, most: int = 400) -> str:
-    """The text of random tokens that the constraint allows, ending where it may."""
+    """Generate text from random allowed tokens, up to an allowed end."""
     draw = random.Random(seed)
     closing = [i for i in range(KNOWN) if set(TOKENIZER.decode([i])) & set('"}]')]
     ids: list[int] = []
@@ -74,7 +74,9 @@ def written(constraint: Constraint, seed: int, most: int = 400) -> str:
         if set(ENDS) & set(allowed) and (draw.random() < 0.5 or len(ids) > most):
             break
         tokens = [i for i in allowed if i not in ENDS]
-        closers = [i for i in tokens if i in closing]  # or strings and lists would go on for long
+        closers = [
+            i for i in tokens if i in closing
+        ]  # prefer closing tokens to keep strings and lists short
         token = draw.choice(closers if closers and draw.random() < 0.4 else tokens)
         constraint.accept(token)
         ids.append(token)
@@ -90,7 +92,7 @@ def test_random_allowed_tokens_match_the_json_schema(
     texts = {written(compiler.compile(schema(wanted)), seed) for seed in range(25)}
     assert len(texts) > 5
     for text in texts:
-        # Random bytes make characters no text should hold, but JSON may, when they are escaped.
+        # JSON may contain escaped control characters, which random bytes produce.
         jsonschema.validate(json.loads(text), wanted)
 
 

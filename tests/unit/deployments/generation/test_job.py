@@ -1,4 +1,4 @@
-"""Tokens that every answer of a model has, beside a grammar, which speaks of the others only."""
+"""Forced and forbidden tokens of a model in combination with a grammar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST, LAST, ALLOWED = 5, 6, 7
 
 @dataclass
 class OneWord:
-    """A grammar that knows one token, again and again."""
+    """A grammar that allows one token repeatedly."""
 
     is_complete: bool = False
     accepted: list[int] = field(default_factory=list)

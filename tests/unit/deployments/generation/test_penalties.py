@@ -18,7 +18,7 @@ def changed(
     answer: list[int],
     logits: NDArray[np.float32] = LOGITS,
 ) -> list[float]:
-    """The logits behind `answer`, with everything that `sampling` asks for."""
+    """Return the logits after `answer` with all penalties of `sampling` applied."""
     penalties = Penalties.from_params(sampling, prompt, len(logits))
     assert penalties is not None
     for token in answer:

@@ -26,7 +26,7 @@ from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
 START_ID, END_ID = TOKENIZER.token_to_id(START), TOKENIZER.token_to_id(END)
-# As most models write conversations, with the marks of this tokenizer.
+# The chat template of most models, with the special tokens of this tokenizer.
 CHAT_ML = """\
 {% for message in messages %}
     {% if loop.first and message.role != 'system' %}
@@ -42,7 +42,7 @@ HELLO = Chat(({"role": "user", "content": "hello"},))
 
 
 def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
-    """Of a model whose tokenizer puts START before every text."""
+    """A prompt reader whose tokenizer prepends START to every text."""
     tokenizer = byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, START_ID)]
@@ -58,7 +58,7 @@ def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
 
 
 def prompt_of(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
-    """The text of the tokens that a conversation becomes."""
+    """Return the text of the prompt tokens of a conversation."""
     ids = reader(directory, template).tokenize(chat)
     text: str = TOKENIZER.decode(ids, skip_special_tokens=False)
     return text
@@ -117,7 +117,7 @@ def test_system_message_replaces_the_template_default(tmp_path: Path) -> None:
 def test_chat_gets_no_additional_special_tokens(tmp_path: Path) -> None:
     ids = reader(tmp_path).tokenize(HELLO)
     assert ids[0] == START_ID
-    assert ids.count(START_ID) == 3  # system, user and assistant, one each
+    assert ids.count(START_ID) == 3  # one each of system, user and assistant
     assert ids.count(END_ID) == 2
 
 

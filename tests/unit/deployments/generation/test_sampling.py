@@ -38,7 +38,7 @@ def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def reference(logits: Row, sampling: SamplingParams) -> NDArray[np.float64]:
-    """Each token's chance, by sorting everything at every step."""
+    """Return the probability of each token, with a full sort for every filter."""
     chances = softmax(logits.astype(np.float64) / sampling.temperature)
     order = np.argsort(-chances, kind="stable")
     if sampling.top_k is not None:
@@ -112,7 +112,7 @@ def test_samples_follow_the_distribution(sampling: SamplingParams) -> None:
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
 def test_filters_retain_the_expected_tokens(sampling: SamplingParams) -> None:
-    # Few tokens and hardly any difference, so that each that is left comes in a thousand draws.
+    # Few tokens with similar probabilities: each remaining token occurs in a thousand draws.
     logits = logits_of(seed=4, size=12, spread=0.5)
     own = sampler(sampling._replace(seed=1), size=12)
     come = {own.next(logits) for _ in range(2000)}
@@ -299,7 +299,7 @@ def test_tied_alternatives_are_ordered_by_id() -> None:
 @pytest.mark.parametrize("count", [1, 2, 20, 1024])
 def test_top_indices_matches_a_full_sort(size: int, count: int) -> None:
     for seed in range(20):
-        row = logits_of(seed, size).round(1 if seed % 2 else 6)  # often equal, or hardly ever
+        row = logits_of(seed, size).round(1 if seed % 2 else 6)  # many ties, or almost none
         if seed % 3 == 0:
             row = np.sort(row)
         found = top_indices(row, count).tolist()

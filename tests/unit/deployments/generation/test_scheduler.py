@@ -48,7 +48,7 @@ def test_answer_is_limited_by_the_context(make_bench) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
-    """Random prompts with shared beginnings, lengths and cancellations, on four rows."""
+    """Random prompts with shared prefixes, lengths and cancellations on four slots."""
     chance = random.Random(seed)
     prompts = [
         [
@@ -111,7 +111,7 @@ def test_waiting_jobs_run_in_order(make_bench) -> None:
 
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
-    """The likeliest answer, every beginning computed afresh."""
+    """Find the best beams without a KV cache."""
     search, decoder = BeamSearch(BeamSearchParams(beams), most, (END,)), FakeDecoder(context=200)
     while not search.is_over:
         rows = []
@@ -357,5 +357,5 @@ def test_steps_are_recorded(make_bench) -> None:
     (tokens,) = bench.run_jobs(job)
     bench.loop.close()
     assert sum(step.prompt_tokens for step in bench.steps.records) == 3
-    # The first token comes with the prompt.
+    # The prefill yields the first token.
     assert sum(step.answer_tokens for step in bench.steps.records) == len(tokens) - 1

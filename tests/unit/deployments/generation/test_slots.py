@@ -12,13 +12,13 @@ from deployments.generation.slots import (
     SwapSlots,
 )
 
-SYSTEM = list(range(100, 140))  # a prompt that many begin with
+SYSTEM = list(range(100, 140))  # shared prompt prefix
 
 
 def read_whole(
     rows: SlotTable, owner: int, prompt: list[int]
 ) -> tuple[int, list[CopySlot | SwapSlots]]:
-    """Take a row, and read the prompt into it: what was shared, and what was moved."""
+    """Assign a slot and prefill the prompt. Return the cached length and the moves."""
     row = rows.acquire(owner)
     shared, moves = rows.start_prompt(row, prompt)
     rows.append_prompt(row, prompt[shared:])
@@ -134,7 +134,7 @@ def test_skip_prefix_cache_reuses_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations_keep_slots_unique(seed: int) -> None:
-    """Random requests: the moves, carried out on a model of the memory, keep everyone's tokens."""
+    """Apply the moves of random requests to a list of slots; every job must keep its tokens."""
     chance = random.Random(seed)
     rows, memory = SlotTable(4), [[] for _ in range(4)]
     prompts: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Rows of a request that keeps several beginnings of its answer."""
+"""Slot forks of beam search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deployments.generation.slots import CopySlot, SlotTable
 
 
 def carried_out(memory: dict[int, str], moves: list[CopySlot]) -> dict[int, str]:
-    """Which text lies in which row afterwards."""
+    """Return the text of each slot after the moves."""
     after = dict(memory)
     for move in moves:
         assert move.source not in {m.target for m in moves}, "a source is overwritten"

@@ -1,4 +1,4 @@
-"""Requests that are alone: several tokens a step, and the very answer of one at a time."""
+"""Speculative decoding of single requests: fewer steps, identical answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def repetitive(memorable: int = 2, **how: int) -> FakeDecoder:
-    """Each token follows from the few before it, so that an answer soon goes round in circles."""
+    """Each token depends on the few before it, so answers soon repeat."""
     return FakeDecoder(context=400, max_draft_tokens=MOST, memorable=memorable, **how)
 
 
@@ -50,7 +50,7 @@ def test_drafts_do_not_change_answers(make_bench, sampling: SamplingParams) -> N
 
 
 class Evens:
-    """A constraint: no odd tokens, and after `most` of them it has become too complex."""
+    """A constraint that allows even tokens only and fails after `most` tokens."""
 
     is_complete = False
 
@@ -80,20 +80,20 @@ ORDERS = (
 def test_drafts_do_not_change_logprobs_and_reasons(
     make_bench, order: GenerationOptions, allowed: int | None
 ) -> None:
-    """Texts, log-probabilities, and the end: by its length, by the model, or by an error."""
+    """Return text, log probabilities, and the finish reason or the error of each stream."""
     streams = []
     for most in (0, MOST):
         bench = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
-        bench.run_jobs(*jobs)  # on one row: the second takes it over from the first
+        bench.run_jobs(*jobs)  # with one slot, the second job follows the first
         streams.append([summarize_stream(bench, job) for job in jobs])
     assert streams[0] == streams[1]
     assert bench.decoder.verified, "nothing was drafted: the test shows nothing"
 
 
 def summarize_stream(bench: LoopHarness, job: Job) -> list[object]:
-    """The events of a job without numbers and times."""
+    """Join the chunks of a stream; omit step numbers and times."""
     started, *chunks = bench.collector.events[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
     finished = chunks[-1].finished
@@ -174,7 +174,7 @@ def test_several_jobs_are_not_drafted(make_bench) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_other_jobs_do_not_change_answers(seed: int) -> None:
-    """Requests come and go at random moments, so that each is alone for a while, or is not."""
+    """Requests start and end at random times, with and without concurrent requests."""
     chance = random.Random(seed)
     prompts = [chance.choices(range(END), k=chance.randint(2, 20)) for _ in range(16)]
     orders = [

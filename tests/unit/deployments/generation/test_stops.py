@@ -10,7 +10,7 @@ from deployments.generation.stops import StopStrings
 def shown(
     pieces: list[str], stop: tuple[str, ...], *, keep: bool = False
 ) -> tuple[list[str], bool]:
-    """What each piece lets be shown, until a stop string comes or the pieces end."""
+    """Return the text emitted for each piece, up to a stop string or the end."""
     stops = StopStrings(stop, include_stop_string=keep)
     texts = []
     for piece in pieces:
@@ -30,8 +30,12 @@ def shown(
         (["xaab"], ("aab",), ["x"]),
         (["x", "a", "a", "a", "b"], ("aab",), ["x", "", "", "a", ""]),
         (["stop"], ("stop",), [""]),
-        (["b", "ca"], ("abc", "bca", "a"), ["", ""]),  # two end together: the longest counts
-        (["abcd"], ("abcd", "c"), ["ab"]),  # the one whose end comes first
+        (
+            ["b", "ca"],
+            ("abc", "bca", "a"),
+            ["", ""],
+        ),  # two end at the same character: the longest applies
+        (["abcd"], ("abcd", "c"), ["ab"]),  # the first end applies
         (["ab", "cd"], ("c", "abcd"), ["", "ab"]),
         (["né", "e 🙂", "!"], ("🙂!",), ["né", "e ", ""]),
     ],
@@ -81,7 +85,7 @@ def test_text_after_a_stop_string_is_dropped() -> None:
 
 
 def ended(text: str, stop: tuple[str, ...], *, keep: bool) -> tuple[str, bool]:
-    """The same by trying every end of the text."""
+    """Reference implementation: test every prefix of the text."""
     for end in range(1, len(text) + 1):
         lengths = [len(string) for string in stop if text[:end].endswith(string)]
         if lengths:
@@ -129,6 +133,8 @@ def test_only_possible_prefixes_are_held_back() -> None:
 
 def test_long_text_takes_linear_time() -> None:
     stops = StopStrings(("a" * 500 + "b",), include_stop_string=False)
-    texts = [stops.push("a")[0] for _ in range(50_000)]  # takes minutes where each push looks back
+    texts = [
+        stops.push("a")[0] for _ in range(50_000)
+    ]  # takes minutes if each push rescans the text
     assert "".join(texts) == "a" * 49_500
     assert stops.flush() == "a" * 500

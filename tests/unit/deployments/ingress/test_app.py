@@ -98,7 +98,7 @@ def toy_error_response(error: ServeError) -> Response:
 
 
 class ToyRoutes:
-    """An API of one operation: it counts the labels that the default model gives a text."""
+    """An API with one operation: count the labels of the default model for a text."""
 
     name: ClassVar = "Toy"
     error_format: ClassVar = ErrorFormat("Toy", toy_error_response)

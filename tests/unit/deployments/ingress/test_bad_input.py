@@ -1,4 +1,4 @@
-"""Bad input on the Hugging Face routes: status, code, and the field that is at fault."""
+"""Invalid input of the Hugging Face routes: status, code and field of the error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.in_process import InProcess
 EMBED = f"/models/{EMBEDDER}"
 CLASSIFY = f"/models/{CLASSIFIER}"
 COMPARE = f"/pipeline/sentence-similarity/{EMBEDDER}"
-TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
+TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 
 LIMITS = IngressUserConfig(limits=LimitSettings(items=4, body_bytes=2_000, item_chars=500))
 
 
 def is_refused(reply: Any, status: int, code: str, named: str | None) -> None:
-    """An error in the shape of the hosted API: one object whose `error` says what is wrong."""
+    """Assert that the response is an error in the format of the hosted API."""
     body = reply.json()
     assert (reply.status_code, body["code"], body.get("field")) == (status, code, named)
     said = body["error"] if isinstance(body["error"], str) else "".join(body["error"])
@@ -40,14 +40,14 @@ def is_refused(reply: Any, status: int, code: str, named: str | None) -> None:
         b"inputs=a",
         b'{"inputs": NaN}',
         b'{"inputs": "\xff\xfe"}',
-        b'{"inputs": "\\ud800"}',  # half of a surrogate pair
+        b'{"inputs": "\\ud800"}',  # lone surrogate
         b"\xef\xbb\xbf{}",
         b"[" * 1_900,
         b"null",
         b"7",
     ],
 )
-async def test_a_body_that_is_no_json_of_ours_is_malformed(
+async def test_body_without_strict_json_object_is_malformed(
     content: bytes, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
@@ -148,14 +148,14 @@ async def test_a_body_that_is_no_json_of_ours_is_malformed(
         ),
     ],
 )
-async def test_bad_input_is_refused_where_it_stands(
+async def test_bad_input_names_the_field(
     path: str, body: dict[str, Any], status: int, code: str, named: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         is_refused(await http.post(path, json=body), status, code, named)
 
 
-async def test_the_wrong_task_hears_which_ones_are_right(tiny_store: Path) -> None:
+async def test_wrong_task_error_lists_the_supported_tasks(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(f"/pipeline/text-classification/{EMBEDDER}", json={"inputs": "a"})
     assert "`feature-extraction`, `sentence-similarity`" in reply.json()["error"]
@@ -169,7 +169,7 @@ async def test_the_wrong_task_hears_which_ones_are_right(tiny_store: Path) -> No
         ({"inputs": ["a"] * 5}, ("5 items", "4")),
     ],
 )
-async def test_what_is_too_much_says_both_numbers(
+async def test_exceeded_limits_report_value_and_limit(
     body: dict[str, Any], numbers: tuple[str, str], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
@@ -177,7 +177,7 @@ async def test_what_is_too_much_says_both_numbers(
     assert all(number in said for number in numbers)
 
 
-async def test_more_characters_than_are_read_are_cut_when_asked(tiny_store: Path) -> None:
+async def test_truncate_cuts_texts_above_the_character_limit(tiny_store: Path) -> None:
     body = {"inputs": "x" * 501, "parameters": {"truncate": True}}
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         reply = await http.post(EMBED, json=body)
@@ -192,7 +192,7 @@ async def in_chunks(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize(("size", "status"), [(2_000, 200), (2_001, 413)])
-async def test_a_body_over_the_limit_is_refused_declared_or_not(
+async def test_body_above_the_limit_is_rejected_with_and_without_content_length(
     declared: bool, size: int, status: int, tiny_store: Path
 ) -> None:
     body = json.dumps({"inputs": "night"}).ljust(size).encode()
@@ -207,7 +207,7 @@ async def test_a_body_over_the_limit_is_refused_declared_or_not(
         assert "2000" in reply.json()["error"]
 
 
-async def test_a_declared_size_is_refused_before_the_body_is_read(tiny_store: Path) -> None:
+async def test_content_length_above_the_limit_is_rejected_before_reading(tiny_store: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
         yield b""
@@ -217,7 +217,7 @@ async def test_a_declared_size_is_refused_before_the_body_is_read(tiny_store: Pa
     is_refused(reply, 413, "body_too_large", "body")
 
 
-async def test_a_damaged_artifact_is_refused_and_the_others_keep_serving(tmp_path: Path) -> None:
+async def test_damaged_artifact_is_rejected_and_others_serve(tmp_path: Path) -> None:
     (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).write_bytes(b"")
     seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"))
     async with InProcess(tmp_path).client() as http:
@@ -233,7 +233,7 @@ async def test_a_damaged_artifact_is_refused_and_the_others_keep_serving(tmp_pat
     ("bad", "status", "code"),
     [(TOO_LONG, 422, "input_too_long"), ("an awful night", 500, "engine_failed")],
 )
-async def test_a_request_that_fails_does_not_fail_its_neighbour_in_the_list(
+async def test_failed_call_does_not_fail_others_of_its_batch(
     bad: str, status: int, code: str, tmp_path: Path
 ) -> None:
     seal_tiny(tmp_path, EMBEDDER, nan_word="awful")

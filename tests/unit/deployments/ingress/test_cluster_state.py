@@ -14,7 +14,7 @@ ALL = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
 
 
 class FakeLook:
-    """What the cluster answers: the latest of `views`, or a failure for None."""
+    """Returns `views` in turn, the last one repeatedly; raises for None."""
 
     def __init__(self, *views: ClusterSnapshot | None) -> None:
         self.views = list(views)
@@ -38,7 +38,7 @@ def monitor(look: FakeLook, *, gpu: str = "auto") -> ClusterMonitor:
     ("setting", "gpus", "available"),
     [("auto", 0.0, False), ("auto", 1.0, True), ("always", 0.0, True), ("always", 4.0, True)],
 )
-async def test_a_gpu_encoder_is_there_with_gpus_or_when_one_can_be_added(
+async def test_gpu_encoder_is_available_with_gpus_or_autoscaling(
     setting: str, gpus: float, available: bool
 ) -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, gpus)), gpu=setting)
@@ -47,7 +47,7 @@ async def test_a_gpu_encoder_is_there_with_gpus_or_when_one_can_be_added(
     assert encoders.states[Device.CPU] == DeploymentState(available=True, running=2)
 
 
-async def test_a_gpu_encoder_that_cannot_start_is_no_encoder() -> None:
+async def test_failing_gpu_encoder_is_not_available() -> None:
     failing = frozenset(ALL)
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, gpus=1.0, failing=failing)))
     await encoders.refresh()
@@ -64,7 +64,7 @@ async def test_concurrent_refreshes_share_one_read() -> None:
     assert look.looks == 2
 
 
-async def test_the_cpu_encoder_needs_no_gpu_to_be_available() -> None:
+async def test_cpu_encoder_is_available_without_gpus() -> None:
     encoders = ClusterMonitor(
         {Device.CPU: EncoderSettings(available="auto")}, FakeLook(ClusterSnapshot())
     )
@@ -72,7 +72,7 @@ async def test_the_cpu_encoder_needs_no_gpu_to_be_available() -> None:
     assert encoders.states == {Device.CPU: DeploymentState(available=True, running=0)}
 
 
-def test_nothing_runs_before_the_first_read() -> None:
+def test_state_is_empty_before_the_first_read() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL)))
     assert encoders.states[Device.CPU].running == 0
     assert encoders.missing() == ["no tokenizer is running", "no cpu encoder is running"]
@@ -86,7 +86,7 @@ def test_nothing_runs_before_the_first_read() -> None:
         ({"Tokenizer": 1, "CpuEncoder": 0, "GpuEncoder": 1}, ["no cpu encoder is running"]),
     ],
 )
-async def test_what_is_missing_is_what_ordinary_requests_need(
+async def test_missing_lists_required_deployments_only(
     running: dict[str, int], missing: list[str]
 ) -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(running)))
@@ -103,7 +103,7 @@ async def test_failed_read_keeps_the_former_state() -> None:
     assert encoders.missing() == []
 
 
-async def test_refreshing_ends_with_the_block() -> None:
+async def test_refreshing_ends_at_the_end_of_the_block() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot({}), ClusterSnapshot(ALL)))
     before = asyncio.all_tasks()
     async with encoders.refreshing():
@@ -113,7 +113,7 @@ async def test_refreshing_ends_with_the_block() -> None:
     assert asyncio.all_tasks() == before, "nobody looks any more"
 
 
-async def test_a_controller_that_hangs_keeps_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_controller_does_not_block_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.ingress.cluster_state.STATUS_TIMEOUT_S", 0.01)
     held = threading.Event()
 

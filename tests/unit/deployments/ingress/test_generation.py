@@ -62,12 +62,12 @@ class UnusedTokenizer:
 
 @dataclass
 class World:
-    """A service over one generator, and what it recorded."""
+    """A generation pipeline with one scripted generator, and its recorder."""
 
     store: Path
     reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    running: int = 1  # replicas, as the next look finds them
+    running: int = 1  # replicas that the next refresh reports
     models: tuple[str, ...] = (EMBEDDER, DECODER)
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
@@ -91,12 +91,11 @@ class World:
         return ClusterSnapshot({"CpuGenerator": self.running})
 
     def is_idle(self) -> bool:
-        """Whether nothing is being generated, nor counted as if it were."""
+        """Return whether no stream is open and no item is reserved."""
         return self.generator.open == 0 and self.pipeline.admission.generations.used == 0
 
     @property
     def statuses(self) -> list[int]:
-        """Of what was recorded."""
         return [record.status for record in self.recorder.records]
 
 
@@ -142,7 +141,7 @@ async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_s
     assert [one.text for one in reply.completions] == ["a", "a", "b", "b", "c", "c"]
     (record,) = world.recorder.records
     assert record.items == 3
-    # Each prompt is one token and counts once; each answer is one and its end.
+    # Each prompt has one token and counts once. Each answer has one token and its end.
     assert record.timings.tokens == 3 + 6 * 2
 
 
@@ -198,7 +197,7 @@ async def test_wrong_task_error_lists_the_tasks_of_the_model(writing_store: Path
         await World(writing_store, models=(EMBEDDER,)).pipeline.complete(ASKED)
 
 
-async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> None:
+async def test_one_failure_ends_the_other_choices_first(writing_store: Path) -> None:
     def reply_to(call: GenerationCall) -> ScriptedReply:
         if call.options.sampling.seed == 1:
             return ScriptedReply(breaks=EngineFailed("broken"))
@@ -212,7 +211,7 @@ async def test_one_failure_ends_the_other_answers_first(writing_store: Path) -> 
     assert world.statuses == [500]
 
 
-async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> None:
+async def test_error_names_the_index_of_the_prompt(writing_store: Path) -> None:
     def reply_to(call: GenerationCall) -> ScriptedReply:
         error = InputTooLong("`prompt` has 9 tokens", field="prompt")
         return ScriptedReply(refusal=error if call.prompt == "long" else None)
@@ -230,7 +229,7 @@ async def test_an_error_names_the_prompt_it_is_about(writing_store: Path) -> Non
     assert world.statuses == [422] * 4
 
 
-async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> None:
+async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:
     world = World(writing_store, lambda call: ScriptedReply(hangs=True))
     asking = asyncio.ensure_future(world.pipeline.complete(question(choices=4)))
     await wait_until(lambda: world.generator.open == 4)
@@ -242,7 +241,7 @@ async def test_a_caller_who_leaves_frees_every_answer(writing_store: Path) -> No
     assert world.statuses == [499]
 
 
-async def test_a_full_house_refuses_at_once(writing_store: Path) -> None:
+async def test_full_item_limit_rejects_generation_at_once(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
     world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     stream = await world.pipeline.stream(question(choices=3))
@@ -290,7 +289,7 @@ async def test_generator_that_starts_during_the_wait_continues(writing_store: Pa
         await asking
 
 
-async def test_a_stream_gives_every_chunk_and_ends(writing_store: Path) -> None:
+async def test_stream_yields_every_chunk_and_ends(writing_store: Path) -> None:
     world = World(writing_store)
     stream = await world.pipeline.stream(question(choices=2))
     assert [one.prompt_tokens for one in stream.started] == [4, 4]
@@ -307,7 +306,7 @@ async def test_a_stream_gives_every_chunk_and_ends(writing_store: Path) -> None:
     assert world.statuses == [200], "recorded once"
 
 
-async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) -> None:
+async def test_chunks_of_several_choices_arrive_in_generation_order(writing_store: Path) -> None:
     def reply_to(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply(hangs=call.options.sampling.seed == 0)
 
@@ -325,7 +324,7 @@ async def test_answers_of_a_stream_come_as_they_are_made(writing_store: Path) ->
     assert world.statuses == [499]
 
 
-async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_opened(
+async def test_error_before_the_first_token_is_raised_at_open(
     writing_store: Path,
 ) -> None:
     def reply_to(call: GenerationCall) -> ScriptedReply:
@@ -343,7 +342,7 @@ async def test_an_error_before_the_first_token_is_raised_when_the_stream_is_open
     assert world.statuses == [400]
 
 
-async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
+async def test_error_within_a_stream_follows_the_chunks_and_ends_other_choices(
     writing_store: Path,
 ) -> None:
     def reply_to(call: GenerationCall) -> ScriptedReply:
@@ -365,7 +364,7 @@ async def test_an_error_half_way_comes_behind_what_was_said_and_ends_the_others(
     assert world.statuses == [500]
 
 
-async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_store: Path) -> None:
+async def test_generator_stream_without_a_finish_reason_fails(writing_store: Path) -> None:
     class Cut(ScriptedGeneratorClient):
         async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
             async for what in super().stream(call):
@@ -380,7 +379,7 @@ async def test_a_generator_that_falls_silent_without_an_end_has_failed(writing_s
     assert world.statuses == [500]
 
 
-async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_store: Path) -> None:
+async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_store: Path) -> None:
     world = World(writing_store, lambda call: ScriptedReply(is_silent=True))
     asking = asyncio.ensure_future(world.pipeline.stream(question(choices=2)))
     await wait_until(lambda: world.generator.open == 2)
@@ -391,7 +390,7 @@ async def test_a_reader_who_leaves_while_it_starts_frees_every_answer(writing_st
     assert world.statuses == [499]
 
 
-async def test_a_slow_reader_keeps_its_generators_waiting(writing_store: Path) -> None:
+async def test_slow_reader_blocks_its_generators(writing_store: Path) -> None:
     long = ScriptedReply(("x",) * (5 * MAX_WAITING_CHUNKS))
     world = World(writing_store, lambda call: long)
     stream = await world.pipeline.stream(ASKED)
@@ -411,7 +410,7 @@ async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
     assert refused.value.field == "best_of"
 
 
-async def test_an_answer_that_is_there_at_once_is_recorded_whole(writing_store: Path) -> None:
+async def test_immediate_answer_is_recorded_completely(writing_store: Path) -> None:
     class Quick(ScriptedGeneratorClient):
         async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
             for what in [what async for what in super().stream(call)]:

@@ -1,4 +1,4 @@
-"""Streams that their reader ends on purpose; what else they do is in test_generation."""
+"""Streams ended early by their reader. test_generation has the other stream tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_finish_early_ends_completions_with_the_reason_length(writing_stor
     assert world.statuses == [200]
 
 
-async def test_finish_early_after_the_end_changes_nothing(writing_store: Path) -> None:
+async def test_finish_early_after_the_end_has_no_effect(writing_store: Path) -> None:
     world = World(writing_store)
     stream = await world.pipeline.stream(question())
     await wait_until(lambda: len(stream.finished) == 1)

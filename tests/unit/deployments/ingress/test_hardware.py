@@ -30,7 +30,7 @@ HINT = RequestOptions(use_gpu=True)
         (RequestOptions(), (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
         (RequestOptions(hardware="cpu"), (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
         (HINT, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
-        (HINT, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # it starts
+        (HINT, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # starting
         (RequestOptions(), (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
         (HINT, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
         (HINT, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),

@@ -13,13 +13,13 @@ def parsed(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> TaskInpu
     return TaskInput(texts, fields, None, truncation)
 
 
-def test_texts_within_the_limit_pass_as_they_are() -> None:
+def test_texts_within_the_limit_are_unchanged() -> None:
     whole = parsed("abcd", ("abcd", "efgh"))
     assert limit_text_length(whole, 4) is whole
 
 
 @pytest.mark.parametrize("text", ["abcde", ("abcde", ""), ("a", "bcdef")])
-def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Text) -> None:
+def test_text_above_the_limit_is_named(text: Text) -> None:
     with pytest.raises(InputTooLong, match="has 5 characters; the maximum is 4") as refusal:
         limit_text_length(parsed("a", text), 4)
     assert refusal.value.field == "inputs[1]"
@@ -32,12 +32,14 @@ def test_a_text_or_segment_beyond_the_limit_is_refused_where_it_stands(text: Tex
         (Truncation.KEEP_END, ("cde", ("bcd", "d"))),
     ],
 )
-def test_each_segment_is_cut_on_its_own(truncation: Truncation, kept: tuple[Text, ...]) -> None:
+def test_each_segment_is_truncated_separately(
+    truncation: Truncation, kept: tuple[Text, ...]
+) -> None:
     cut = limit_text_length(parsed("abcde", ("abcd", "d"), truncation=truncation), 3)
     assert cut.texts == kept
 
 
-def test_a_text_counts_as_often_as_it_is_read() -> None:
+def test_repeated_text_counts_repeatedly() -> None:
     pairs = parsed(*[("query", "text")] * 3)
     assert check_total_length(pairs, 27) is pairs
     with pytest.raises(InputTooLong, match="27 characters in total; the maximum is 26") as refusal:
@@ -45,7 +47,7 @@ def test_a_text_counts_as_often_as_it_is_read() -> None:
     assert refusal.value.field == "inputs"
 
 
-def test_too_many_characters_are_told_where_there_are_many() -> None:
+def test_total_length_error_names_the_list() -> None:
     searched = TaskInput(
         ("query", *["text"] * 3),
         ("inputs.query", *(f"inputs.texts[{i}]" for i in range(3))),

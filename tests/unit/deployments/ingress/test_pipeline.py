@@ -1,4 +1,4 @@
-"""Limits, memory, deadlines and records: what holds for every family of routes."""
+"""Pipeline behavior of all APIs: limits, response cache, deadlines and records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def compute_types(http: httpx.AsyncClient, *bodies: dict[str, object]) -> 
     return [(await http.post(EMBED, json=body)).headers["x-compute-type"] for body in bodies]
 
 
-async def test_the_same_question_is_answered_from_memory(tiny_store: Path) -> None:
+async def test_repeated_request_is_answered_from_the_cache(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         first, second = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
     assert first.headers["x-compute-type"] == "cpu-fp32"
@@ -37,7 +37,7 @@ async def test_the_same_question_is_answered_from_memory(tiny_store: Path) -> No
     assert second.headers["x-compute-tokens"] == first.headers["x-compute-tokens"]
 
 
-async def test_only_the_very_same_question_is_the_same(tiny_store: Path) -> None:
+async def test_cache_key_depends_on_all_parameters(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         assert await compute_types(
             http,
@@ -50,7 +50,7 @@ async def test_only_the_very_same_question_is_the_same(tiny_store: Path) -> None
         ) == ["cpu-fp32"] * 5 + ["cache"]
 
 
-def test_words_of_parameters_count_as_memory() -> None:
+def test_texts_in_parameters_count_as_cached_bytes() -> None:
     def kept_bytes(*ignored: str) -> int:
         task_input = TokenClassification().parse(
             "a", {"ignore_labels": list(ignored)}, tiny_manifest(labels=("O", "PER"))
@@ -61,7 +61,7 @@ def test_words_of_parameters_count_as_memory() -> None:
     assert kept_bytes("O", "x" * 1_000) - kept_bytes("O") == STRING_BYTES + 4 * 1_000
 
 
-async def test_who_wants_no_memory_gets_none(tiny_store: Path) -> None:
+async def test_use_cache_false_skips_the_cache(tiny_store: Path) -> None:
     fresh = {"inputs": "night", "options": {"use_cache": False}}
     async with InProcess(tiny_store).client() as http:
         assert await compute_types(http, fresh, fresh, {"inputs": "night"}) == ["cpu-fp32"] * 3
@@ -115,7 +115,7 @@ async def test_request_beyond_its_deadline_answers_504(tiny_store: Path) -> None
     assert "retry-after" not in reply.headers
 
 
-async def test_an_encoder_that_is_starting_answers_503_with_an_estimate(tiny_store: Path) -> None:
+async def test_starting_encoder_answers_503_with_an_estimate(tiny_store: Path) -> None:
     starting = InProcess(
         tiny_store, encoder=HangingEncoder(), settings=HASTY, running={"Tokenizer": 1}
     )
@@ -148,7 +148,7 @@ async def test_wait_for_model_waits_up_to_the_timeout(tiny_store: Path) -> None:
     assert waited[1] >= 0.59
 
 
-async def test_a_sleeping_gpu_encoder_is_loading_while_the_cpu_serves(tiny_store: Path) -> None:
+async def test_idle_gpu_encoder_is_loading_while_the_cpu_serves(tiny_store: Path) -> None:
     one_sleeps = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 0}
     world = InProcess(
         tiny_store,
@@ -164,7 +164,7 @@ async def test_a_sleeping_gpu_encoder_is_loading_while_the_cpu_serves(tiny_store
     assert awake.json()["code"] == "deadline_exceeded"
 
 
-async def test_every_request_is_recorded_once_with_what_is_known_of_it(tiny_store: Path) -> None:
+async def test_every_request_is_recorded_once_with_the_known_labels(tiny_store: Path) -> None:
     world = InProcess(tiny_store)
     async with world.client() as http:
         await http.post(EMBED, json={"inputs": ["a", "b"]})
@@ -218,9 +218,7 @@ def test_log_level_is_raised_for_slow_and_failed_requests(
     assert select_log_level(status, total_s) == level
 
 
-async def test_no_log_line_holds_the_text(
-    tiny_store: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_log_lines_omit_the_text(tiny_store: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "ray.serve.hundredfold")
     async with InProcess(tiny_store).client() as http:
         await http.post(EMBED, json={"inputs": "secretword"})
@@ -230,7 +228,7 @@ async def test_no_log_line_holds_the_text(
     assert not any("secretword" in line for line in told)
 
 
-async def test_new_settings_hold_for_new_requests_without_a_restart(tiny_store: Path) -> None:
+async def test_new_settings_apply_to_new_requests_without_a_restart(tiny_store: Path) -> None:
     world = InProcess(tiny_store)
     async with world.client() as http:
         before = await http.post(EMBED, json={"inputs": ["a", "b"]})

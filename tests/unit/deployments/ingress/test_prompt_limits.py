@@ -32,7 +32,7 @@ def chat(*contents: str, **more: Any) -> Chat:
         ([chat("x" * 50, "y" * 50)], 2),
     ],
 )
-def test_what_is_within_the_limits_is_taken(prompts: list[Prompt], times: int) -> None:
+def test_parameters_within_the_limits_are_accepted(prompts: list[Prompt], times: int) -> None:
     check_prompts(prompts, times, LIMITS)
 
 
@@ -52,7 +52,7 @@ def test_what_is_within_the_limits_is_taken(prompts: list[Prompt], times: int) -
         ([chat(*["a"] * 5)], 1, TooManyItems, "prompt"),
     ],
 )
-def test_what_is_too_much_is_named(
+def test_parameters_above_the_limits_are_named(
     prompts: list[Prompt], times: int, error: type[ServeError], field: str
 ) -> None:
     with pytest.raises(error, match=rf"`{field.replace('[', '.').replace(']', '.')}`") as refused:
@@ -70,7 +70,7 @@ def test_what_is_too_much_is_named(
         (f"/models/{DECODER}", {"inputs": ["a", LONG]}, "inputs[1]"),
     ],
 )
-async def test_every_api_has_them_and_says_it_in_its_words(
+async def test_every_api_applies_the_limits_with_its_field_names(
     path: str, body: dict[str, Any], field: str, writing_store: Path
 ) -> None:
     generator = ScriptedGeneratorClient()

@@ -16,7 +16,7 @@ MakeCache = Callable[..., ResponseCache[str]]
 
 @pytest.fixture
 def make_cache() -> MakeCache:
-    """Caches of texts whose size is their length, bounded to `entries` of 100 bytes each."""
+    """Return a factory of text caches with room for `entries` texts of 100 bytes."""
 
     def make(*, entries: int = 3, ttl_s: float = 60.0, clock: FakeClock | None = None):
         settings = CacheSettings(max_bytes=entries * (100 + ENTRY_OVERHEAD_BYTES), ttl_s=ttl_s)
@@ -26,7 +26,7 @@ def make_cache() -> MakeCache:
 
 
 class Computation:
-    """Something slow that a test finishes; counts how often it was begun and given up."""
+    """A computation that the test finishes. Counts starts and cancellations."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -42,7 +42,7 @@ class Computation:
             raise
 
 
-def test_what_was_put_is_there_until_its_time_is_over(make_cache: MakeCache) -> None:
+def test_value_is_cached_until_the_ttl(make_cache: MakeCache) -> None:
     clock = FakeClock()
     cache = make_cache(ttl_s=60, clock=clock)
     cache.put("key", "value")
@@ -53,17 +53,17 @@ def test_what_was_put_is_there_until_its_time_is_over(make_cache: MakeCache) -> 
     assert cache.bytes == 0, "what has expired is not held"
 
 
-def test_bytes_never_exceed_the_bound_and_the_least_used_goes_first(make_cache: MakeCache) -> None:
+def test_least_recently_used_value_is_evicted_at_the_limit(make_cache: MakeCache) -> None:
     cache = make_cache(entries=3)
     for key in "abc":
         cache.put(key, "x" * 100)
-    assert cache.get("a") is not None  # now b is the least recently used
+    assert cache.get("a") is not None  # b is now the least recently used
     cache.put("d", "x" * 100)
     assert [key for key in "abcd" if cache.get(key)] == ["a", "c", "d"]
     assert cache.bytes == cache.settings.max_bytes
 
 
-def test_a_large_value_displaces_as_many_as_it_needs(make_cache: MakeCache) -> None:
+def test_large_value_evicts_several_values(make_cache: MakeCache) -> None:
     cache = make_cache(entries=3)
     for key in "abc":
         cache.put(key, "x" * 100)
@@ -71,7 +71,7 @@ def test_a_large_value_displaces_as_many_as_it_needs(make_cache: MakeCache) -> N
     assert [key for key in ("a", "b", "c", "large") if cache.get(key)] == ["c", "large"]
 
 
-def test_a_value_larger_than_the_whole_cache_is_not_kept(make_cache: MakeCache) -> None:
+def test_value_above_max_bytes_is_not_cached(make_cache: MakeCache) -> None:
     cache = make_cache(entries=1)
     cache.put("small", "x" * 100)
     cache.put("large", "x" * 101)
@@ -79,7 +79,7 @@ def test_a_value_larger_than_the_whole_cache_is_not_kept(make_cache: MakeCache) 
     assert cache.get("small") is not None
 
 
-def test_a_new_value_replaces_the_old_one_and_its_bytes(make_cache: MakeCache) -> None:
+def test_new_value_replaces_the_old_value_and_its_bytes(make_cache: MakeCache) -> None:
     cache = make_cache()
     cache.put("key", "x" * 100)
     cache.put("key", "y")
@@ -87,7 +87,7 @@ def test_a_new_value_replaces_the_old_one_and_its_bytes(make_cache: MakeCache) -
     assert cache.bytes == 1 + ENTRY_OVERHEAD_BYTES
 
 
-async def test_one_computation_serves_all_who_ask_meanwhile(make_cache: MakeCache) -> None:
+async def test_concurrent_requests_share_one_computation(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
     asked = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(5)]
     await asyncio.sleep(0)
@@ -97,14 +97,14 @@ async def test_one_computation_serves_all_who_ask_meanwhile(make_cache: MakeCach
     assert cache.get("key") == "value"
 
 
-async def test_different_keys_are_computed_apart(make_cache: MakeCache) -> None:
+async def test_different_keys_are_computed_separately(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
     compute.result.set_result("value")
     await asyncio.gather(*(cache.compute_once(key, compute) for key in "ab"))
     assert compute.begun == 2
 
 
-async def test_a_failure_reaches_all_who_asked_and_is_not_kept(make_cache: MakeCache) -> None:
+async def test_failure_is_raised_for_all_requests_and_not_cached(make_cache: MakeCache) -> None:
     cache, failing, working = make_cache(), Computation(), Computation()
     asked = [asyncio.create_task(cache.compute_once("key", failing)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -115,7 +115,7 @@ async def test_a_failure_reaches_all_who_asked_and_is_not_kept(make_cache: MakeC
     assert await cache.compute_once("key", working) == "better"
 
 
-async def test_one_who_leaves_does_not_disturb_the_others(make_cache: MakeCache) -> None:
+async def test_cancelled_request_does_not_affect_the_others(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
     leaving, staying = (asyncio.create_task(cache.compute_once("key", compute)) for _ in range(2))
     await asyncio.sleep(0)
@@ -126,7 +126,7 @@ async def test_one_who_leaves_does_not_disturb_the_others(make_cache: MakeCache)
     assert (compute.begun, compute.given_up) == (1, 0)
 
 
-async def test_when_the_last_one_leaves_the_computation_ends(make_cache: MakeCache) -> None:
+async def test_last_cancelled_request_ends_the_computation(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
     asked = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -137,7 +137,9 @@ async def test_when_the_last_one_leaves_the_computation_ends(make_cache: MakeCac
     assert (compute.begun, compute.given_up) == (1, 1)
 
 
-async def test_a_computation_given_up_is_begun_anew_by_the_next(make_cache: MakeCache) -> None:
+async def test_cancelled_computation_is_restarted_by_the_next_request(
+    make_cache: MakeCache,
+) -> None:
     cache, abandoned, fresh = make_cache(), Computation(), Computation()
     leaving = asyncio.create_task(cache.compute_once("key", abandoned))
     await asyncio.sleep(0)
@@ -148,7 +150,7 @@ async def test_a_computation_given_up_is_begun_anew_by_the_next(make_cache: Make
     assert fresh.begun == 1
 
 
-async def test_who_computes_another_way_does_not_share(make_cache: MakeCache) -> None:
+async def test_different_variants_are_computed_separately(make_cache: MakeCache) -> None:
     cache = make_cache()
     calls: list[str] = []
 
@@ -168,7 +170,7 @@ async def test_who_computes_another_way_does_not_share(make_cache: MakeCache) ->
     assert calls == ["patient", "hasty"]
 
 
-def test_a_smaller_bound_holds_at_once(make_cache: MakeCache) -> None:
+def test_smaller_limit_applies_at_once(make_cache: MakeCache) -> None:
     cache = make_cache(entries=3)
     for key in "abc":
         cache.put(key, "x" * 100)

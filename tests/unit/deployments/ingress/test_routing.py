@@ -39,7 +39,7 @@ def call(text: str, deadline_s: float | None = None) -> Call:
 
 
 class EchoLane:
-    """Answers every call with its own text; `refused` is too long."""
+    """Returns the text of every call; the text `refused` fails as too long."""
 
     def __init__(self) -> None:
         self.lists: list[list[str]] = []
@@ -59,7 +59,7 @@ def router(encoder: EncoderClient, batched: object = send_unbatched) -> MicroBat
     return MicroBatchRouter({Device.CPU: encoder}, batched, MicroBatchSettings())
 
 
-async def test_calls_of_one_list_get_each_their_own_outcome() -> None:
+async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:
     encoder = EchoLane()
     route = router(encoder, batch_by(3))
     outcomes = await asyncio.gather(
@@ -70,7 +70,7 @@ async def test_calls_of_one_list_get_each_their_own_outcome() -> None:
     assert isinstance(outcomes[1], InputTooLong)
 
 
-async def test_calls_of_different_keys_never_share_a_list() -> None:
+async def test_calls_with_different_keys_are_not_batched() -> None:
     encoder = EchoLane()
     route = router(encoder, batch_by(2))
     keyed = [(SHORT, "a"), (LONG, "b"), (SHORT, "c"), (LONG, "d")]
@@ -79,7 +79,7 @@ async def test_calls_of_different_keys_never_share_a_list() -> None:
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), EngineFailed("lost")])
-async def test_a_failing_hop_is_the_outcome_of_every_call(error: Exception) -> None:
+async def test_transport_failure_is_the_outcome_of_every_call(error: Exception) -> None:
     route = router(FailingEncoder(error), batch_by(2))
     outcomes = await asyncio.gather(
         *(route.run(SHORT, call(text)) for text in "ab"), return_exceptions=True
@@ -87,12 +87,12 @@ async def test_a_failing_hop_is_the_outcome_of_every_call(error: Exception) -> N
     assert [type(outcome) for outcome in outcomes] == [type(error)] * 2
 
 
-async def test_a_failure_nobody_foresaw_is_not_hidden() -> None:
+async def test_unexpected_failure_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await router(FailingEncoder(ZeroDivisionError())).run(SHORT, call("a"))
 
 
-async def test_an_encoder_that_does_not_answer_ends_with_the_deadline_and_is_let_go() -> None:
+async def test_hanging_encoder_ends_at_the_deadline_and_is_cancelled() -> None:
     encoder = HangingEncoder()
     started_s = time.time()
     with pytest.raises(DeadlineExceeded):
@@ -101,7 +101,7 @@ async def test_an_encoder_that_does_not_answer_ends_with_the_deadline_and_is_let
     assert (encoder.batches, encoder.cancelled) == (1, 1)
 
 
-async def test_a_list_waits_as_long_as_the_most_patient_of_its_calls() -> None:
+async def test_batch_has_the_latest_deadline_of_its_calls() -> None:
     encoder = HangingEncoder()
     route = router(encoder, batch_by(2))
     hasty, patient = [
@@ -130,7 +130,7 @@ async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
 
     route = router(EchoLane(), noting)
     await route.run(SHORT, call("a"))
-    route.configure(MicroBatchSettings())  # equal to the old ones
+    route.configure(MicroBatchSettings())  # equal settings
     await route.run(SHORT, call("b"))
     assert [settings.max_batch_size for settings in made] == [32]
     route.configure(MicroBatchSettings(max_batch_size=4))

@@ -1,4 +1,4 @@
-"""Tokens of texts, texts of tokens, and token ids in place of texts."""
+"""Tokenization, decoding, and token ids as inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def tokens_of(store: Path, body: dict[str, Any]) -> list[list[dict[str, An
     return found
 
 
-async def test_tokens_stand_at_characters_also_behind_accents_and_emoji(tiny_store: Path) -> None:
+async def test_offsets_are_characters_after_accents_and_emoji(tiny_store: Path) -> None:
     (tokens,) = await tokens_of(tiny_store, {"inputs": TEXT})
     first, *inner, last = tokens
     assert (first["text"], first["special"], first["start"], first["stop"]) == (
@@ -38,7 +38,7 @@ async def test_tokens_stand_at_characters_also_behind_accents_and_emoji(tiny_sto
     assert (inner[-1]["start"], inner[-1]["stop"]) == (12, 17)
 
 
-async def test_special_tokens_are_left_out_when_asked(tiny_store: Path) -> None:
+async def test_special_tokens_can_be_omitted(tiny_store: Path) -> None:
     first, second = await tokens_of(
         tiny_store, {"inputs": ["good night", "a"], "add_special_tokens": False}
     )
@@ -46,12 +46,12 @@ async def test_special_tokens_are_left_out_when_asked(tiny_store: Path) -> None:
     assert [t["special"] for t in (*first, *second)] == [False] * 3
 
 
-async def test_texts_longer_than_the_model_reads_are_tokenized_whole(tiny_store: Path) -> None:
+async def test_texts_above_max_tokens_are_tokenized_whole(tiny_store: Path) -> None:
     (tokens,) = await tokens_of(tiny_store, {"inputs": "good " * 40})
     assert len(tokens) == 42
 
 
-async def test_tokens_can_be_read_back(tiny_store: Path) -> None:
+async def test_decode_returns_the_tokenized_text(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         path = f"/models/{CLASSIFIER}"
         told = await http.post(f"{path}/tokenize", json={"inputs": ["good night", "the film"]})
@@ -71,7 +71,7 @@ async def test_tokens_can_be_read_back(tiny_store: Path) -> None:
         ("/embed", "inputs", lambda reply: reply),
     ],
 )
-async def test_token_ids_are_embedded_as_the_text_they_stand_for(
+async def test_token_ids_have_the_embedding_of_their_text(
     path: str, key: str, told: Any, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
@@ -90,7 +90,7 @@ async def test_token_ids_are_embedded_as_the_text_they_stand_for(
         assert await vectors([first, "the film"]) == expected
 
 
-async def test_usage_counts_the_tokens_that_the_model_read(tiny_store: Path) -> None:
+async def test_usage_counts_the_tokens_of_the_model_input(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         tokens = (await http.post("/tokenize", json={"inputs": "good night"})).json()[0]
         ids = [token["id"] for token in tokens if not token["special"]]
@@ -108,10 +108,10 @@ async def test_usage_counts_the_tokens_that_the_model_read(tiny_store: Path) -> 
         ([5, 1.5], 400, "invalid_field", "input[1]"),
         ([[5], []], 400, "empty_input", "input[1]"),
         ([[5]] * 4, 422, "too_many_items", "input"),
-        ([2], 400, "empty_input", "input"),  # nothing but a special token
+        ([2], 400, "empty_input", "input"),  # only a special token
     ],
 )
-async def test_token_ids_are_refused_where_they_stand(
+async def test_invalid_token_ids_are_named(
     value: Any, status: int, code: str, param: str, tiny_store: Path
 ) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3))
@@ -121,7 +121,7 @@ async def test_token_ids_are_refused_where_they_stand(
     assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
 
 
-async def test_requests_for_tokens_are_recorded_like_others(tiny_store: Path) -> None:
+async def test_tokenization_requests_are_recorded(tiny_store: Path) -> None:
     world = InProcess(tiny_store)
     async with world.client() as http:
         await http.post("/tokenize", json={"inputs": ["a", "b"]})
@@ -136,7 +136,7 @@ async def test_requests_for_tokens_are_recorded_like_others(tiny_store: Path) ->
 
 
 class StuckTokenizer:
-    """A TokenizerClient that fails one way and hangs the other."""
+    """A TokenizerClient whose `tokenize` fails and whose `decode` hangs."""
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         raise EngineFailed("the replica was lost twice while computing")
@@ -146,7 +146,7 @@ class StuckTokenizer:
         raise AssertionError("this is a bug: an event nobody sets was set")
 
 
-async def test_a_tokenizer_that_fails_or_hangs_is_told(tiny_store: Path) -> None:
+async def test_failing_or_hanging_tokenizer_is_reported(tiny_store: Path) -> None:
     hasty = IngressUserConfig(timeout_s=0.05)
     world = InProcess(tiny_store, settings=hasty, tokenizer=StuckTokenizer())
     async with world.client() as http:
@@ -158,7 +158,7 @@ async def test_a_tokenizer_that_fails_or_hangs_is_told(tiny_store: Path) -> None
     assert world.pipeline.admission.items.used == 0
 
 
-async def test_a_full_house_refuses_tokens_too(tiny_store: Path) -> None:
+async def test_full_item_limit_rejects_tokenization(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
     world = InProcess(tiny_store, settings=settings, batched=batch_by(1))
     async with world.client() as http:

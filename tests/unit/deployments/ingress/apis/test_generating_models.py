@@ -1,4 +1,4 @@
-"""What routes that generate nothing say of, and to, models that do."""
+"""Routes of other tasks with a generative model in the store."""
 
 from __future__ import annotations
 

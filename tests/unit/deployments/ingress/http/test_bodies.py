@@ -1,4 +1,4 @@
-"""What is read of a body: JSON strictly, compressed in bounded steps, within time and memory."""
+"""Body parsing: strict JSON, bounded decompression, limits of time and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODY = b'{"inputs": "night"}'
 
 
 def gzip_fixed(content: bytes) -> bytes:
-    """Compress without a time stamp: it would be part of the test's name."""
+    """Compress without a time stamp, which would change the test id."""
     return gzip.compress(content, mtime=0)
 
 
@@ -44,19 +44,19 @@ def bare_deflate(plain: bytes) -> bytes:
     return packer.compress(plain) + packer.flush()
 
 
-def test_the_last_of_two_equal_keys_counts() -> None:
+def test_last_of_two_equal_keys_wins() -> None:
     assert parse_json(b'{"inputs": 7, "inputs": "a"}') == {"inputs": "a"}
 
 
 @pytest.mark.parametrize(
     "raw", [b"1e999", b"1" + b"0" * 400, b"NaN", b'"\\ud800"', b"{} {}", b"[" * 5_000]
 )
-def test_what_is_no_strict_json_is_malformed(raw: bytes) -> None:
+def test_invalid_json_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedBody):
         parse_json(raw)
 
 
-def test_depth_is_bounded_where_it_is_counted() -> None:
+def test_nesting_depth_is_limited() -> None:
     deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
     assert parse_json(deepest)
     with pytest.raises(MalformedBody, match="nested deeper than"):
@@ -67,15 +67,15 @@ def test_depth_is_bounded_where_it_is_counted() -> None:
     assert is_deeper_than([{}], 1)
 
 
-def test_objects_and_lists_are_counted_and_brackets_in_texts_are_not() -> None:
+def test_containers_are_counted_outside_strings_only() -> None:
     text = b'["' + b'[\\"{' * MAX_CONTAINERS + b'"]'
     assert len(parse_json(text)[0]) == 3 * MAX_CONTAINERS
     with pytest.raises(MalformedBody, match="objects and lists"):
         parse_json(b"[" + b"[]," * MAX_CONTAINERS + b"1]")
 
 
-def test_a_text_that_never_ends_is_looked_through_once() -> None:
-    """Tried anew from each of its quotes, these 400 KB would take half an hour."""
+def test_unterminated_string_takes_linear_time() -> None:
+    """A scan that restarts at each quote would take half an hour for these 400 KB."""
     started_s = time.perf_counter()
     with pytest.raises(MalformedBody):
         parse_json(b"[" * (MAX_CONTAINERS + 1) + b'"' + b'\\"' * 200_000)
@@ -93,7 +93,7 @@ def test_a_text_that_never_ends_is_looked_through_once() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 7, 1_000])
-async def test_a_compressed_body_is_read_however_it_arrives(
+async def test_compressed_body_is_read_in_any_pieces(
     encoding: str, packed: bytes, step: int, tiny_store: Path
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:
@@ -120,7 +120,7 @@ async def test_a_compressed_body_is_read_however_it_arrives(
         ("gzip, gzip", gzip_fixed(gzip_fixed(BODY)), 415, "unsupported_encoding"),
     ],
 )
-async def test_a_compressed_body_that_cannot_be_read_is_refused(
+async def test_invalid_compressed_body_is_rejected(
     encoding: str, content: bytes, status: int, code: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
@@ -128,7 +128,7 @@ async def test_a_compressed_body_that_cannot_be_read_is_refused(
     assert (reply.status_code, reply.json()["code"]) == (status, code)
 
 
-def test_a_bomb_costs_no_more_memory_than_a_body_may_have() -> None:
+def test_compression_bomb_takes_bounded_memory() -> None:
     compression_bomb = zlib.compress(b" " * 100_000_000, 9)
     tracemalloc.start()
     plain = InflateDecoder(None).feed(compression_bomb, 2_000)
@@ -138,7 +138,7 @@ def test_a_bomb_costs_no_more_memory_than_a_body_may_have() -> None:
     assert peak < 500_000
 
 
-def test_an_unknown_encoding_is_named_without_its_megabytes() -> None:
+def test_long_unknown_encoding_is_shortened() -> None:
     with pytest.raises(UnsupportedEncoding) as refusal:
         select_decoder("x" * 1_000_000)
     assert len(refusal.value.message) < 200
@@ -149,7 +149,7 @@ async def stalling(start: bytes) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def test_a_body_that_comes_too_slowly_ends_with_408(tiny_store: Path) -> None:
+async def test_slow_body_ends_with_408(tiny_store: Path) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         reply = await http.post(EMBED, content=stalling(b'{"inp'))
         openai = await http.post("/v1/embeddings", content=stalling(b"{"))
@@ -159,7 +159,7 @@ async def test_a_body_that_comes_too_slowly_ends_with_408(tiny_store: Path) -> N
     assert openai.headers["x-should-retry"] == "false"
 
 
-async def test_bodies_held_at_once_are_bounded_together_and_let_go_again(tiny_store: Path) -> None:
+async def test_concurrent_body_bytes_are_limited_and_released(tiny_store: Path) -> None:
     patient = IngressUserConfig(
         limits=LimitSettings(body_bytes=2_000, body_timeout_s=5, inflight_body_bytes=3_000)
     )
@@ -186,15 +186,13 @@ async def test_bodies_held_at_once_are_bounded_together_and_let_go_again(tiny_st
 
 
 @pytest.mark.parametrize("declared", ["9" * 19, "9" * 5_000])
-async def test_a_declared_length_of_many_digits_is_just_too_large(
-    declared: str, tiny_store: Path
-) -> None:
+async def test_content_length_of_many_digits_is_too_large(declared: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         reply = await http.post(EMBED, content=BODY, headers={"content-length": declared})
     assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
 
 
-async def test_an_error_names_a_megabyte_in_a_few_words(tiny_store: Path) -> None:
+async def test_error_with_a_long_value_is_short(tiny_store: Path) -> None:
     body = {"inputs": "a", "parameters": {"p" * 1_000_000: 1}}
     async with InProcess(tiny_store).client() as http:
         reply = await http.post(EMBED, json=body)

@@ -11,12 +11,12 @@ from deployments.ingress.http.errors import (
 )
 
 
-def test_a_short_error_is_told_as_it_is() -> None:
+def test_short_error_is_unchanged() -> None:
     error = InvalidField("`inputs` must be a string", field="inputs")
     assert truncate_error(error) is error
 
 
-def test_a_long_error_keeps_its_start_and_its_end() -> None:
+def test_long_error_keeps_its_start_and_its_end() -> None:
     error = InvalidField(f"`{'k' * 1_000_000}` is not known here; known: `a`", field="f" * 9_999)
     brief = truncate_error(error)
     assert brief.message.startswith("`kkk")
@@ -27,12 +27,12 @@ def test_a_long_error_keeps_its_start_and_its_end() -> None:
     assert len(error.message) > 1_000_000, "others may be told the same error"
 
 
-def test_half_of_a_surrogate_pair_does_not_reach_json() -> None:
+def test_lone_surrogate_is_replaced() -> None:
     brief = truncate_error(InvalidField("`\ud800` is not known", field="\udfff"))
     assert (brief.message, brief.field) == ("`?` is not known", "?")
 
 
-def test_an_error_is_told_in_the_names_of_the_other_api() -> None:
+def test_error_uses_the_field_names_of_the_api() -> None:
     original = InvalidField("`inputs[3]` is empty", field="inputs[3]")
     with pytest.raises(InvalidField) as told, rename_error_fields({"inputs": "input", "in": "no"}):
         raise original
@@ -40,7 +40,7 @@ def test_an_error_is_told_in_the_names_of_the_other_api() -> None:
     assert original.field == "inputs[3]"
 
 
-def test_a_name_that_only_begins_alike_is_another_field() -> None:
+def test_field_with_the_same_prefix_is_not_renamed() -> None:
     with pytest.raises(InvalidField) as told, rename_error_fields({"prompt": "inputs", "a.": ""}):
         raise InvalidField("`prompt_logprobs` are not there", field="prompt_logprobs")
     assert (told.value.message, told.value.field) == (

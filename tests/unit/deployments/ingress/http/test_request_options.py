@@ -31,7 +31,7 @@ from deployments.ingress.http.request_options import RequestOptions, read_option
         ({"hardware": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
     ],
 )
-def test_options_are_read_from_headers_and_the_body_wins(
+def test_body_options_override_headers(
     body: Any, headers: dict[str, str], options: RequestOptions
 ) -> None:
     assert read_options(body, headers) == options
@@ -50,7 +50,7 @@ def test_options_are_read_from_headers_and_the_body_wins(
         (None, {"x-hardware": "abacus"}, InvalidField, "options.hardware"),
     ],
 )
-def test_a_wish_that_cannot_be_understood_is_refused_by_name(
+def test_invalid_option_is_named(
     body: Any, headers: dict[str, str], error: type[ServeError], field: str
 ) -> None:
     with pytest.raises(error) as refusal:
@@ -69,7 +69,5 @@ def test_a_wish_that_cannot_be_understood_is_refused_by_name(
         (RequestOptions(hardware="cpu", use_gpu=True), Device.CPU),
     ],
 )
-def test_hardware_is_the_newer_spelling_and_wins(
-    options: RequestOptions, device: Device | None
-) -> None:
+def test_hardware_overrides_use_gpu(options: RequestOptions, device: Device | None) -> None:
     assert options.device is device

@@ -86,7 +86,7 @@ async def test_long_path_is_served_and_not_cached(
     assert [path for _, path, _ in app.router._cached] == ["/models/a"]
 
 
-async def test_the_lifespan_is_run() -> None:
+async def test_lifespan_is_entered_and_left() -> None:
     told = []
 
     @asynccontextmanager

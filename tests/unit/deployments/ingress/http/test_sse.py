@@ -13,7 +13,7 @@ from tests.support.fakes import wait_until
 
 
 class Spring:
-    """Events, an error where one stands among them; `hangs` at the end. It knows who closed it."""
+    """A source of events and exceptions that may hang at its end. Counts its closings."""
 
     def __init__(self, events: Sequence[bytes | Exception], *, hangs: bool = False) -> None:
         self._events = events
@@ -60,7 +60,7 @@ def visited(
     return AsgiClient(app, "/", {}, max_messages=max_messages)
 
 
-async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
+async def test_stream_has_headers_and_all_events() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2") + build_event(b"3")])
     visitor = visited(spring)
     await visitor.task
@@ -77,7 +77,7 @@ async def test_all_events_are_sent_under_the_headers_of_a_stream() -> None:
     assert spring.is_closed()
 
 
-async def test_an_error_is_the_last_event_in_the_words_of_the_family() -> None:
+async def test_error_is_the_last_event_in_the_format_of_the_api() -> None:
     spring = Spring([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
     visitor = visited(spring)
     await visitor.task
@@ -86,7 +86,7 @@ async def test_an_error_is_the_last_event_in_the_words_of_the_family() -> None:
     assert spring.is_closed()
 
 
-async def test_a_bug_is_told_without_its_details_and_logged(
+async def test_unexpected_error_is_logged_and_sent_without_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spring = Spring([build_event(b"1"), ZeroDivisionError("secret")])
@@ -98,7 +98,7 @@ async def test_a_bug_is_told_without_its_details_and_logged(
     assert spring.is_closed()
 
 
-async def test_a_client_who_leaves_ends_the_stream() -> None:
+async def test_client_disconnect_ends_the_stream() -> None:
     spring = Spring([build_event(b"1")], hangs=True)
     visitor = visited(spring)
     await visitor.wait_for_text("data: 1")
@@ -107,7 +107,7 @@ async def test_a_client_who_leaves_ends_the_stream() -> None:
     assert spring.is_closed()
 
 
-async def test_cancelling_ends_the_stream() -> None:
+async def test_cancellation_ends_the_stream() -> None:
     spring = Spring([build_event(b"1")], hangs=True)
     visitor = visited(spring)
     await visitor.wait_for_text("data: 1")
@@ -117,7 +117,7 @@ async def test_cancelling_ends_the_stream() -> None:
     assert spring.is_closed()
 
 
-async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
+async def test_blocked_write_ends_the_stream_after_the_timeout() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
     visitor = visited(spring, max_messages=2, stream_write_timeout_s=0.02)
     await visitor.task
@@ -125,7 +125,7 @@ async def test_a_reader_who_takes_nothing_is_gone_after_a_while() -> None:
     assert spring.is_closed()
 
 
-async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() -> None:
+async def test_client_disconnect_ends_a_blocked_write() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")])
     visitor = visited(spring, max_messages=2, stream_write_timeout_s=60)
     await visitor.wait_for_text("data: 1")
@@ -134,7 +134,7 @@ async def test_a_client_who_leaves_while_it_takes_nothing_is_not_waited_for() ->
     assert spring.is_closed()
 
 
-async def test_a_broken_connection_is_no_failure_of_ours() -> None:
+async def test_broken_connection_is_not_logged_as_a_failure() -> None:
     spring = Spring([build_event(b"1"), build_event(b"2")])
     sent: list[str] = []
 
@@ -152,7 +152,7 @@ async def test_a_broken_connection_is_no_failure_of_ours() -> None:
     assert spring.is_closed()
 
 
-async def test_events_nobody_has_asked_for_are_closed_too() -> None:
+async def test_unread_events_are_closed() -> None:
     spring = Spring([build_event(b"1")])
     visitor = visited(spring)
     visitor.disconnect()

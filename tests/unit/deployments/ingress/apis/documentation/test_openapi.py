@@ -1,4 +1,4 @@
-"""The document is right by the standard, by our own models and by what the server answers."""
+"""Tests of the OpenAPI document against the standard, the Pydantic models and real responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def zoo(store: Path) -> InProcess:
-    """A model for every task, one that writes text included."""
+    """A store with a model for every task, including text generation."""
     return InProcess(store, models=ALL_MODELS, generator=ScriptedGeneratorClient())
 
 
@@ -96,7 +96,7 @@ async def test_examples_fit_their_schemas_and_responses(
                     await http.request(method, filled, json=example["value"])
                     for filled in filled_in(path, operation)
                 ]
-                # Token ids are those of a real vocabulary; the tiny ones end before.
+                # The examples use token ids of a real vocabulary, which the tiny one does not have.
                 if any("unknown_token" in reply.text for reply in replies):
                     continue
                 good = [reply for reply in replies if reply.status_code == 200]
@@ -111,13 +111,13 @@ async def test_examples_fit_their_schemas_and_responses(
 
 
 def response_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The schema of an answer, or of the data of a stream's events."""
+    """Return the schema of a response body, or of the event data of a stream."""
     schema: dict[str, Any] = content[kind]["schema"]
     return schema if kind == JSON else schema["properties"]["data"]["contentSchema"]
 
 
 def told_in(reply: httpx.Response) -> list[Any]:
-    """The value of an answer, or those of a stream's events."""
+    """Return the value of a response body, or the event data of a stream."""
     if reply.headers["content-type"] == JSON:
         return [reply.json()]
     events = [line.removeprefix("data:").strip() for line in reply.text.split("\n\n") if line]
@@ -125,7 +125,7 @@ def told_in(reply: httpx.Response) -> list[Any]:
 
 
 def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
-    """The path for every model, and for every task, that its parameters name."""
+    """Expand `path` for every model and task that its parameters allow."""
     paths = [path]
     for parameter in operation["parameters"]:
         if parameter["in"] == "path":
@@ -137,7 +137,7 @@ def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
 
 
 def version_in(path: str) -> str:
-    """The version of the model that is named in `path`."""
+    """Return the version of the model in `path`."""
     add_schema = [model_id for model_id in ENCODER_MODELS if model_id in path]
     return tiny_manifest(add_schema[0]).version if add_schema else ""
 
@@ -192,7 +192,7 @@ async def test_response_headers_are_documented(zoo_store: Path) -> None:
 
 
 def headers_told(document: dict[str, Any], path: str) -> set[str]:
-    """The headers that answers at `path` are documented to have."""
+    """Return the documented response headers of `path`."""
     return set(document["paths"][path]["post"]["responses"]["200"]["headers"])
 
 

@@ -1,4 +1,4 @@
-"""The page for people loads from this server alone."""
+"""Tests of the Swagger UI page and its files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_files_support_conditional_requests(tiny_store: Path) -> None:
 
 
 async def test_swagger_ui_has_version_5(tiny_store: Path) -> None:
-    """The fourth cannot read OpenAPI 3.1."""
+    """Version 4 does not support OpenAPI 3.1."""
     async with InProcess(tiny_store).client() as http:
         script = await http.get("/docs/swagger-ui-bundle.js")
     assert "https://spec.openapis.org/oas/3.1/dialect/base" in script.text

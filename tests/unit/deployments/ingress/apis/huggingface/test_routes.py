@@ -1,4 +1,4 @@
-"""Good answers of the Hugging Face routes, in the shapes its clients read."""
+"""Successful responses of the Hugging Face routes in the formats of its clients."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ async def test_headers_have_compute_type_and_counts(tiny_store: Path) -> None:
         response = await http.post(EMBED, json={"inputs": ["good film", "night"]})
     assert response.headers["x-compute-type"] == "cpu-fp32"
     assert response.headers["x-compute-characters"] == "14"
-    assert response.headers["x-compute-tokens"] == "7"  # good film, night, and twice [CLS] [SEP]
+    assert (
+        response.headers["x-compute-tokens"] == "7"
+    )  # good, film, night and two pairs of [CLS] and [SEP]
     assert response.headers["x-sha"] == "0123abc"
     assert 0 < float(response.headers["x-compute-time"]) < 30
     stages = [part.split(";")[0] for part in response.headers["server-timing"].split(", ")]
@@ -164,7 +166,7 @@ async def test_truncation_direction_selects_the_side(tiny_store: Path) -> None:
         ("unknown/None; hf_hub/1.1.9; python/3.11.7", dict),
         ("unknown/None; hf_hub/1.2.0; python/3.11.7", list),
         ("curl/8", list),
-        ("hf_hub/" + "1" * 5_000 + ".1", list),  # more digits than Python makes a number of
+        ("hf_hub/" + "1" * 5_000 + ".1", list),  # above Python's limit of digits of an int
     ],
 )
 async def test_zero_shot_response_depends_on_the_client_version(

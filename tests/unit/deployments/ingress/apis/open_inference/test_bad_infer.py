@@ -1,4 +1,4 @@
-"""What `infer` refuses, and the words it has for it."""
+"""Invalid `infer` requests and their error responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.in_process import InProcess
 
 LENGTH = "inference-header-content-length"
 PATH = f"/v2/models/{EMBEDDER}/infer"
-TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
+TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 
 
 def message(**changes: Any) -> dict[str, Any]:

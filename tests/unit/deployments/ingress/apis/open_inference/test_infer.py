@@ -1,4 +1,4 @@
-"""`infer`, in the very bytes of Triton's own client."""
+"""`infer` with request bodies of the Triton client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def texts(name: str, *values: str, binary: bool = True, column: bool = False) ->
 async def infer(
     http: httpx.AsyncClient, model: str, inputs: list[InferInput], **request_options: Any
 ) -> InferResult:
-    """What the client's `infer` does, its sockets left out."""
+    """Send a request as the Triton client does, without its sockets."""
     body, length = InferenceServerClient.generate_request_body(inputs, **request_options)
     headers = {} if length is None else {LENGTH: str(length)}
     response = await http.post(infer_path(model), content=body, headers=headers)
@@ -55,7 +55,7 @@ async def infer(
 
 @dataclass
 class CannedEncoder:
-    """Answers every call with the same value, or failure, and keeps the calls."""
+    """Returns the same value or failure for every call and records the calls."""
 
     value: Any
     calls: list[Call] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Everything of the Open Inference Protocol but `infer`."""
+"""All routes of the Open Inference Protocol except `infer`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ ABSENT = [
     ("POST", "/v2/models/no/such/infer", 404),
     ("GET", "/v2/poems", 404),
     ("GET", "/v2/models/org/v1/poems", 404),
-    ("GET", f"{MODEL}/infer", 404),  # the greedy path takes it for a model
+    ("GET", f"{MODEL}/infer", 404),  # parsed as a part of the model id
     ("POST", "/v2/health/live", 405),
     ("POST", "/v2/repository/models/no/such/load", 404),
     ("POST", "/v2/repository/models/no/such/unload", 404),
@@ -130,7 +130,7 @@ async def test_unknown_models_return_an_error_string(tiny_store: Path) -> None:
 
 
 def damaged(store: Path) -> str:
-    """A model in `store` that must be refused."""
+    """Add a damaged model to `store`."""
     directory = seal_tiny(store, "tiny/damaged")
     (directory / MANIFEST_NAME).write_text("{")
     return "tiny/damaged"

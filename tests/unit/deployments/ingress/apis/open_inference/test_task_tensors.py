@@ -22,7 +22,6 @@ def texts(name: str, *values: str, shape: tuple[int, ...] | None = None) -> Tens
 
 
 def bound(task: TaskName, *tensors: Tensor) -> Any:
-    """The inputs the task would be given."""
     columns = bind_tensors(task, {tensor.name: tensor for tensor in tensors}).columns
     return find_task_tensors(task).to_inputs(columns)
 

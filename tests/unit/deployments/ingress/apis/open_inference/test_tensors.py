@@ -24,7 +24,7 @@ SHAPE = [2, 3]
 
 
 def build_input(array: np.ndarray, datatype: str, *, binary: bool = True) -> InferInput:
-    """What Triton's client makes of an array."""
+    """Encode an array with the Triton client."""
     sent = InferInput("x", list(array.shape), datatype)
     sent.set_data_from_numpy(array, binary_data=binary)
     return sent
@@ -149,7 +149,7 @@ def test_json_data_that_contradicts_shape_or_type_is_rejected(
         ("BYTES", [2], bytes_tensor(b"a") + b"\2\0\0\0b", "x[1]"),
         ("BYTES", [1], b"\xff\xff\xff\xff", "x[0]"),
         ("BYTES", [1], bytes_tensor(b"\xff"), "x[0]"),
-        ("BYTES", [1], bytes_tensor(b"\xed\xa0\x80"), "x[0]"),  # half of a surrogate pair
+        ("BYTES", [1], bytes_tensor(b"\xed\xa0\x80"), "x[0]"),  # lone surrogate
     ],
 )
 def test_binary_data_of_wrong_size_is_rejected(

@@ -24,7 +24,7 @@ STREAM = {**CHAT_BODY, "stream": True}
 
 
 def only(events: list[Any], key: str) -> list[Any]:
-    """What the only choice of each event has under `key`."""
+    """Return the value of `key` of the single choice of each event."""
     return [event["choices"][0][key] for event in events]
 
 

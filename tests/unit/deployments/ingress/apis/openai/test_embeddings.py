@@ -13,7 +13,7 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH
 from tests.support.in_process import InProcess
 
 PATH = "/v1/embeddings"
-TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
+TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 
 
 async def test_embeddings_return_objects_with_usage(tiny_store: Path) -> None:
@@ -139,7 +139,7 @@ async def test_unreadable_body_has_the_openai_error_format(
 
 
 async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: Path) -> None:
-    # Their computation is shared, so they get one and the same failure.
+    # Both requests share one computation and therefore one exception object.
     async with InProcess(tiny_store).client() as http:
         openai, hugging_face = await asyncio.gather(
             http.post(PATH, json={"input": TOO_LONG, "model": EMBEDDER}),

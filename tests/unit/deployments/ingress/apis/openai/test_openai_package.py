@@ -1,4 +1,4 @@
-"""The unmodified client of OpenAI, in this process."""
+"""Tests with the unmodified `openai` client and an in-process server."""
 
 from __future__ import annotations
 

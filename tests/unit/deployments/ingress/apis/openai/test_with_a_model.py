@@ -1,4 +1,4 @@
-"""The whole path in this process, with a tiny decoder that really runs."""
+"""OpenAI routes in one process with a tiny decoder that runs."""
 
 from __future__ import annotations
 

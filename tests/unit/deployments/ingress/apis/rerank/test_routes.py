@@ -1,4 +1,4 @@
-"""Ranking in every dialect, and Infinity's classification."""
+"""Ranking in the format of each API, and classification in the format of Infinity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
 RANKER = "tiny/ranker"
-MODELS = (EMBEDDER, CLASSIFIER, RANKER)  # the cross-encoder last: it is to be preferred
+MODELS = (
+    EMBEDDER,
+    CLASSIFIER,
+    RANKER,
+)  # The cross-encoder is last, so a test can detect that it is preferred.
 QUERY = "good film"
 TEXTS = ["night", "lovely food", "the river"]
 DOCUMENTS = {"query": QUERY, "documents": TEXTS}

@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference: shapes, statuses and words of its clients."""
+"""Routes of text-embeddings-inference: response formats, statuses and error types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.artifacts import (
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
-TOO_LONG = "good " * 20  # 22 tokens, the model reads 16
+TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 LIMITS = IngressUserConfig(limits=LimitSettings(items=3, body_bytes=2_000, item_chars=500))
 
 

@@ -1,4 +1,4 @@
-"""Models that generate text behind the Hugging Face routes."""
+"""Text generation through the Hugging Face routes."""
 
 from __future__ import annotations
 

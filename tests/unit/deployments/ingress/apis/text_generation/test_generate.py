@@ -1,4 +1,4 @@
-"""`/generate`: one object, its details, its headers and its refusals."""
+"""`/generate`: response format, details, headers and errors."""
 
 from __future__ import annotations
 

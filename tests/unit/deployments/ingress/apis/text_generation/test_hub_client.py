@@ -1,4 +1,4 @@
-"""huggingface_hub's own client, unmodified, against the application in this process."""
+"""Tests with the unmodified client of huggingface_hub and an in-process server."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ URL = f"http://test/models/{DECODER}"
 
 @asynccontextmanager
 async def hub_client(store: Path, url: str = URL, **arguments: Any) -> AsyncIterator[Any]:
-    """A client of the application over a generator that says `said`."""
+    """Return a client of an application whose generator returns `said`."""
     world = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
     async with world.application() as app:
         transport = httpx2.ASGITransport(app)
-        # As in its own client, so that it reads the errors of streams.
+        # The original client does the same; it is required to read errors within streams.
         hooks = {"response": [async_hf_response_event_hook]}
         set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport, event_hooks=hooks))
         try:

@@ -1,4 +1,4 @@
-"""`max_time`: the answer is what came until then."""
+"""`max_time`: generation ends early and returns the tokens so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.scripted_generation import (
     events_in,
 )
 
-HANGS = CHUNKS[:2]  # three tokens, and then nothing
+HANGS = CHUNKS[:2]  # three tokens, then no end
 
 
 def body(**parameters: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ async def test_max_time_returns_the_tokens_generated_by_then(writing_store: Path
     assert generator.running == 0
 
 
-async def test_max_time_not_reached_changes_nothing(writing_store: Path) -> None:
+async def test_max_time_not_reached_has_no_effect(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     unbounded = await ask(writing_store, generator, "/generate", body())
     bounded = await ask(writing_store, generator, "/generate", body(max_time=60))
@@ -58,7 +58,7 @@ async def test_completion_ended_by_max_time_is_recorded_once(writing_store: Path
         for path in ("/generate", "/generate_stream"):
             await http.post(path, json=body(max_time=0.05))
     assert [record.status for record in world.recorder.records] == [200, 200]
-    # Two of the prompt, three that came.
+    # two prompt tokens, three generated tokens
     assert [record.timings.tokens for record in world.recorder.records] == [5, 5]
 
 
@@ -94,7 +94,7 @@ async def test_max_time_before_the_first_token_is_an_error(path: str, writing_st
 
 
 class SlowStart(ScriptedGenerator):
-    """Reads a prompt for ever."""
+    """Never returns the first token."""
 
     async def stream(self, call: Any) -> Any:
         await asyncio.Event().wait()

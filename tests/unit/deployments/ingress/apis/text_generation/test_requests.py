@@ -1,4 +1,4 @@
-"""What text-generation-inference's parameters mean to a generator, and which are refused."""
+"""Conversion of text-generation-inference parameters to generation options, and its errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_all_parameters_reach_the_generator() -> None:
     ("parameters", "defaults", "logprobs"),
     [
         ({}, HUB, None),
-        ({"top_n_tokens": 2}, HUB, None),  # nobody would see them
+        ({"top_n_tokens": 2}, HUB, None),  # the response would not contain them
         ({"details": True}, HUB, 0),
         ({"decoder_input_details": True}, HUB, 0),
         ({}, STREAM, 0),

@@ -1,4 +1,4 @@
-"""Streams: an event for each token, the last one with the whole text."""
+"""Streams: one event per token; the last event has the complete text."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_unstreamable_parameters_set_the_status(path: str, writing_store: 
 
 
 async def test_client_disconnect_stops_generation(writing_store: Path) -> None:
-    generator = ScriptedGenerator(chunks=CHUNKS[:1])  # and then it hangs
+    generator = ScriptedGenerator(chunks=CHUNKS[:1])  # then the generator hangs
     world = InProcess(writing_store, models=MODELS, generator=generator)
     async with world.application() as app:
         visitor = AsgiClient(app, STREAM, {"inputs": "Once"})

@@ -1,4 +1,4 @@
-"""The dialect over a tiny decoder that really runs."""
+"""Text generation routes with a tiny decoder that runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_top_tokens_have_a_special_flag(store: Path) -> None:
     assert whole["generated_text"] == SAYS
     result = whole["details"]["top_tokens"]
     assert result == [event["top_tokens"] for event in events_in(stream.content)]
-    # The likeliest in the place of the end is the end itself, which is special.
+    # At the end, the most likely token is the end-of-sequence token, which is special.
     assert [likeliest["special"] for likeliest, _ in result] == [False] * (len(result) - 1) + [True]
     ends = {one["id"] for tops in result for one in tops if one["special"]}
     words = {one["id"] for tops in result for one in tops if not one["special"]}
