@@ -20,8 +20,7 @@ from deployments.generation.messages import (
 from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
 from deployments.registry import RegisteredModel
 
-# Chunks that wait for the client. When they are reached, the stream reads nothing from the
-# generators, whose own buffers then apply `scheduling.max_stream_buffer_tokens`.
+# Chunks that wait for the client; then the stream reads nothing. See ingress/http/sse.py.
 MAX_WAITING_CHUNKS = 64
 
 GenerationSource = AsyncGenerator[Started | Chunk, None]
