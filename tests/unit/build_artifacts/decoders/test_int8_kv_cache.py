@@ -54,25 +54,25 @@ def decoder(converted_graph: Path) -> Iterator[OnnxDecoder]:
     decoder.close()
 
 
-def read_at_once(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> FloatArray:
+def prefill_all(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> FloatArray:
     """Prefill and return the logits after every token, [T, V]."""
     return decoder.prefill(row, text, 0, all_logits=True).copy()
 
 
-def read_singly(
+def decode_all(
     decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1
 ) -> FloatArray:
     """Decode step by step in the last of `rows` slots; return the logits, [T, V]."""
-    found = []
+    result = []
     for place, token in enumerate(text, start):
         ids, lengths = np.full(rows, token), np.arange(rows) * 3
         lengths[-1] = place
-        found.append(decoder.decode(ids, lengths)[-1].copy())
-    return np.stack(found)
+        result.append(decoder.decode(ids, lengths)[-1].copy())
+    return np.stack(result)
 
 
-def distance(found: FloatArray, due: FloatArray) -> float:
-    return float(np.linalg.norm(found - due) / np.linalg.norm(due))
+def distance(result: FloatArray, expected: FloatArray) -> float:
+    return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,20 +80,20 @@ def test_int8_kv_cache_logits_are_close_to_float(kind: str, tmp_path: Path) -> N
     """The difference is 0.0056; 0.008 with 1.5 times the scales and 0.16 with half of them."""
     floats = opened(float_graph(tmp_path / "float.onnx", KINDS[kind]))
     rounded = opened(int8_graph(tmp_path / "int8.onnx", KINDS[kind]))
-    for read in (read_at_once, read_singly):
-        due = np.concatenate([read(floats, text) for text in OTHERS])
-        found = np.concatenate([read(rounded, text) for text in OTHERS])
-        assert 0.001 < distance(found, due) < 0.007
-    singly = np.concatenate([read_singly(rounded, text) for text in OTHERS])
-    at_once = np.concatenate([read_at_once(rounded, text) for text in OTHERS])
+    for read in (prefill_all, decode_all):
+        expected = np.concatenate([read(floats, text) for text in OTHERS])
+        result = np.concatenate([read(rounded, text) for text in OTHERS])
+        assert 0.001 < distance(result, expected) < 0.007
+    singly = np.concatenate([decode_all(rounded, text) for text in OTHERS])
+    at_once = np.concatenate([prefill_all(rounded, text) for text in OTHERS])
     assert distance(at_once, singly) < 0.001, "the two ways attend differently"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_and_decode_write_equal_caches(kind: str, tmp_path: Path) -> None:
     decoder = opened(int8_graph(tmp_path / "model.onnx", KINDS[kind]))
-    read_at_once(decoder, OTHERS[0], row=1)
-    read_singly(decoder, OTHERS[0])
+    prefill_all(decoder, OTHERS[0], row=1)
+    decode_all(decoder, OTHERS[0])
     for array in first_layer(decoder):
         whole = array.astype(int)
         assert np.abs(whole[1] - whole[0]).max() <= 1, "one rounds a half up, the other down"
@@ -104,8 +104,8 @@ def test_prefill_and_decode_write_equal_caches(kind: str, tmp_path: Path) -> Non
 def test_values_above_scale_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.25)
     decoder = opened(int8_graph(tmp_path / "model.onnx"))
-    read_at_once(decoder, OTHERS[0], row=1)
-    read_singly(decoder, OTHERS[0])
+    prefill_all(decoder, OTHERS[0], row=1)
+    decode_all(decoder, OTHERS[0])
     for array in first_layer(decoder):
         whole = array.astype(int)
         assert np.abs(whole[1]).max() == 127
@@ -157,14 +157,14 @@ def test_quantize_kv_cache_accepts_unnamed_nodes(tmp_path: Path) -> None:
         node.name = ""
     onnx.save(model, unnamed)
     quantize_kv_cache(unnamed, calibration_for(unnamed))
-    found, due = (read_at_once(opened(path), OTHERS[0]) for path in (unnamed, named))
-    np.testing.assert_array_equal(found, due)
+    result, expected = (prefill_all(opened(path), OTHERS[0]) for path in (unnamed, named))
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("ends", [(2, 40), (7, 9, 31, 40), (20, 38, 40), tuple(range(2, 41, 2))])
 def test_prefill_is_independent_of_chunking(decoder: OnnxDecoder, ends: Sequence[int]) -> None:
     text = OTHERS[2]
-    whole = read_at_once(decoder, text)
+    whole = prefill_all(decoder, text)
     decoder.prefill(1, OTHERS[0], 0)  # stale tokens in the slot must not affect the next prompt
     starts = (0, *ends[:-1])
     parts = [
@@ -178,26 +178,26 @@ def test_prefill_is_independent_of_chunking(decoder: OnnxDecoder, ends: Sequence
 
 def test_prefill_accepts_single_token_chunk(decoder: OnnxDecoder) -> None:
     text = OTHERS[2]
-    whole = read_at_once(decoder, text)
+    whole = prefill_all(decoder, text)
     decoder.prefill(2, text[:1], 0)
     for start, end in ((1, 20), (20, 21), (21, 39), (39, 40)):
-        found = decoder.prefill(2, text[start:end], start)
-        np.testing.assert_allclose(found, whole[end - 1], atol=1e-3)
+        result = decoder.prefill(2, text[start:end], start)
+        np.testing.assert_allclose(result, whole[end - 1], atol=1e-3)
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_decode_is_batch_invariant(decoder: OnnxDecoder, row: int) -> None:
     decoder.prefill(0, PROMPTS[row], 0)
-    alone = read_singly(decoder, FOLLOWING, len(PROMPTS[row]))
+    alone = decode_all(decoder, FOLLOWING, len(PROMPTS[row]))
     for other, prompt in enumerate(PROMPTS):
         decoder.prefill(other, prompt, 0)
     lengths = np.array([len(prompt) for prompt in PROMPTS])
-    found = []
+    result = []
     for step, token in enumerate(FOLLOWING):
         ids = np.array([3, 50, 90]) - step
         ids[row] = token
-        found.append(decoder.decode(ids, lengths + step)[row].copy())
-    np.testing.assert_array_equal(np.stack(found), alone)
+        result.append(decoder.decode(ids, lengths + step)[row].copy())
+    np.testing.assert_array_equal(np.stack(result), alone)
 
 
 @pytest.mark.parametrize("row", [0, 1, 3])
@@ -208,23 +208,23 @@ def test_verify_equals_single_decode_steps(
     for other in range(row):
         decoder.prefill(other, OTHERS[other % 3], 0)
     decoder.prefill(row, prompt, 0)
-    singly = read_singly(decoder, FOLLOWING, len(prompt), rows=row + 1)
-    due = [array[row].copy() for array in decoder.kv_cache.arrays]
+    singly = decode_all(decoder, FOLLOWING, len(prompt), rows=row + 1)
+    expected = [array[row].copy() for array in decoder.kv_cache.arrays]
     for count in range(1, len(FOLLOWING) + 1):
         decoder.prefill(row, prompt, 0)
         together = decoder.verify(row, FOLLOWING[:count], len(prompt))
         np.testing.assert_array_equal(together, singly[:count])
-    for array, expected in zip(decoder.kv_cache.arrays, due, strict=True):
-        np.testing.assert_array_equal(array[row], expected)
+    for array, expected_row in zip(decoder.kv_cache.arrays, expected, strict=True):
+        np.testing.assert_array_equal(array[row], expected_row)
 
 
 def test_rejected_draft_tokens_are_overwritten(decoder: OnnxDecoder) -> None:
     prompt, wrong = PROMPTS[0], FOLLOWING[::-1]
     decoder.prefill(1, prompt, 0)
-    due = decoder.verify(1, FOLLOWING, len(prompt)).copy()
+    expected = decoder.verify(1, FOLLOWING, len(prompt)).copy()
     decoder.verify(1, wrong, len(prompt))
-    np.testing.assert_array_equal(decoder.verify(1, FOLLOWING, len(prompt)), due)
-    assert not np.array_equal(decoder.verify(1, wrong, len(prompt)), due)
+    np.testing.assert_array_equal(decoder.verify(1, FOLLOWING, len(prompt)), expected)
+    assert not np.array_equal(decoder.verify(1, wrong, len(prompt)), expected)
 
 
 def test_verify_reaches_end_of_slot(decoder: OnnxDecoder) -> None:
@@ -235,22 +235,22 @@ def test_verify_reaches_end_of_slot(decoder: OnnxDecoder) -> None:
     together = decoder.verify(2, FOLLOWING, len(prompt)).copy()
     for array, before in zip(decoder.kv_cache.arrays, neighbours, strict=True):
         np.testing.assert_array_equal(array[3], before)
-    np.testing.assert_array_equal(read_singly(decoder, FOLLOWING, len(prompt), rows=3), together)
+    np.testing.assert_array_equal(decode_all(decoder, FOLLOWING, len(prompt), rows=3), together)
 
 
 def test_copied_and_swapped_slots_continue_equally(decoder: OnnxDecoder) -> None:
     first, second = PROMPTS[0], PROMPTS[2]
-    due = {}
+    expected = {}
     for prompt in (first, second):
         decoder.prefill(0, prompt, 0)
-        due[prompt] = decoder.verify(0, FOLLOWING, len(prompt)).copy()
+        expected[prompt] = decoder.verify(0, FOLLOWING, len(prompt)).copy()
     decoder.prefill(0, first, 0)
     decoder.prefill(1, second, 0)
     decoder.copy(0, 3, len(first))
     decoder.swap(0, 1, max(len(first), len(second)))
     for row, prompt in ((0, second), (1, first), (3, first)):
-        found = decoder.verify(row, FOLLOWING, len(prompt))
-        np.testing.assert_array_equal(found, due[prompt])
+        result = decoder.verify(row, FOLLOWING, len(prompt))
+        np.testing.assert_array_equal(result, expected[prompt])
     decoder.copy(0, 2, 20)  # a shared prefix; the rest is computed again
-    found = decoder.prefill(2, second[20:], 20)
-    np.testing.assert_array_equal(found, read_at_once(decoder, second)[-1])
+    result = decoder.prefill(2, second[20:], 20)
+    np.testing.assert_array_equal(result, prefill_all(decoder, second)[-1])

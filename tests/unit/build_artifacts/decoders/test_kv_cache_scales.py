@@ -43,9 +43,9 @@ def test_unrotated_channels_have_own_scales(interleaved: bool) -> None:
     assert scales.dtype == np.float32
     longest = np.hypot(values[..., 0], values[..., 1]).max(axis=0)
     np.testing.assert_allclose(scales[:, :2], longest[:, None].repeat(2, 1) * 1.1 / 127, rtol=1e-6)
-    due = np.abs(values).max(axis=0) * np.float32(1.1 / 127)
-    np.testing.assert_allclose(scales[:, 2:], due[:, 2:], rtol=1e-6)
-    np.testing.assert_allclose(scales_of(values), due, rtol=1e-6)
+    expected = np.abs(values).max(axis=0) * np.float32(1.1 / 127)
+    np.testing.assert_allclose(scales[:, 2:], expected[:, 2:], rtol=1e-6)
+    np.testing.assert_allclose(scales_of(values), expected, rtol=1e-6)
 
 
 def test_zero_channels_have_positive_scale() -> None:

@@ -1,4 +1,4 @@
-"""Logits from a given token on: the same values, fewer of them."""
+"""Logits slicing: a graph returns only the logits from a given token on."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def logits_of(graph: Path, **further: np.ndarray) -> np.ndarray:
 
 
 def test_slice_from_zero_is_bit_identical(tmp_path: Path, plain: Path) -> None:
-    due = logits_of(plain)
+    expected = logits_of(plain)
     slice_logits(plain, "Tiny")
     whole = logits_of(plain, logits_from=np.array([0]))
-    assert whole.tobytes() == due.tobytes()
+    assert whole.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("first", [1, 4, 6])
 def test_slice_returns_trailing_logits(plain: Path, first: int) -> None:
-    due = logits_of(plain)
+    expected = logits_of(plain)
     slice_logits(plain, "Tiny")
-    given = logits_of(plain, logits_from=np.array([first]))
-    assert given.shape == (1, 7 - first, due.shape[2])
-    np.testing.assert_allclose(given, due[:, first:], atol=1e-5)
+    sliced = logits_of(plain, logits_from=np.array([first]))
+    assert sliced.shape == (1, 7 - first, expected.shape[2])
+    np.testing.assert_allclose(sliced, expected[:, first:], atol=1e-5)
 
 
 def test_slice_precedes_scaled_head(plain: Path) -> None:
@@ -66,11 +66,11 @@ def test_slice_precedes_scaled_head(plain: Path) -> None:
         ]
     )
     onnx.save(model, plain)
-    due = logits_of(plain)
+    expected = logits_of(plain)
     slice_logits(plain, "Tiny")
     (cut,) = (n for n in onnx.load(plain).graph.node if n.op_type == "Slice")
     assert cut.input[0] == "normed"
-    assert logits_of(plain, logits_from=np.array([0])).tobytes() == due.tobytes()
+    assert logits_of(plain, logits_from=np.array([0])).tobytes() == expected.tobytes()
 
 
 def test_graph_with_unknown_state_is_rejected(plain: Path) -> None:

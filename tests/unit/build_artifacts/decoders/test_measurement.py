@@ -39,24 +39,24 @@ def reference(graph: Path) -> DecoderReference:
 
 
 def test_same_graph_has_perfect_parity(graph: Path, reference: DecoderReference) -> None:
-    found = compare_decoder(open_graph(graph), reference, Gate())
-    assert found.reasons == ()
-    assert found.parity is not None
-    assert found.parity.top1_agreement == 1.0
-    assert found.parity.cosine_worst > 0.999999
-    assert found.parity.batched_cosine_worst > 0.999999
-    assert found.perplexity == pytest.approx(reference.perplexity(), rel=1e-4)
+    result = compare_decoder(open_graph(graph), reference, Gate())
+    assert result.reasons == ()
+    assert result.parity is not None
+    assert result.parity.top1_agreement == 1.0
+    assert result.parity.cosine_worst > 0.999999
+    assert result.parity.batched_cosine_worst > 0.999999
+    assert result.perplexity == pytest.approx(reference.perplexity(), rel=1e-4)
 
 
 def test_corrupted_graph_violates_limits(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
     other = add_noise(graph, tmp_path / "other.onnx", table="head", noise=0.5)
-    found = compare_decoder(open_graph(other), reference, Gate())
-    assert found.parity is not None
-    assert found.parity.top1_agreement is not None
-    assert found.parity.top1_agreement < 0.9
-    assert any("next-token agreement" in reason for reason in found.reasons)
+    result = compare_decoder(open_graph(other), reference, Gate())
+    assert result.parity is not None
+    assert result.parity.top1_agreement is not None
+    assert result.parity.top1_agreement < 0.9
+    assert any("next-token agreement" in reason for reason in result.reasons)
 
 
 def test_nonfinite_logits_are_rejected(
@@ -64,9 +64,9 @@ def test_nonfinite_logits_are_rejected(
 ) -> None:
     other = add_noise(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
     anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, cosine_worst=-2)
-    found = compare_decoder(open_graph(other), reference, anything)
-    assert found.parity is None
-    assert found.reasons == ("an output is not a finite number",)
+    result = compare_decoder(open_graph(other), reference, anything)
+    assert result.parity is None
+    assert result.reasons == ("an output is not a finite number",)
 
 
 @pytest.mark.parametrize("limit", Gate.model_fields)
@@ -76,8 +76,8 @@ def test_limits_match_effective_gate_fields(
     other = add_noise(graph, tmp_path / "other.onnx", table="head", noise=0.5)
     usual = compare_decoder(open_graph(other), reference, Gate())
     extreme = Gate(**{limit: -0.9 if limit == "perplexity_increase" else 2.0})
-    found = compare_decoder(open_graph(other), reference, extreme)
-    assert (found != usual) == (limit in LIMITS)
+    result = compare_decoder(open_graph(other), reference, extreme)
+    assert (result != usual) == (limit in LIMITS)
 
 
 class SlotSwappingDecoder:
@@ -106,9 +106,9 @@ class SlotSwappingDecoder:
 
 
 def test_batch_dependent_engine_is_rejected(graph: Path, reference: DecoderReference) -> None:
-    found = compare_decoder(SlotSwappingDecoder(open_graph(graph)), reference, Gate())
-    assert any("worst batched cosine" in reason for reason in found.reasons)
-    assert any("next-token agreement" in reason for reason in found.reasons)
+    result = compare_decoder(SlotSwappingDecoder(open_graph(graph)), reference, Gate())
+    assert any("worst batched cosine" in reason for reason in result.reasons)
+    assert any("next-token agreement" in reason for reason in result.reasons)
 
 
 class NonfiniteSingleDecoder(SlotSwappingDecoder):
@@ -132,16 +132,18 @@ class NonfiniteSingleDecoder(SlotSwappingDecoder):
 def test_nonfinite_single_logits_are_rejected(
     graph: Path, reference: DecoderReference, wrong: float
 ) -> None:
-    found = compare_decoder(NonfiniteSingleDecoder(open_graph(graph), wrong), reference, Gate())
-    assert found.parity is None
-    assert found.reasons == ("an output is not a finite number",)
+    result = compare_decoder(NonfiniteSingleDecoder(open_graph(graph), wrong), reference, Gate())
+    assert result.parity is None
+    assert result.reasons == ("an output is not a finite number",)
 
 
 def test_decode_texts_covers_all_tokens(graph: Path, reference: DecoderReference) -> None:
     read = [(text, place) for left, place, _ in decode_texts(open_graph(graph), reference.texts)
             for text in left]  # fmt: skip
-    due = [(text, place) for text, ids in enumerate(reference.texts) for place in range(len(ids))]
-    assert sorted(read) == due
+    expected = [
+        (text, place) for text, ids in enumerate(reference.texts) for place in range(len(ids))
+    ]
+    assert sorted(read) == expected
 
 
 def test_generate_answers_is_batch_invariant(graph: Path, reference: DecoderReference) -> None:
@@ -163,10 +165,10 @@ def test_generate_answers_stops_at_eos(tmp_path: Path) -> None:
 
 def test_summarize_logits_matches_softmax() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], np.float32)) + 3
-    found = summarize_logits(logits.astype(np.float32))
-    assert found.choices.tolist() == [0, 2]
-    np.testing.assert_allclose(found.gaps, [0.2, 0.7], atol=1e-6)
-    np.testing.assert_allclose(found.log_totals, [3, 3], atol=1e-6)
+    result = summarize_logits(logits.astype(np.float32))
+    assert result.choices.tolist() == [0, 2]
+    np.testing.assert_allclose(result.gaps, [0.2, 0.7], atol=1e-6)
+    np.testing.assert_allclose(result.log_totals, [3, 3], atol=1e-6)
     assert perplexity(-np.log([0.5, 0.125])) == pytest.approx(4.0)
 
 

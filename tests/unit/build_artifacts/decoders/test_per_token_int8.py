@@ -65,7 +65,7 @@ def graph(tables: dict[str, FloatArray], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("int8") / "model.onnx"
     quantize_per_token(graph, path)
     return path
@@ -73,35 +73,35 @@ def quantised(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scores(path: Path, ids: NDArray[np.int64]) -> FloatArray:
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found: FloatArray = session.run(["scores"], {"ids": ids})[0]
-    return found
+    result: FloatArray = session.run(["scores"], {"ids": ids})[0]
+    return result
 
 
-def test_per_token_int8_is_close_to_float(graph: Path, quantised: Path) -> None:
+def test_per_token_int8_is_close_to_float(graph: Path, quantized: Path) -> None:
     ids = np.random.default_rng(1).integers(0, WORDS, (4, 6))
-    exact, rounded = (scores(path, ids).reshape(-1, WORDS) for path in (graph, quantised))
+    exact, rounded = (scores(path, ids).reshape(-1, WORDS) for path in (graph, quantized))
     norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(rounded, axis=1)
     cosines = (exact * rounded).sum(axis=1) / norms
     assert cosines.min() > 0.999
     assert np.abs(exact - rounded).max() > 0, "nothing was rounded: the test shows nothing"
 
 
-def test_per_token_int8_is_batch_invariant(quantised: Path) -> None:
+def test_per_token_int8_is_batch_invariant(quantized: Path) -> None:
     ids = np.random.default_rng(2).integers(0, WORDS, (5, 7))
-    together = scores(quantised, ids)
+    together = scores(quantized, ids)
     for row in range(5):
-        np.testing.assert_array_equal(scores(quantised, ids[row : row + 1])[0], together[row])
-    np.testing.assert_array_equal(scores(quantised, ids[:, :1])[:, 0], together[:, 0])
+        np.testing.assert_array_equal(scores(quantized, ids[row : row + 1])[0], together[row])
+    np.testing.assert_array_equal(scores(quantized, ids[:, :1])[:, 0], together[:, 0])
 
 
-def test_matmuls_share_quantized_activation(quantised: Path) -> None:
-    kinds = [node.op_type for node in onnx.load(quantised).graph.node]
+def test_matmuls_share_quantized_activation(quantized: Path) -> None:
+    kinds = [node.op_type for node in onnx.load(quantized).graph.node]
     assert kinds.count("MatMulIntegerToFloat") == 4
     assert kinds.count("QuantizeLinear") == 3
 
 
-def test_only_large_matrices_are_quantized(quantised: Path) -> None:
-    model = onnx.load(quantised)
+def test_only_large_matrices_are_quantized(quantized: Path) -> None:
+    model = onnx.load(quantized)
     floats = {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
     assert "small" in floats
     assert not floats & {"head", "up", "gate", "down", "words"}
@@ -120,14 +120,14 @@ def test_row_of_zeros_returns_zeros(
     onnx.save(model, tmp_path / "model.onnx")
     path = tmp_path / "int8.onnx"
     quantize_per_token(tmp_path / "model.onnx", path)
-    found = scores(path, np.array([[3, 5]]))
-    assert not found[0, 0].any()
-    assert np.isfinite(found).all()
-    assert found[0, 1].any()
+    result = scores(path, np.array([[3, 5]]))
+    assert not result[0, 0].any()
+    assert np.isfinite(result).all()
+    assert result[0, 1].any()
 
 
-def test_weights_are_in_one_external_file(quantised: Path) -> None:
-    assert {path.name for path in quantised.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
+def test_weights_are_in_one_external_file(quantized: Path) -> None:
+    assert {path.name for path in quantized.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
 
 
 TEXTS = tuple(
@@ -146,8 +146,8 @@ def test_calibration_reduces_error_and_operators(tmp_path: Path) -> None:
     assert np.abs(static - exact).mean() < np.abs(dynamic - exact).mean() / 3
     kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in (plain, taught)]
     # Norms and attention have static scales in both layers; the other activations are dynamic.
-    assert [found.count("ReduceMax") for found in kinds] == [9, 3]
-    assert [found.count("MatMulIntegerToFloat") for found in kinds] == [11, 11]
+    assert [result.count("ReduceMax") for result in kinds] == [9, 3]
+    assert [result.count("MatMulIntegerToFloat") for result in kinds] == [11, 11]
 
 
 def test_static_scales_are_batch_invariant(tmp_path: Path) -> None:

@@ -56,13 +56,13 @@ def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: 
     graph = FloatGraph(model)
     values = [*NORMED, *ATTENDED, *GATED]
     observed = collect_scales(path, values)
-    due = {value: smooth_activations(graph, value, observed[value]) for value in values}
+    expected = {value: smooth_activations(graph, value, observed[value]) for value in values}
     smoothed = tmp_path / "smoothed.onnx"
     onnx.save(model, smoothed)
     np.testing.assert_allclose(logits_of(smoothed), logits_of(path), atol=2e-4)
     after = collect_scales(smoothed, values)
     for value in values:
-        np.testing.assert_allclose(after[value], due[value], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(after[value], expected[value], rtol=1e-3, atol=1e-4)
         assert spread_of(after[value]) < spread_of(observed[value]), value
     for value in NORMED:
         assert spread_of(observed[value]) > 20 > 5 > spread_of(after[value])

@@ -1,4 +1,4 @@
-"""A model to fit examples to, and files of examples."""
+"""Fixtures: a model and files of labeled examples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WriteFile = Callable[[str, str], Path]
 
 @pytest.fixture
 def make_model(tmp_path: Path) -> MakeModel:
-    """A model of the tiny tokenizer that reads 64 tokens, unless told otherwise."""
+    """Return a factory of models with the tiny tokenizer; `max_tokens` defaults to 64."""
     directory = tmp_path / "model"
     tiny_tokenizer(directory)
 
-    def make(**facts: Any) -> EvaluatedModel:
-        return EvaluatedModel(**{"directory": directory, "max_tokens": 64, **facts})
+    def make(**options: Any) -> EvaluatedModel:
+        return EvaluatedModel(**{"directory": directory, "max_tokens": 64, **options})
 
     return make
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> WriteFile:
-    """Write a file of examples by its name."""
+    """Return a function that writes a named file of examples."""
 
     def write_file(name: str, text: str) -> Path:
         path = tmp_path / name

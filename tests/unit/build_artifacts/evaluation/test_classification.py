@@ -18,7 +18,7 @@ def rows(*values: list[float]) -> list[np.ndarray]:
 BEST = {"n": [3.0, 1.0, 2.0], "o": [0.0, 1.0, 0.5], "p": [-3.0, -2.0, -1.0]}
 
 
-def best(marks: str) -> list[np.ndarray]:
+def one_hot(marks: str) -> list[np.ndarray]:
     return rows(*(BEST[mark] for mark in marks))
 
 
@@ -39,21 +39,20 @@ def test_labels_are_names_or_ids(
     evaluation = load_evaluation(write(name, text), TASK, make_model(labels=MOODS))
     assert [len(item.ids) for item in evaluation.items] == [3, 3, 3, 4]
     assert evaluation.metric == "accuracy"
-    assert evaluation.score(best("pnno")) == {"accuracy": 1, "macro_f1": 1}
-    scores = evaluation.score(best("pnpp"))
-    # NEGATIVE: 1 right, 1 given, 2 wanted; NEUTRAL: none; POSITIVE: 1 right, 3 given, 1 wanted.
+    assert evaluation.score(one_hot("pnno")) == {"accuracy": 1, "macro_f1": 1}
+    scores = evaluation.score(one_hot("pnpp"))
+    # NEGATIVE: 1 correct, 1 predicted, 2 expected. NEUTRAL: none.
+    # POSITIVE: 1 correct, 3 predicted, 1 expected.
     assert scores == {"accuracy": 0.5, "macro_f1": pytest.approx((2 / 3 + 0 + 1 / 2) / 3)}
 
 
-def test_a_label_called_by_a_number_goes_by_its_name(
-    write: WriteFile, make_model: MakeModel
-) -> None:
+def test_label_named_like_an_id_is_read_as_a_name(write: WriteFile, make_model: MakeModel) -> None:
     stars = make_model(labels=("1", "2", "0"))
     evaluation = load_evaluation(write("a.tsv", "label\ttext\n1\tbad\n0\tgood\n"), TASK, stars)
     assert evaluation.score(rows([1, 0, 0], [0, 0, 1]))["accuracy"] == 1
 
 
-def test_pairs_of_texts_become_two_segments(write: WriteFile, make_model: MakeModel) -> None:
+def test_text_pairs_have_two_segments(write: WriteFile, make_model: MakeModel) -> None:
     model = make_model(labels=("no", "yes"))
     path = write("a.jsonl", json_lines({"text": "a film", "text_pair": "good", "label": "yes"}))
     (item,) = load_evaluation(path, TASK, model).items
@@ -72,14 +71,14 @@ def test_pairs_of_texts_become_two_segments(write: WriteFile, make_model: MakeMo
                                {"text": "bad", "labels": [0]}, {"text": "it", "labels": []})),
     ],
 )  # fmt: skip
-def test_several_labels_count_together(
+def test_multiple_labels_are_scored_together(
     write: WriteFile, make_model: MakeModel, name: str, text: str
 ) -> None:
     model = make_model(labels=MOODS, problem_type="multi_label")
     evaluation = load_evaluation(write(name, text), TASK, model)
     assert evaluation.metric == "micro_f1"
     answers = rows([-1, 2, 1], [3, 2, -1], [-1, -1, -2])
-    # Given: 1 and 2, 0 and 1, none; wanted: 1 and 2, 0, none.
+    # Predicted: 1 and 2, 0 and 1, none. Expected: 1 and 2, 0, none.
     assert evaluation.score(answers) == {
         "micro_f1": pytest.approx(2 * 3 / (4 + 3)),
         "macro_f1": pytest.approx((1 + 2 / 3 + 1) / 3),
@@ -87,7 +86,7 @@ def test_several_labels_count_together(
 
 
 @pytest.mark.parametrize("problem", ["regression", "single_label", "multi_label"])
-def test_a_single_score_is_judged_by_order_and_by_line(
+def test_single_score_is_evaluated_by_spearman_and_pearson(
     problem: str, write: WriteFile, make_model: MakeModel
 ) -> None:
     model = make_model(labels=("SCORE",), problem_type=problem)
@@ -100,7 +99,7 @@ def test_a_single_score_is_judged_by_order_and_by_line(
     }
 
 
-def test_a_sample_keeps_texts_with_their_labels(write: WriteFile, make_model: MakeModel) -> None:
+def test_sample_keeps_labels_of_texts(write: WriteFile, make_model: MakeModel) -> None:
     model = make_model(labels=tuple(f"len{i}" for i in range(30)))
     path = write("a.tsv", "".join(f"len{i}\t{'a ' * i}a\n" for i in range(30)))
     evaluation = load_evaluation(path, TASK, model, ExampleSampling(limit=7, seed=2))
@@ -128,7 +127,7 @@ def test_a_sample_keeps_texts_with_their_labels(write: WriteFile, make_model: Ma
         ("regression", "a.tsv", "score\ttext\n1\ta\nx\tb\n", "line 3, `score`: `x` is not a num"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_model_is_refused(
+def test_data_unlike_the_model_is_rejected(
     write: WriteFile,
     make_model: MakeModel,
     problem: str | None,
@@ -140,9 +139,7 @@ def test_what_does_not_fit_the_model_is_refused(
         load_evaluation(write(name, text), TASK, make_model(labels=MOODS, problem_type=problem))
 
 
-def test_a_model_of_many_labels_does_not_flood_the_message(
-    write: WriteFile, make_model: MakeModel
-) -> None:
+def test_error_truncates_many_labels(write: WriteFile, make_model: MakeModel) -> None:
     model = make_model(labels=tuple(f"kind{i}" for i in range(500)))
     with pytest.raises(BadEvaluationData) as caught:
         load_evaluation(write("a.tsv", "label\ttext\nx\ta\n"), TASK, model)

@@ -5,7 +5,7 @@ import pytest
 from build_artifacts.evaluation.token_classification import Entity, extract_entities
 
 
-def found(tags: str) -> list[tuple[str, int, int]]:
+def entity_spans(tags: str) -> list[tuple[str, int, int]]:
     return sorted(map(tuple, extract_entities(tags.split())), key=lambda entity: entity[1])
 
 
@@ -27,14 +27,16 @@ def found(tags: str) -> list[tuple[str, int, int]]:
         ("date-time date-time", [("date-time", 0, 2)]),
     ],
 )
-def test_spans_of_bio_bioes_and_io_tags(tags: str, expected: list[tuple[str, int, int]]) -> None:
-    assert found(tags) == expected
+def test_entity_spans_read_bio_bioes_and_io_tags(
+    tags: str, expected: list[tuple[str, int, int]]
+) -> None:
+    assert entity_spans(tags) == expected
 
 
-def test_no_tags_hold_no_entity() -> None:
+def test_entity_spans_without_tags_are_empty() -> None:
     assert extract_entities([]) == set()
 
 
-def test_an_entity_is_equal_by_kind_and_both_ends() -> None:
+def test_entities_compare_kind_and_both_ends() -> None:
     assert Entity("PER", 0, 2) not in extract_entities(["B-PER", "O"])
     assert Entity("PER", 0, 2) in extract_entities(["B-PER", "I-PER"])

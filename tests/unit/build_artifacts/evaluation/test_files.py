@@ -25,11 +25,11 @@ TWO = [ScoredPair('a "b"', "c", 2.5), ScoredPair("d", "e", 5.0)]
         '\ufeff2.5\ta "b"\tc\n5.0\td\te\n',
     ],
 )
-def test_columns_are_found_with_and_without_their_names(write: WriteFile, text: str) -> None:
+def test_table_header_is_optional(write: WriteFile, text: str) -> None:
     assert read_pairs(write("pairs.tsv", text)) == TWO
 
 
-def test_json_lines_hold_the_same(write: WriteFile) -> None:
+def test_json_lines_equal_the_table(write: WriteFile) -> None:
     lines = (
         '{"sentence1": "a \\"b\\"", "sentence2": "c", "score": 2.5, "genre": "x"}\n\n'
         '{"score": "5", "sentence1": "d", "sentence2": "e"}\n'
@@ -37,7 +37,7 @@ def test_json_lines_hold_the_same(write: WriteFile) -> None:
     assert read_pairs(write("pairs.jsonl", lines)) == TWO
 
 
-def test_only_line_ends_end_a_line(write: WriteFile) -> None:
+def test_unicode_separators_do_not_end_a_line(write: WriteFile) -> None:
     path = write("text.txt", "one\u2028still one\x0cand on\ntwo\n")
     assert read_lines(FileLocation(path, "text")) == [
         (1, "one\u2028still one\x0cand on"),
@@ -64,7 +64,7 @@ def test_only_line_ends_end_a_line(write: WriteFile) -> None:
         ("1\ta\tb\n2\t \td\n", "line 2, `sentence1`: empty"),
     ],
 )
-def test_a_damaged_table_is_refused_by_line_and_field(
+def test_invalid_table_error_names_line_and_field(
     write: WriteFile, text: str, complaint: str
 ) -> None:
     path = write("pairs.tsv", text)
@@ -90,7 +90,7 @@ def test_a_damaged_table_is_refused_by_line_and_field(
         (f'{{"sentence1": "a", "sentence2": "b", "score": 1{"0" * 400}}}', "line 2"),
     ],
 )
-def test_a_damaged_json_line_is_refused_by_line_and_field(
+def test_invalid_json_line_error_names_line_and_field(
     write: WriteFile, line: str, complaint: str
 ) -> None:
     good = '{"sentence1": "a", "sentence2": "b", "score": 1}'
@@ -98,19 +98,19 @@ def test_a_damaged_json_line_is_refused_by_line_and_field(
         read_pairs(write("pairs.jsonl", f"{good}\n{line}\n"))
 
 
-def test_text_that_is_not_utf8_is_refused_by_line(tmp_path: Path) -> None:
+def test_invalid_utf8_error_names_line(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_bytes(b"1\ta\tb\n2\tcaf\xe9\td\n")
     with pytest.raises(BadEvaluationData, match="line 2: not UTF-8"):
         read_pairs(tmp_path / "pairs.tsv")
 
 
 @pytest.mark.parametrize("name", ["absent.tsv", "."])
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_error_names_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadEvaluationData, match=r"cannot be read: (No such file|Is a directory)"):
         read_objects(FileLocation(tmp_path / name, "JSON lines"))
 
 
-def test_a_sample_is_a_function_of_its_seed_and_keeps_the_order() -> None:
+def test_sample_depends_on_seed_and_keeps_order() -> None:
     examples = list(range(1000))
     some = ExampleSampling(limit=50, seed=3).sample(examples)
     assert some == sorted(set(some)) == ExampleSampling(limit=50, seed=3).sample(examples)
@@ -124,6 +124,6 @@ def test_a_sample_is_a_function_of_its_seed_and_keeps_the_order() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_sample_of_nothing_is_refused(limit: int) -> None:
+def test_empty_sample_is_rejected(limit: int) -> None:
     with pytest.raises(BadSetting):
         ExampleSampling(limit=limit)

@@ -25,45 +25,45 @@ def bits(*rows: str) -> np.ndarray:
     return np.array([[mark == "x" for mark in row] for row in rows])
 
 
-def test_equal_values_share_the_mean_of_their_ranks() -> None:
+def test_tied_values_have_their_mean_rank() -> None:
     assert compute_ranks([10, 30, 20, 30, 30]).tolist() == [1, 4, 2, 4, 4]
 
 
-def test_spearman_is_the_correlation_of_ranks() -> None:
+def test_spearman_correlates_ranks() -> None:
     # Ranks 1 2 3 4 5 and 1 2 3 5 4: 1 - 6 * (1 + 1) / (5 * 24).
     assert spearman([1, 2, 3, 4, 9], [1, 8, 9, 64, 10]) == pytest.approx(0.9)
     assert spearman([1, 2, 3], [9, 4, 1]) == pytest.approx(-1)
 
 
-def test_spearman_with_ties_worked_by_hand() -> None:
-    # Ranks 1 2 3 4 and 1.5 1.5 3 4, centred: -1.5 -0.5 0.5 1.5 and -1 -1 0.5 1.5.
+def test_spearman_with_ties_matches_hand_calculation() -> None:
+    # Ranks 1 2 3 4 and 1.5 1.5 3 4, centered: -1.5 -0.5 0.5 1.5 and -1 -1 0.5 1.5.
     assert spearman([1, 2, 3, 4], [5, 5, 6, 7]) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
 
 
-def test_correlations_are_those_of_a_statistics_package() -> None:
+def test_correlations_match_scipy() -> None:
     chance = np.random.default_rng(7)
     left, right = chance.integers(0, 20, size=(2, 300))
     assert spearman(left, right) == pytest.approx(stats.spearmanr(left, right).statistic)
     assert pearson(left, right) == pytest.approx(stats.pearsonr(left, right).statistic)
 
 
-def test_a_constant_side_correlates_with_nothing() -> None:
+def test_correlation_with_a_constant_is_zero() -> None:
     assert pearson([0.1] * 3, [1, 2, 3]) == 0
     assert spearman([1, 2, 3], [0.1] * 3) == 0
 
 
-def test_pearson_sees_the_line_and_not_only_the_order() -> None:
-    # Centred: -1 0 1 and -3 -1 4.
+def test_pearson_measures_linear_correlation() -> None:
+    # Centered: -1 0 1 and -3 -1 4.
     assert pearson([1, 2, 3], [0, 2, 7]) == pytest.approx(7 / math.sqrt(2 * 26))
     assert spearman([1, 2, 3], [0, 2, 7]) == pytest.approx(1)
 
 
-def test_a_row_of_zeros_has_cosine_0() -> None:
+def test_cosine_of_zero_row_is_0() -> None:
     cosines = row_cosines([[1, 1], [0, 0], [3, 0]], [[1, 0], [1, 0], [-1, 0]])
     assert cosines == pytest.approx([math.sqrt(0.5), 0, -1])
 
 
-def test_accuracy_is_the_share_of_equal_entries() -> None:
+def test_accuracy_is_fraction_of_equal_entries() -> None:
     assert accuracy([0, 1, 2, 1], [0, 1, 1, 1]) == 0.75
 
 
@@ -71,24 +71,26 @@ def test_accuracy_is_the_share_of_equal_entries() -> None:
     ("hits", "predicted", "relevant", "expected"),
     [(2, 4, 2, 2 / 3), (0, 3, 2, 0), (5, 5, 5, 1), (0, 0, 3, 0), (0, 0, 0, 0)],
 )
-def test_f1_is_the_harmonic_mean(hits: int, predicted: int, relevant: int, expected: float) -> None:
+def test_f1_is_harmonic_mean_of_precision_and_recall(
+    hits: int, predicted: int, relevant: int, expected: float
+) -> None:
     assert f1(hits, predicted, relevant) == pytest.approx(expected)
 
 
-def test_micro_f1_counts_decisions_and_macro_f1_labels() -> None:
+def test_micro_f1_averages_decisions_and_macro_f1_labels() -> None:
     predicted = bits("x..", "xx.", "x..")
     expected = bits("x..", ".x.", "xx.")
-    # Three of four answered are right, four were wanted.
+    # Three of four predictions are correct; four are expected.
     assert micro_f1(predicted, expected) == pytest.approx(2 * 3 / (4 + 4))
-    # Label 0: 2 right of 3 answered, 2 wanted; label 1: 1 of 1, 2 wanted; label 2: nobody's.
+    # Label 0: 2 of 3 predictions correct, 2 expected. Label 1: 1 of 1, 2 expected. Label 2: none.
     assert macro_f1(predicted, expected) == pytest.approx((4 / 5 + 2 / 3) / 2)
 
 
-def test_macro_f1_of_nothing_is_0() -> None:
+def test_macro_f1_of_no_rows_is_0() -> None:
     assert macro_f1(bits("..", ".."), bits("..", "..")) == 0
 
 
-def test_of_equal_scores_the_relevant_come_last() -> None:
+def test_relevant_documents_rank_last_among_equal_scores() -> None:
     assert rank_documents([0.5, 0.5, 0.9, 0.5], frozenset({0, 3})) == [False, False, True, True]
     assert rank_documents([3, 1, 2], frozenset({2})) == [False, True, False]
 
@@ -97,15 +99,15 @@ def test_of_equal_scores_the_relevant_come_last() -> None:
     ("places", "expected"),
     [([True, False], 1), ([False, False, True, True], 1 / 3), ([False], 0)],
 )
-def test_reciprocal_rank_is_that_of_the_first(places: list[bool], expected: float) -> None:
+def test_reciprocal_rank_uses_first_relevant_place(places: list[bool], expected: float) -> None:
     assert reciprocal_rank(places) == pytest.approx(expected)
 
 
-def test_ndcg_worked_by_hand() -> None:
-    # Gains at places 2 and 3, the best order has them at 1 and 2.
-    best = 1 + 1 / math.log2(3)
-    assert ndcg([False, True, True], 10) == pytest.approx((1 / math.log2(3) + 0.5) / best)
+def test_ndcg_matches_hand_calculation() -> None:
+    # Gains are at places 2 and 3; the ideal order has them at 1 and 2.
+    one_hot = 1 + 1 / math.log2(3)
+    assert ndcg([False, True, True], 10) == pytest.approx((1 / math.log2(3) + 0.5) / one_hot)
     assert ndcg([True, True, False], 10) == 1
     assert ndcg([False, False, True], 2) == 0
-    # Three are relevant, but no order shows more than two of them within the first two places.
-    assert ndcg([True, False, True, True], 2) == pytest.approx(1 / best)
+    # Three documents are relevant; the first two places hold two of them at most.
+    assert ndcg([True, False, True, True], 2) == pytest.approx(1 / one_hot)

@@ -21,7 +21,7 @@ def scores(*values: float) -> list[np.ndarray]:
     return [np.array([value], dtype=np.float32) for value in values]
 
 
-def test_ranks_worked_by_hand(write: WriteFile, make_model: MakeModel) -> None:
+def test_ranking_metrics_match_hand_calculation(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("a.jsonl", TWO), TASK, make_model(labels=("score",)))
     assert evaluation.metric == "mrr"
     assert evaluation.score(scores(0, 5, -1, 0, 1, 2, -1)) == {"mrr": 1, "ndcg@10": 1}
@@ -34,7 +34,7 @@ def test_ranks_worked_by_hand(write: WriteFile, make_model: MakeModel) -> None:
     }
 
 
-def test_a_model_that_says_the_same_of_all_ranks_last(
+def test_constant_model_ranks_relevant_documents_last(
     write: WriteFile, make_model: MakeModel
 ) -> None:
     line = {"query": "q", "documents": ["a", "b", "c", "d"], "relevant": [0]}
@@ -42,14 +42,14 @@ def test_a_model_that_says_the_same_of_all_ranks_last(
     assert evaluation.score(scores(1, 1, 1, 1))["mrr"] == 0.25
 
 
-def test_items_are_pairs_of_query_and_document(write: WriteFile, make_model: MakeModel) -> None:
+def test_ranking_items_are_query_document_pairs(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("a.jsonl", TWO), TASK, make_model())
     assert [(len(i.ids), i.second_segment_start) for i in evaluation.items] == [
         (7, 4), (6, 4), (6, 4), (5, 3), (5, 3), (6, 3), (5, 3),
     ]  # fmt: skip
 
 
-def test_a_sample_is_of_queries(write: WriteFile, make_model: MakeModel) -> None:
+def test_sample_consists_of_queries(write: WriteFile, make_model: MakeModel) -> None:
     path = write("a.jsonl", TWO)
     evaluation = load_evaluation(path, TASK, make_model(), ExampleSampling(limit=1, seed=0))
     assert len(evaluation.items) in (3, 4)
@@ -70,13 +70,13 @@ def test_a_sample_is_of_queries(write: WriteFile, make_model: MakeModel) -> None
         ({"query": "q", "documents": ["a"], "relevant": ["a"]}, "`a` is not an index"),
     ],
 )
-def test_a_damaged_query_is_refused(
+def test_invalid_query_is_rejected(
     write: WriteFile, make_model: MakeModel, line: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(BadEvaluationData, match=complaint):
         load_evaluation(write("a.jsonl", json_lines(line)), TASK, make_model())
 
 
-def test_a_model_with_several_scores_is_refused(write: WriteFile, make_model: MakeModel) -> None:
+def test_model_with_several_scores_is_rejected(write: WriteFile, make_model: MakeModel) -> None:
     with pytest.raises(UnsupportedModel, match="one label; this model has 2"):
         load_evaluation(write("a.jsonl", TWO), TASK, make_model(labels=("no", "yes")))

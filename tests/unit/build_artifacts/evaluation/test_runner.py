@@ -16,7 +16,7 @@ def token_item(marker: int, length: int) -> TokenizedItem:
 
 
 class Log:
-    """Answers every item with its first token, [1], and keeps the shape of every pass."""
+    """Engine that returns the first token of every item, [1], and records batch shapes."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int]] = []
@@ -29,7 +29,7 @@ class Log:
         return Outputs(self.handed_out[-1])
 
 
-def test_items_run_by_length_and_answers_come_in_their_order() -> None:
+def test_items_run_by_length_and_outputs_keep_item_order() -> None:
     chance = np.random.default_rng(0)
     lengths = chance.integers(1, 50, size=100).tolist()
     items = [token_item(i, length) for i, length in enumerate(lengths)]
@@ -42,7 +42,7 @@ def test_items_run_by_length_and_answers_come_in_their_order() -> None:
     ]  # fmt: skip
 
 
-def test_answers_do_not_keep_their_batches() -> None:
+def test_outputs_do_not_reference_their_batches() -> None:
     log = Log()
     answers = run_items(ScriptedEngine(log), [token_item(1, 2), token_item(2, 3)])
     assert not any(np.shares_memory(answer, log.handed_out[0]) for answer in answers)
@@ -54,30 +54,30 @@ def test_long_items_run_in_smaller_batches() -> None:
     assert log.shapes == [(16, 512), (4, 512), (1, 9999)]
 
 
-def test_nothing_to_run_is_no_pass() -> None:
+def test_no_items_run_no_batch() -> None:
     log = Log()
     assert run_items(ScriptedEngine(log), []) == []
     assert log.shapes == []
 
 
 def classify_by_length(batch: Batch) -> Outputs:
-    """Label 1 for items of more than three tokens."""
+    """Return label 1 for items of more than three tokens."""
     return Outputs([np.array([3.5, n], dtype=np.float32) for n in batch.lengths])
 
 
-def test_scores_are_those_of_all_answers(write: WriteFile, make_model: MakeModel) -> None:
+def test_scores_cover_all_outputs(write: WriteFile, make_model: MakeModel) -> None:
     lines = [f"{i % 3 % 2}\t{'good ' * (1 + i % 3)}\n" for i in range(90)]
     evaluation = load_evaluation(
         write("a.tsv", "".join(lines)), TaskName.TEXT_CLASSIFICATION, make_model(labels=("s", "l"))
     )
     engine = ScriptedEngine(classify_by_length)
-    # Two words of label 1 and one word of label 0 are right, three words of label 0 are not.
+    # Two words of label 1 and one of label 0 are correct; three words of label 0 are wrong.
     scores = score_engine(engine, evaluation)
     assert scores["accuracy"] == pytest.approx(2 / 3)
     assert scores == evaluation.score(run_items(engine, evaluation.items))
 
 
-def test_an_engine_that_answers_no_number_fails(write: WriteFile, make_model: MakeModel) -> None:
+def test_nonfinite_output_is_rejected(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(
         write("a.tsv", "0\ta\n1\tb\n"), TaskName.TEXT_CLASSIFICATION, make_model(labels=("s", "l"))
     )

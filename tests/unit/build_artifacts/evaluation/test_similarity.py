@@ -17,24 +17,24 @@ def direction(degrees: float, length: float = 1) -> np.ndarray:
     return np.array([np.cos(radians), np.sin(radians)], dtype=np.float32) * length
 
 
-def test_cosines_are_held_against_the_scores(write: WriteFile, make_model: MakeModel) -> None:
+def test_cosines_are_correlated_with_scores(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
     assert [len(item.ids) for item in evaluation.items] == [3] * 8
-    # Angles in each pair: 90, 60, 0, 30 degrees, so cosines rank 1 2 4 3 against 1 2 3 4.
+    # The angles of the pairs are 90, 60, 0, 30 degrees: cosine ranks 1 2 4 3 against 1 2 3 4.
     answers = [direction(d, length=1 + d) for d in (0, 90, 10, 70, 5, 5, 0, 30)]
     scores = evaluation.score(answers)
     assert scores == {"spearman": pytest.approx(1 - 6 * 2 / (4 * 15))}
     assert evaluation.metric == "spearman"
 
 
-def test_a_drop_is_in_hundredths(write: WriteFile, make_model: MakeModel) -> None:
+def test_similarity_drop_is_in_hundredths(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
     assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": 0.815}) == pytest.approx(0.5)
     assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": 0.83}) == pytest.approx(-1)
     assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": float("nan")}) == float("inf")
 
 
-def test_the_prompt_stands_before_every_sentence(write: WriteFile, make_model: MakeModel) -> None:
+def test_prompt_precedes_every_sentence(write: WriteFile, make_model: MakeModel) -> None:
     path = write("pairs.tsv", FOUR)
     plain = load_evaluation(path, TASK, make_model())
     prompted = load_evaluation(path, TASK, make_model(prompt="good film "))
@@ -43,7 +43,7 @@ def test_the_prompt_stands_before_every_sentence(write: WriteFile, make_model: M
         assert after.ids[[0, 3, 4]].tolist() == before.ids.tolist()
 
 
-def test_long_sentences_are_cut(write: WriteFile, make_model: MakeModel) -> None:
+def test_long_sentences_are_truncated(write: WriteFile, make_model: MakeModel) -> None:
     path = write("pairs.tsv", f"1\t{'river ' * 50}\ta\n2\tb\tc\n")
     evaluation = load_evaluation(path, TASK, make_model(max_tokens=9))
     assert [len(item.ids) for item in evaluation.items] == [9, 3, 3, 3]
@@ -51,7 +51,7 @@ def test_long_sentences_are_cut(write: WriteFile, make_model: MakeModel) -> None
     assert evaluation.items[0].ids.dtype == np.int32
 
 
-def test_a_sample_is_of_pairs(write: WriteFile, make_model: MakeModel) -> None:
+def test_sample_consists_of_pairs(write: WriteFile, make_model: MakeModel) -> None:
     path = write("pairs.tsv", "".join(f"{i}\tgood\t{'bad ' * i}x\n" for i in range(20)))
     evaluation = load_evaluation(path, TASK, make_model(), ExampleSampling(limit=5, seed=1))
     lengths = [len(item.ids) for item in evaluation.items]
@@ -59,13 +59,13 @@ def test_a_sample_is_of_pairs(write: WriteFile, make_model: MakeModel) -> None:
     assert len(set(lengths[1::2])) == 5
 
 
-def test_equal_scores_are_refused(write: WriteFile, make_model: MakeModel) -> None:
+def test_equal_scores_are_rejected(write: WriteFile, make_model: MakeModel) -> None:
     with pytest.raises(BadEvaluationData, match="all scores are equal"):
         load_evaluation(write("pairs.tsv", "1\ta\tb\n1\tc\td\n"), TASK, make_model())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_answer_that_is_no_number_is_refused(
+def test_nonfinite_embedding_is_rejected(
     write: WriteFile, make_model: MakeModel, bad: float
 ) -> None:
     evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())

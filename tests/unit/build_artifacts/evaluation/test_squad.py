@@ -38,7 +38,7 @@ def write(path: Path, value: object) -> Path:
         ("twenty-two", "twentytwo"),
     ],
 )
-def test_what_counts_of_an_answer(answer: str, counts: str) -> None:
+def test_answer_normalization(answer: str, counts: str) -> None:
     assert normalize_answer(answer) == counts
 
 
@@ -48,23 +48,23 @@ def test_what_counts_of_an_answer(answer: str, counts: str) -> None:
         ("the Vistula", ["Vistula", "Vistula River"], 1, 1),
         ("on Vistula River banks", ["Vistula", "Vistula River"], 0, 2 * 2 / (4 + 2)),
         ("Oder", ["Vistula"], 0, 0),
-        # A repeated word counts as often as both have it: 1 of 3 and of 2.
+        # A repeated word counts with its smaller frequency: 1 of 3 and of 2.
         ("New New York", ["New Jersey"], 0, 2 * 1 / (3 + 2)),
         ("", ["Vistula"], 0, 0),
         ("", [], 1, 1),
         ("Vistula", [], 0, 0),
-        # The gold answer `a` is nothing once normalised, as is the other: no answer is right.
+        # Both answers are empty after normalization, so no answer is correct.
         ("", ["a", "!"], 1, 1),
     ],
 )
-def test_the_nearest_right_answer_counts(
+def test_nearest_gold_answer_is_scored(
     answer: str, golds: list[str], exact: float, f1: float
 ) -> None:
     assert exact_match(answer, golds) == exact
     assert overlap_f1(answer, golds) == pytest.approx(f1)
 
 
-def test_both_versions_are_read(tmp_path: Path) -> None:
+def test_squad_versions_1_and_2_are_read(tmp_path: Path) -> None:
     first = {"question": "what is good", "answers": [{"text": "the river"}, {"text": "river"}]}
     second = {"question": "who", "answers": [], "is_impossible": True}
     path = write(tmp_path / "squad.json", b"\xef\xbb\xbf" + orjson.dumps(squad(first, second)))
@@ -98,9 +98,7 @@ RIGHT = {"question": "q", "answers": [{"text": "river"}]}
         (squad({"question": "q", "answers": [{}]}), r"qas\[0\].answers\[0\], `text`: missing"),
     ],
 )
-def test_a_damaged_file_is_refused_by_its_part(
-    tmp_path: Path, value: object, complaint: str
-) -> None:
+def test_invalid_squad_file_error_names_part(tmp_path: Path, value: object, complaint: str) -> None:
     path = write(tmp_path / "squad.json", value)
     with pytest.raises(BadEvaluationData, match=complaint) as caught:
         read_questions(path)

@@ -12,35 +12,33 @@ from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile,
 
 TASK = TaskName.TOKEN_CLASSIFICATION
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-# `anna` is four pieces, `film` is one.
+# `anna` has four tokens, `film` has one.
 LINE = {"tokens": ["anna", "film", "the", "city"], "tags": ["B-PER", "I-PER", "O", "B-LOC"]}
 
 
 def answer(*labels: int) -> np.ndarray:
-    """The logits of one item whose tokens get these labels."""
+    """Return the logits of one item with these token labels."""
     return np.eye(len(LABELS), dtype=np.float32)[list(labels)]
 
 
-def test_words_have_the_label_of_their_first_token(write: WriteFile, make_model: MakeModel) -> None:
+def test_words_have_label_of_first_token(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(
         write("a.jsonl", json_lines(LINE)), TASK, make_model(labels=LABELS)
     )
     (item,) = evaluation.items
     assert len(item.ids) == 9
     assert evaluation.metric == "entity_f1"
-    # The first and the last token, and the later pieces of `anna`, say nothing.
+    # The special tokens and the later tokens of `anna` are ignored.
     assert evaluation.score([answer(3, 1, 4, 4, 4, 2, 0, 3, 3)]) == {
         "entity_f1": 1,
         "token_accuracy": 1,
     }
 
 
-def test_an_entity_counts_when_kind_and_ends_are_right(
-    write: WriteFile, make_model: MakeModel
-) -> None:
+def test_entity_counts_with_correct_kind_and_ends(write: WriteFile, make_model: MakeModel) -> None:
     two = json_lines(LINE, {"tokens": ["train", "a"], "tags": [3, 0]})
     evaluation = load_evaluation(write("a.jsonl", two), TASK, make_model(labels=LABELS))
-    # PER ends early; LOC is right; the second sentence's LOC is right and a PER is invented.
+    # First sentence: PER ends too early, LOC is correct. Second: LOC is correct, PER is wrong.
     answers = [answer(0, 1, 0, 0, 0, 0, 0, 3, 0), answer(0, 3, 1, 0)]
     assert evaluation.score(answers) == {
         "entity_f1": pytest.approx(2 * 2 / (4 + 3)),
@@ -54,7 +52,7 @@ def test_entities_do_not_cross_sentences(write: WriteFile, make_model: MakeModel
     assert evaluation.score([answer(0, 1, 0), answer(0, 1, 0)])["entity_f1"] == 1
 
 
-def test_words_that_are_cut_off_do_not_count(write: WriteFile, make_model: MakeModel) -> None:
+def test_truncated_words_do_not_count(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(
         write("a.jsonl", json_lines(LINE)), TASK, make_model(labels=LABELS, max_tokens=7)
     )
@@ -63,9 +61,7 @@ def test_words_that_are_cut_off_do_not_count(write: WriteFile, make_model: MakeM
     assert scores == {"entity_f1": 1, "token_accuracy": 1}
 
 
-def test_sentences_of_which_nothing_is_left_do_not_count(
-    write: WriteFile, make_model: MakeModel
-) -> None:
+def test_fully_truncated_sentences_do_not_count(write: WriteFile, make_model: MakeModel) -> None:
     nothing = {"tokens": ["\u200b"], "tags": ["B-PER"]}
     both = write("a.jsonl", json_lines(nothing, LINE))
     assert len(load_evaluation(both, TASK, make_model(labels=LABELS)).items) == 1
@@ -73,9 +69,7 @@ def test_sentences_of_which_nothing_is_left_do_not_count(
         load_evaluation(write("b.jsonl", json_lines(nothing)), TASK, make_model(labels=LABELS))
 
 
-def test_a_tokenizer_that_marks_words_by_spaces_sees_running_text(
-    tmp_path: Path, write: WriteFile
-) -> None:
+def test_tokenizer_with_space_markers_reads_running_text(tmp_path: Path, write: WriteFile) -> None:
     vocabulary = {"a": 0, "b": 1, "Ġa": 2, "Ġb": 3, "Ġ": 4}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("Ġ", "a"), ("Ġ", "b")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -97,7 +91,7 @@ def test_a_tokenizer_that_marks_words_by_spaces_sees_running_text(
         ({"tokens": ["a"]}, "`tags`: missing"),
     ],
 )
-def test_a_damaged_sentence_is_refused(
+def test_invalid_sentence_is_rejected(
     write: WriteFile, make_model: MakeModel, line: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(BadEvaluationData, match=complaint):

@@ -11,20 +11,20 @@ from tests.support.report_samples import HOST, OPTIONS, SETTING, report_of
 NAMES = ["report.json", "report.md", "report.png", "report.svg"]
 
 
-def test_a_report_is_kept_in_four_forms_and_nothing_else(tmp_path: Path) -> None:
-    told: list[str] = []
-    path = write_report(tmp_path, report_of(), told.append)
+def test_write_report_writes_exactly_four_files(tmp_path: Path) -> None:
+    messages: list[str] = []
+    path = write_report(tmp_path, report_of(), messages.append)
     assert path == tmp_path / "hosts" / HOST.fingerprint / "report.json"
     assert sorted(p.name for p in path.parent.iterdir()) == NAMES
-    assert told == []
-    assert read_report(tmp_path, SETTING, told.append) == report_of()
-    assert told == []
+    assert messages == []
+    assert read_report(tmp_path, SETTING, messages.append) == report_of()
+    assert messages == []
 
 
-def test_where_nothing_was_measured_nothing_is_said(tmp_path: Path) -> None:
-    told: list[str] = []
-    assert read_report(tmp_path, SETTING, told.append) is None
-    assert told == []
+def test_read_report_without_a_report_is_silent(tmp_path: Path) -> None:
+    messages: list[str] = []
+    assert read_report(tmp_path, SETTING, messages.append) is None
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -37,47 +37,47 @@ def test_where_nothing_was_measured_nothing_is_said(tmp_path: Path) -> None:
         ({"gpu": HOST}, "gpu"),
     ],
 )
-def test_a_report_of_another_setting_does_not_hold(
+def test_report_of_other_setting_is_invalid(
     tmp_path: Path, changed: dict[str, object], word: str
 ) -> None:
     write_report(tmp_path, report_of(), print)
-    told: list[str] = []
-    assert read_report(tmp_path, SETTING.model_copy(update=changed), told.append) is None
-    assert told == [f"measuring again: not the {word} of the stored report"]
+    messages: list[str] = []
+    assert read_report(tmp_path, SETTING.model_copy(update=changed), messages.append) is None
+    assert messages == [f"measuring again: not the {word} of the stored report"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"schema_version": 2}'])
-def test_a_damaged_report_does_not_hold(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_report_is_invalid(tmp_path: Path, damage: bytes) -> None:
     path = write_report(tmp_path, report_of(), print)
     path.write_bytes(damage)
-    told: list[str] = []
-    assert read_report(tmp_path, SETTING, told.append) is None
-    assert len(told) == 1
-    assert told[0].startswith(f"measuring again: {path} cannot be used: ")
+    messages: list[str] = []
+    assert read_report(tmp_path, SETTING, messages.append) is None
+    assert len(messages) == 1
+    assert messages[0].startswith(f"measuring again: {path} cannot be used: ")
 
 
-def test_a_report_with_gaps_does_not_hold(tmp_path: Path) -> None:
+def test_incomplete_report_is_invalid(tmp_path: Path) -> None:
     gaps = report_of().model_copy(update={"unmeasured": {"torch": "it was gone"}})
     write_report(tmp_path, gaps, print)
-    told: list[str] = []
-    assert read_report(tmp_path, SETTING, told.append) is None
-    assert told == ["measuring again: the stored report lacks torch"]
+    messages: list[str] = []
+    assert read_report(tmp_path, SETTING, messages.append) is None
+    assert messages == ["measuring again: the stored report lacks torch"]
 
 
-def test_without_matplotlib_there_is_everything_but_the_pictures(
+def test_write_report_without_matplotlib_omits_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    told: list[str] = []
-    path = write_report(tmp_path, report_of(), told.append)
+    messages: list[str] = []
+    path = write_report(tmp_path, report_of(), messages.append)
     assert sorted(p.name for p in path.parent.iterdir()) == NAMES[:2]
-    assert len(told) == 1
-    assert "`matplotlib` is not installed" in told[0]
+    assert len(messages) == 1
+    assert "`matplotlib` is not installed" in messages[0]
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_files(tmp_path: Path) -> None:
     directory = report_path(tmp_path, HOST).parent
     (directory / "report.md").mkdir(parents=True)  # a rename onto a directory fails
     with pytest.raises(OSError, match=r"report\.md"):

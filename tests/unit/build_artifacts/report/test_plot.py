@@ -17,24 +17,24 @@ def report() -> Report:
     return report_of()
 
 
-def test_png_and_svg_are_pictures(report: Report) -> None:
+def test_plot_returns_png_and_svg(report: Report) -> None:
     from matplotlib.image import imread
 
     drawn = draw(report)
     pixels = imread(io.BytesIO(drawn["png"]), format="png")
     height, width = pixels.shape[:2]
     assert width > height > 400
-    assert pixels[..., :3].std() > 0.05  # something is on it
+    assert pixels[..., :3].std() > 0.05  # not a uniform image
     root = ElementTree.fromstring(drawn["svg"])
     assert root.tag == f"{SVG}svg"
     assert len(list(root.iter(f"{SVG}path"))) > 20
 
 
-def test_equal_reports_give_equal_bytes(report: Report) -> None:
+def test_plot_is_deterministic(report: Report) -> None:
     assert draw(report) == draw(Report.model_validate_json(report.to_json()))
 
 
-def test_a_report_without_a_baseline_has_no_bars() -> None:
+def test_plot_without_baseline_has_no_speedup_axes() -> None:
     with_bars, without = (draw(report_of(*stages))["svg"] for stages in (STAGES, STAGES[1:]))
     assert b'id="axes_2"' in with_bars
     assert b'id="axes_2"' not in without

@@ -24,7 +24,7 @@ SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])
 
 @dataclass
 class PassLog:
-    """A clock that only passes move, and a list of who passed."""
+    """Clock that only batches advance, and the order of the engines that ran."""
 
     now_s: float = 0.0
     order: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class PassLog:
 
 @dataclass
 class TimedRunner:
-    """Takes `ms` for a pass of 32 tokens, and fails from its pass number `fails_at` on."""
+    """Engine that takes `ms` per 32 tokens and fails from batch number `fails_at`."""
 
     name: str
     log: PassLog
@@ -53,7 +53,7 @@ class TimedRunner:
         return Outputs([])
 
     def close(self) -> None:
-        raise AssertionError("whoever opened it closes it")
+        raise AssertionError("bug: the timer closed an engine")
 
 
 def build_race(log: PassLog, *runners: TimedRunner) -> InterleavedTimer:
@@ -64,14 +64,14 @@ def build_race(log: PassLog, *runners: TimedRunner) -> InterleavedTimer:
     ("runs", "blocks"),
     [(50, (10, 10, 10, 10, 10)), (7, (1, 1, 2, 1, 2)), (5, (1,) * 5), (2, (1, 1)), (1, (1,))],
 )
-def test_runs_are_cut_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
+def test_runs_are_split_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
     assert split_runs(runs) == blocks
 
 
 @pytest.mark.parametrize(
-    ("runs", "budget_s", "found"),
+    ("runs", "budget_s", "expected_runs"),
     [
-        (50, 55.0, 50),  # exactly enough, with one untimed pass a block
+        (50, 55.0, 50),  # exactly enough, with one warm-up run per block
         (50, 1e9, 50),
         (50, 30.0, 30 - BLOCKS),
         (50, 3.0, MIN_RUNS),
@@ -79,11 +79,11 @@ def test_runs_are_cut_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
         (3, 0.0, 3),
     ],
 )
-def test_runs_are_what_there_is_time_for(runs: int, budget_s: float, found: int) -> None:
-    assert affordable_runs(runs, 1.0, budget_s) == found
+def test_affordable_runs_fit_the_budget(runs: int, budget_s: float, expected_runs: int) -> None:
+    assert affordable_runs(runs, 1.0, budget_s) == expected_runs
 
 
-def test_engines_take_turns_in_blocks_and_another_one_goes_first_each_time() -> None:
+def test_engines_alternate_in_blocks_with_rotating_start() -> None:
     log = PassLog()
     build_race(log, TimedRunner("a", log, 1), TimedRunner("b", log, 1)).latencies(
         {32: SHORT}, 10, 60.0
@@ -92,53 +92,53 @@ def test_engines_take_turns_in_blocks_and_another_one_goes_first_each_time() -> 
     for name in log.order:
         if name != turns[-1]:
             turns.append(name)
-    # Neighbouring turns of one engine look like one: a b, then ab ba ab ba ab.
+    # Adjacent turns of one engine are merged: a b, then ab ba ab ba ab.
     assert turns == ["a", "b", "a", "b", "a", "b", "a", "b"]
     assert log.order.count("a") == log.order.count("b") == 3 + 5 * (1 + 2)
 
 
-def test_latencies_are_those_of_each_engine_and_length() -> None:
+def test_latencies_have_each_engine_and_length() -> None:
     log = PassLog()
     race = build_race(log, TimedRunner("slow", log, 8.0), TimedRunner("fast", log, 2.0))
-    found = race.latencies({64: LONG, 32: SHORT}, 50, 60.0)
-    assert [one.tokens for one in found["slow"]] == [32, 64]
-    assert [one.mean_ms for one in found["slow"]] == pytest.approx([8.0, 16.0])
-    assert [one.mean_ms for one in found["fast"]] == pytest.approx([2.0, 4.0])
-    assert {one.runs for times in found.values() for one in times} == {50}
+    results = race.latencies({64: LONG, 32: SHORT}, 50, 60.0)
+    assert [one.tokens for one in results["slow"]] == [32, 64]
+    assert [one.mean_ms for one in results["slow"]] == pytest.approx([8.0, 16.0])
+    assert [one.mean_ms for one in results["fast"]] == pytest.approx([2.0, 4.0])
+    assert {one.runs for times in results.values() for one in times} == {50}
 
 
-def test_fewer_runs_fit_into_less_time_and_all_engines_get_as_many() -> None:
+def test_shorter_budget_reduces_runs_of_all_engines_equally() -> None:
     log = PassLog()
     race = build_race(log, TimedRunner("a", log, 30.0), TimedRunner("b", log, 10.0))
-    found = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
-    runs = {name: [one.runs for one in times] for name, times in found.items()}
+    results = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
+    runs = {name: [one.runs for one in times] for name, times in results.items()}
     assert runs["a"] == runs["b"]
     assert all(MIN_RUNS < count < 50 for count in runs["a"])
     assert log.now_s == pytest.approx(3.0, abs=0.2)
 
 
-def test_without_time_there_are_still_five_runs() -> None:
+def test_zero_budget_has_minimum_runs() -> None:
     log = PassLog()
-    found = build_race(log, TimedRunner("a", log, 10.0)).latencies({32: SHORT}, 50, 0.0)
-    assert [one.runs for one in found["a"]] == [MIN_RUNS]
+    results = build_race(log, TimedRunner("a", log, 10.0)).latencies({32: SHORT}, 50, 0.0)
+    assert [one.runs for one in results["a"]] == [MIN_RUNS]
 
 
 @pytest.mark.parametrize("at", [1, 4, 20])
-def test_who_fails_leaves_and_the_others_go_on(at: int) -> None:
+def test_failed_engine_is_dropped_and_others_continue(at: int) -> None:
     log = PassLog()
     race = build_race(
         log,
         TimedRunner("weak", log, 1.0, fails_at=at),
         TimedRunner("sound", log, 1.0),
     )
-    found = race.latencies({32: SHORT}, 50, 60.0)
-    assert list(found) == ["sound"]
-    assert found["sound"][0].runs == 50
+    results = race.latencies({32: SHORT}, 50, 60.0)
+    assert list(results) == ["sound"]
+    assert results["sound"][0].runs == 50
     assert race.failed == {"weak": "out of breath"}
 
 
-class Sleeper:
-    """Sleeps for a pass, and counts how many do so at once."""
+class SleepingRunner:
+    """Engine that sleeps per batch and records the highest concurrency."""
 
     info = EngineInfo(compute_type="cpu-fake")
 
@@ -158,31 +158,31 @@ class Sleeper:
         return Outputs([])
 
     def close(self) -> None:
-        raise AssertionError("whoever opened it closes it")
+        raise AssertionError("bug: the timer closed an engine")
 
 
-def test_throughput_counts_the_items_of_all_passes_at_once() -> None:
-    crowd = collate([item(1, 16)] * 4)
-    together, alone = Sleeper(0.02), Sleeper(0.02)
+def test_throughput_counts_items_of_concurrent_batches() -> None:
+    batch = collate([item(1, 16)] * 4)
+    together, alone = SleepingRunner(0.02), SleepingRunner(0.02)
     race = InterleavedTimer({"together": together, "alone": alone}, rest=lambda: None)
-    found = race.throughputs(crowd, {"together": 3, "alone": 1}, 0.9)
+    results = race.throughputs(batch, {"together": 3, "alone": 1}, 0.9)
     assert (together.most, alone.most) == (3, 1)
-    assert found["together"].passes == 3
-    assert (found["alone"].items, found["alone"].tokens) == (4, 16)
-    # 4 items in 20 ms; a busy machine makes it less, never more.
-    assert 40 < found["alone"].items_per_s <= 200
-    assert found["together"].items_per_s > 1.5 * found["alone"].items_per_s
+    assert results["together"].passes == 3
+    assert (results["alone"].items, results["alone"].tokens) == (4, 16)
+    # 4 items in 20 ms is the maximum; a busy machine is slower.
+    assert 40 < results["alone"].items_per_s <= 200
+    assert results["together"].items_per_s > 1.5 * results["alone"].items_per_s
 
 
-def test_without_time_the_first_round_counts() -> None:
-    found = InterleavedTimer({"a": Sleeper(0.01)}, rest=lambda: None).throughputs(
+def test_throughput_with_zero_budget_counts_first_round() -> None:
+    results = InterleavedTimer({"a": SleepingRunner(0.01)}, rest=lambda: None).throughputs(
         SHORT, {"a": 1}, 0.0
     )
-    assert found["a"].rounds == 1
-    assert found["a"].items_per_s <= 100
+    assert results["a"].rounds == 1
+    assert results["a"].items_per_s <= 100
 
 
-def test_who_fails_has_no_throughput() -> None:
+def test_failed_engine_has_no_throughput() -> None:
     log = PassLog()
     race = build_race(
         log, TimedRunner("weak", log, 1.0, fails_at=1), TimedRunner("sound", log, 1.0)

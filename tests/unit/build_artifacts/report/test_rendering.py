@@ -10,7 +10,7 @@ def cells(line: str) -> list[str]:
     return line.split()
 
 
-def test_the_table_has_a_row_per_stage_and_what_it_gained() -> None:
+def test_table_has_row_and_speedup_per_stage() -> None:
     lines = format_stages(report_of()).splitlines()
     assert lines[0] == "some/model 0123456789ab on Abacus 9"
     assert lines[1] == "latency in ms (mean ±std): batch 1 on 2 of 2 cores, 50 sequential runs"
@@ -22,11 +22,11 @@ def test_the_table_has_a_row_per_stage_and_what_it_gained() -> None:
     assert cells(int8)[-2:] == ["200", "4.00x"]
     assert cells(aside)[:2] == ["fused-int8", "†"]
     assert "† no part of the journey, measured for comparison" in lines
-    # The second table: 8 and 2 by length, 4 over all of them, 4 by throughput.
+    # The second table: 8 and 2 per length, their mean 4, and 4 by throughput.
     assert ["int8", "8.00x", "2.00x", "4.00x", "4.00x"] in map(cells, lines)
 
 
-def test_columns_are_aligned_and_fit_five_lengths() -> None:
+def test_table_columns_are_aligned() -> None:
     lengths = {32: 123.4, 64: 1234.5, 128: 99.9, 256: 1234.5, 512: 98765.4}
     found = report_of(stage("torch", lengths), stage("fused-int8", lengths, is_baseline_path=False))
     lines = format_stages(found.model_copy(update={"metric": "spearman"})).splitlines()
@@ -35,14 +35,14 @@ def test_columns_are_aligned_and_fit_five_lengths() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_what_chooses_is_told_by_its_choices() -> None:
+def test_table_shows_choices_of_answers() -> None:
     chooser = STAGES[0].model_copy(update={"agreement": 0.985})
     header, torch = format_stages(report_of(chooser)).splitlines()[3:5]
     assert cells(header)[2] == "top-1"
     assert cells(torch)[2] == "98.5%"
 
 
-def test_a_score_that_was_not_measured_is_a_dash() -> None:
+def test_unmeasured_score_is_a_dash() -> None:
     scored = STAGES[0].model_copy(update={"scores": {"spearman": 0.82031}})
     report = report_of(scored, STAGES[1]).model_copy(update={"metric": "spearman"})
     torch, int8 = format_stages(report).splitlines()[4:6]
@@ -50,23 +50,23 @@ def test_a_score_that_was_not_measured_is_a_dash() -> None:
     assert cells(int8)[2] == "-"
 
 
-def test_runs_that_were_cut_are_told() -> None:
+def test_reduced_runs_are_reported() -> None:
     few = STAGES[0].latencies[0].model_copy(update={"runs": 9})
     cut = STAGES[0].model_copy(update={"latencies": (few, STAGES[0].latencies[1])})
     report = report_of(cut)
-    told = "runs cut to fit 300 s: 9 of 32 tokens, 50 of 64 tokens"
-    assert told in format_stages(report).splitlines()
-    assert f"- {told}" in format_markdown(report, plot=None).splitlines()
+    expected_line = "runs cut to fit 300 s: 9 of 32 tokens, 50 of 64 tokens"
+    assert expected_line in format_stages(report).splitlines()
+    assert f"- {expected_line}" in format_markdown(report, plot=None).splitlines()
 
 
-def test_without_a_baseline_there_is_one_table_and_the_reason() -> None:
+def test_missing_baseline_leaves_one_table_and_reason() -> None:
     report = report_of(STAGES[1]).model_copy(update={"unmeasured": {"torch": "it is gone"}})
-    shown = format_stages(report)
-    assert "speed-up over" not in shown
-    assert "not measured: torch: it is gone" in shown
+    text = format_stages(report)
+    assert "speed-up over" not in text
+    assert "not measured: torch: it is gone" in text
 
 
-def test_markdown_is_a_grid_with_host_versions_and_command() -> None:
+def test_markdown_has_table_host_versions_and_command() -> None:
     lines = format_markdown(report_of(), plot="report.svg").splitlines()
     grid = [line for line in lines if line.startswith("|")]
     assert grid[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -79,8 +79,8 @@ def test_markdown_is_a_grid_with_host_versions_and_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [(0.1234, "0.12"), (9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (1234.5, "1234")],
 )
-def test_three_digits_are_enough(value: float, shown: str) -> None:
-    assert digits(value) == shown
+def test_digits_rounds_to_three_significant_digits(value: float, text: str) -> None:
+    assert digits(value) == text

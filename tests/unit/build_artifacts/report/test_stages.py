@@ -18,17 +18,17 @@ def source_with(adapter: str, revision: str) -> ModelSource:
 
 
 @pytest.mark.parametrize("directory", [SENTIMENT, QUESTIONS])
-def test_the_adapters_of_the_demo_models_are_known_by_name(directory: Path) -> None:
+def test_demo_adapters_are_found_by_name(directory: Path) -> None:
     known = read_adapter(directory)
     assert find_adapter(source_with(known.name, known.revision), None) == known
 
 
-def test_an_adapter_of_another_revision_is_refused() -> None:
+def test_adapter_of_other_revision_is_rejected() -> None:
     with pytest.raises(UnsafeSource, match="has changed since the build"):
         find_adapter(source_with(SENTIMENT.name, "f" * 64), None)
 
 
-def test_an_adapter_nobody_knows_has_to_be_pointed_at() -> None:
+def test_unknown_adapter_requires_a_directory() -> None:
     known = read_adapter(SENTIMENT)
     with pytest.raises(SourceNotFound) as caught:
         find_adapter(source_with("mine", known.revision), None)

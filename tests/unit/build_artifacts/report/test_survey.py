@@ -9,7 +9,7 @@ from deployments.engines import EncoderEngine
 
 
 def stage(name: str, size_bytes: int) -> Stage:
-    def never(_settings: EncoderSettings) -> EncoderEngine:
+    def fail_to_open(_settings: EncoderSettings) -> EncoderEngine:
         raise AssertionError("nothing is opened to be grouped")
 
     encoder = EncoderSettings()
@@ -17,7 +17,7 @@ def stage(name: str, size_bytes: int) -> Stage:
         name=name,
         what="",
         size_bytes=size_bytes,
-        open=never,
+        open=fail_to_open,
         alone=encoder,
         crowd=encoder,
         scores={},
@@ -32,7 +32,7 @@ def stage(name: str, size_bytes: int) -> Stage:
         (10, ["a", "b", "c"]),
     ],
 )
-def test_as_many_stages_take_turns_as_have_room(available_bytes: int, groups: list[str]) -> None:
+def test_stages_are_grouped_by_available_memory(available_bytes: int, groups: list[str]) -> None:
     stages = [stage("a", 100), stage("b", 200), stage("c", 300)]
-    found = group_by_memory(stages, available_bytes)
-    assert ["".join(s.name for s in group) for group in found] == groups
+    actual_groups = group_by_memory(stages, available_bytes)
+    assert ["".join(s.name for s in group) for group in actual_groups] == groups

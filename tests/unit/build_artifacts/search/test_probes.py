@@ -33,7 +33,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_probes_are_many_and_of_all_lengths() -> None:
+def test_probes_cover_all_lengths() -> None:
     words = sorted(len(text.split()) for text in PROBES)
     assert len(set(PROBES)) == len(PROBES) >= 64
     assert words[0] == 1
@@ -41,7 +41,7 @@ def test_the_probes_are_many_and_of_all_lengths() -> None:
     assert sum(not text.isascii() for text in PROBES) >= 8
 
 
-def test_the_pairs_are_many_different_and_of_all_lengths() -> None:
+def test_probe_pairs_are_distinct_and_cover_all_lengths() -> None:
     words = sorted(len(first.split()) + len(second.split()) for first, second in PAIRS)
     assert len(set(PAIRS)) == len(PAIRS) >= 48
     assert words[0] <= 10
@@ -49,7 +49,7 @@ def test_the_pairs_are_many_different_and_of_all_lengths() -> None:
     assert sum(first.endswith("?") for first, _ in PAIRS) >= 16
 
 
-def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
+def test_probes_are_truncated_to_max_tokens(directory: Path) -> None:
     items = tokenize_probes(directory, metadata(*EMBEDDING_TASKS))
     assert len(items) == len(PROBES)
     assert max(len(item.ids) for item in items) == MAX_TOKENS
@@ -65,17 +65,17 @@ def test_texts_are_cut_to_what_the_model_reads(directory: Path) -> None:
         replace(metadata(TaskName.TEXT_CLASSIFICATION), labels=("no", "Entailment")),
     ],
 )
-def test_what_reads_pairs_is_given_pairs(directory: Path, model: CheckpointMetadata) -> None:
+def test_pair_models_have_pair_probes(directory: Path, model: CheckpointMetadata) -> None:
     items = tokenize_probes(directory, model)
     assert len(items) == len(PAIRS)
     assert all(0 < item.second_segment_start < len(item.ids) for item in items)
 
 
-def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> None:
+def test_masks_replace_only_words(directory: Path) -> None:
     filled = tokenize_probes(directory, metadata(TaskName.FILL_MASK, mask_token=MASK))
     whole = tokenize_probes(directory, metadata(*EMBEDDING_TASKS))
     known = [item for item in whole if (item.ids >= len(SPECIAL_TOKENS)).any()]
-    assert len(PROBES) > len(known) > len(PROBES) * 0.9  # some are unknown characters throughout
+    assert len(PROBES) > len(known) > len(PROBES) * 0.9  # some probes have unknown tokens only
     for probe, before in zip(filled, known, strict=True):
         assert len(probe.ids) == min(len(before.ids), MASKED_PROBE_TOKENS)
         changed = np.flatnonzero(probe.ids[:-1] != before.ids[: len(probe.ids) - 1])
@@ -83,7 +83,7 @@ def test_masks_stand_in_place_of_words_and_of_nothing_else(directory: Path) -> N
         assert not set(before.ids[changed]) & set(range(len(SPECIAL_TOKENS)))
 
 
-def test_probes_with_masks_are_the_same_every_time(directory: Path) -> None:
+def test_masked_probes_are_deterministic(directory: Path) -> None:
     first, second = (
         tokenize_probes(directory, metadata(TaskName.FILL_MASK, mask_token=MASK)) for _ in range(2)
     )
@@ -91,11 +91,9 @@ def test_probes_with_masks_are_the_same_every_time(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "masks"), [(30_000, 4), (250_000, 1), (10**7, 1)])
-def test_a_large_vocabulary_is_asked_for_fewer_masks(
-    directory: Path, width: int, masks: int
-) -> None:
-    asked = metadata(TaskName.FILL_MASK, width=width, mask_token=MASK)
-    items = tokenize_probes(directory, asked)
+def test_large_vocabulary_reduces_masks(directory: Path, width: int, masks: int) -> None:
+    checkpoint = metadata(TaskName.FILL_MASK, width=width, mask_token=MASK)
+    items = tokenize_probes(directory, checkpoint)
     counts = [int((item.ids == MASK).sum()) for item in items]
     assert (min(counts), max(counts)) == (1, masks)
     floats = sum(counts) * width

@@ -30,7 +30,7 @@ OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12
 
 
 def publish(store: Path, model: str, version: str, size: int = 10) -> Path:
-    """A version, as far as this module looks into one."""
+    """Create a version directory with one graph."""
     directory = store / model.replace("/", "--") / version
     (directory / "graphs").mkdir(parents=True)
     (directory / "graphs" / "cpu.onnx").write_bytes(bytes(size))
@@ -51,14 +51,14 @@ def names(garbage: Garbage) -> list[str]:
 
 
 def age(path: Path, seconds: float) -> None:
-    """Make everything in `path` look unchanged for `seconds`."""
+    """Set all modification times in `path` to `seconds` ago."""
     then = time.time() - seconds
     for each in (*path.rglob("*"), path):
         os.utime(each, (then, then))
 
 
 def interrupt(store: Path, version: str) -> Path:
-    """A build of MODEL that met a full disk after its first step."""
+    """Simulate a build of MODEL that fails with a full disk after its first step."""
 
     def fill_the_disk(into: Path) -> None:
         Path("/dev/full").write_bytes(b"one byte too many")
@@ -72,7 +72,7 @@ def interrupt(store: Path, version: str) -> Path:
     return place.root
 
 
-def test_versions_without_an_alias_go_and_the_others_stay(store: Path) -> None:
+def test_gc_removes_only_versions_without_alias(store: Path) -> None:
     garbage = find_garbage(store)
     assert names(garbage) == [f"{MODEL}:{OLD}"]
     assert [item.kind for item in garbage.items] == [GarbageKind.VERSION]
@@ -83,14 +83,14 @@ def test_versions_without_an_alias_go_and_the_others_stay(store: Path) -> None:
     assert find_garbage(store).items == ()
 
 
-def test_every_file_that_holds_a_version_is_an_alias(store: Path) -> None:
+def test_gc_treats_every_file_with_a_version_as_alias(store: Path) -> None:
     publish(store, MODEL, OTHER)
     (store / "org--model" / "stable").write_text(f"{OLD}\n")
     (store / "org--model" / "notes.txt").write_text(f"we liked {OTHER}\n")
     assert names(find_garbage(store)) == [f"{MODEL}:{OTHER}"]
 
 
-def test_pinned_versions_are_kept(store: Path) -> None:
+def test_gc_keeps_pinned_versions(store: Path) -> None:
     assert names(find_garbage(store, keep=[f"other/model:{OLD}"])) == [f"{MODEL}:{OLD}"]
     assert names(find_garbage(store, keep=[f"{MODEL}:{OLD}", f"{MODEL}:latest"])) == []
     with pytest.raises(BuildError, match="`org/model` names no version"):
@@ -98,22 +98,22 @@ def test_pinned_versions_are_kept(store: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"v2\n", b"\xff\xfe"])
-def test_an_alias_that_makes_no_sense_keeps_every_version(store: Path, content: bytes) -> None:
+def test_gc_with_invalid_alias_keeps_every_version(store: Path, content: bytes) -> None:
     (store / "org--model" / "latest").write_bytes(content)
     assert names(find_garbage(store)) == []
 
 
-def test_an_alias_moved_while_the_question_was_open_is_heeded(store: Path) -> None:
+def test_gc_rechecks_aliases_before_removal(store: Path) -> None:
     publish(store, MODEL, OTHER)
     garbage = find_garbage(store)
     set_latest(store, MODEL, OLD)
     assert [item.name for item in remove(garbage)] == [f"{MODEL}:{OTHER}"]
     assert (store / "org--model" / OLD / "graphs" / "cpu.onnx").exists()
-    # It was not asked about, so it stays until the next time.
+    # It was not listed in the confirmation, so this removal keeps it.
     assert (store / "org--model" / NEW).exists()
 
 
-def test_a_model_that_is_being_built_is_left_alone(store: Path) -> None:
+def test_gc_skips_model_being_built(store: Path) -> None:
     publish(store, "org/model--like", OLD)
     publish(store, "org", OLD)
     garbage = find_garbage(store)
@@ -123,7 +123,7 @@ def test_a_model_that_is_being_built_is_left_alone(store: Path) -> None:
     assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
 
 
-def test_a_version_in_which_somebody_holds_a_lock_is_left_alone(store: Path) -> None:
+def test_gc_skips_version_with_held_lock(store: Path) -> None:
     lock = store / "org--model" / OLD / "hosts" / "this-host" / "lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
@@ -132,7 +132,7 @@ def test_a_version_in_which_somebody_holds_a_lock_is_left_alone(store: Path) -> 
     assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
 
 
-def test_a_young_build_stays_and_so_does_an_old_one_at_work(store: Path) -> None:
+def test_gc_keeps_recent_and_running_builds(store: Path) -> None:
     root = interrupt(store, OTHER)
     assert root.with_name(f"{root.name}.log").is_file()
     building = store / BUILDING_NAME
@@ -142,7 +142,7 @@ def test_a_young_build_stays_and_so_does_an_old_one_at_work(store: Path) -> None
         assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
 
 
-def test_an_old_build_is_removed_with_log_and_lock(store: Path) -> None:
+def test_gc_removes_old_build_with_log_and_lock(store: Path) -> None:
     root = interrupt(store, OTHER)
     building = store / BUILDING_NAME
     (building / f"{root.name}.lock").write_text("process 1 on another-host")
@@ -154,7 +154,7 @@ def test_an_old_build_is_removed_with_log_and_lock(store: Path) -> None:
     assert list(building.iterdir()) == []
 
 
-def test_a_build_resumed_while_the_question_was_open_stays(store: Path) -> None:
+def test_gc_keeps_build_resumed_before_removal(store: Path) -> None:
     root = interrupt(store, OTHER)
     age(store / BUILDING_NAME, ABANDONED_AFTER_S + 60)
     garbage = find_garbage(store)
@@ -163,7 +163,7 @@ def test_a_build_resumed_while_the_question_was_open_stays(store: Path) -> None:
     assert root.is_dir()
 
 
-def test_the_log_of_an_old_failure_goes(store: Path) -> None:
+def test_gc_removes_log_of_old_failure(store: Path) -> None:
     building = store / BUILDING_NAME
     building.mkdir()
     for name in (f"org--model--{OTHER}.log", "of-an-earlier-release.log"):
@@ -176,7 +176,7 @@ def test_the_log_of_an_old_failure_goes(store: Path) -> None:
     assert list(building.iterdir()) == []
 
 
-def test_half_written_files_go_when_they_are_old(store: Path) -> None:
+def test_gc_removes_old_partial_files(store: Path) -> None:
     half = store / "org--model" / ".latest.4711"
     half.write_text(OLD[:5])
     set_latest(store, MODEL, OLD)
@@ -199,7 +199,7 @@ with scratch(Path(sys.argv[1])) as root:
 """
 
 
-def test_scratch_of_the_dead_goes_and_of_the_living_stays(store: Path) -> None:
+def test_gc_removes_scratch_of_ended_processes_only(store: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", HOLD_SCRATCH, str(store)], stdout=subprocess.PIPE, text=True
@@ -221,7 +221,7 @@ def test_scratch_of_the_dead_goes_and_of_the_living_stays(store: Path) -> None:
             process.communicate()
 
 
-def test_a_removal_that_is_killed_leaves_no_half_version(store: Path) -> None:
+def test_killed_removal_leaves_no_partial_version(store: Path) -> None:
     program = (
         "import os, shutil, sys; from pathlib import Path; "
         "from build_artifacts.storage import garbage; "
@@ -235,14 +235,12 @@ def test_a_removal_that_is_killed_leaves_no_half_version(store: Path) -> None:
     assert [item.kind for item in garbage.items] == [GarbageKind.SCRATCH]
     assert remove(garbage) == garbage.items
     age(store / BUILDING_NAME, ABANDONED_AFTER_S + 60)
-    (lock,) = find_garbage(store).items  # of the process that was killed
+    (lock,) = find_garbage(store).items  # left by the killed process
     assert remove(find_garbage(store)) == (lock,)
     assert list((store / BUILDING_NAME).iterdir()) == []
 
 
-def test_links_are_neither_followed_nor_removed(
-    store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_gc_ignores_links(store: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     precious = publish(elsewhere, "their/model", OTHER)
     (store / "org--model" / OTHER).symlink_to(precious)
@@ -256,7 +254,7 @@ def test_links_are_neither_followed_nor_removed(
     assert (store / "org--model" / OTHER).is_symlink()
 
 
-def test_a_version_swapped_for_a_link_meanwhile_is_not_followed(store: Path) -> None:
+def test_gc_does_not_follow_version_replaced_by_link(store: Path) -> None:
     garbage = find_garbage(store)
     (store / "org--model" / OLD).rename(store / "precious")
     (store / "org--model" / OLD).symlink_to(store / "precious")
@@ -264,18 +262,18 @@ def test_a_version_swapped_for_a_link_meanwhile_is_not_followed(store: Path) -> 
     assert (store / "precious" / "graphs" / "cpu.onnx").exists()
 
 
-def test_nothing_else_in_a_store_is_touched(store: Path) -> None:
+def test_gc_ignores_unrelated_files(store: Path) -> None:
     for path in ("README.md", "org--model/notes.txt", "lost+found/x", "org--model/draft/graph"):
         (store / path).parent.mkdir(exist_ok=True)
         (store / path).write_text("theirs")
     before = sorted(store.rglob("*"))
     removed = remove(find_garbage(store))
     gone = {item.path for item in removed}
-    kept = [path for path in before if not gone & {path, *path.parents}]
-    assert [path for path in kept if not path.exists()] == []
+    remaining = [path for path in before if not gone & {path, *path.parents}]
+    assert [path for path in remaining if not path.exists()] == []
 
 
-def test_the_table_has_the_largest_first_and_the_sum_last(store: Path) -> None:
+def test_garbage_table_is_sorted_by_size_with_sum(store: Path) -> None:
     publish(store, "org/large", OLD, size=2_500_000)
     assert describe(find_garbage(store)).splitlines() == [
         "WHAT     NAME                     MB  WHY",
@@ -285,7 +283,7 @@ def test_the_table_has_the_largest_first_and_the_sum_last(store: Path) -> None:
     ]
 
 
-def test_an_empty_store_has_no_garbage(tmp_path: Path) -> None:
+def test_empty_store_has_no_garbage(tmp_path: Path) -> None:
     for store in (tmp_path, tmp_path / "none"):
         garbage = find_garbage(store)
         assert describe(garbage) == f"nothing to remove from {store}"

@@ -31,8 +31,8 @@ for number in range(150):
 """
 
 
-def holder(store: Path) -> subprocess.Popen[str]:
-    """A process that has scratch in `store`."""
+def start_holder(store: Path) -> subprocess.Popen[str]:
+    """Start a process that holds a scratch directory in `store`."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(store)], stdout=subprocess.PIPE, text=True
     )
@@ -41,18 +41,18 @@ def holder(store: Path) -> subprocess.Popen[str]:
     return process
 
 
-def left(store: Path) -> list[Path]:
+def list_scratch(store: Path) -> list[Path]:
     return sorted((store / BUILDING_NAME).iterdir())
 
 
-def test_scratch_of_the_killed_is_swept_up_and_of_the_living_is_not(tmp_path: Path) -> None:
-    living, killed = holder(tmp_path), holder(tmp_path)
+def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
+    living, killed = start_holder(tmp_path), start_holder(tmp_path)
     try:
-        assert len(left(tmp_path)) == 2
+        assert len(list_scratch(tmp_path)) == 2
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         with scratch(tmp_path) as root:
-            others = [path for path in left(tmp_path) if path != root]
+            others = [path for path in list_scratch(tmp_path) if path != root]
             assert [[p.name for p in path.iterdir()] for path in others] == [["half.whl"]]
     finally:
         for process in (living, killed):
@@ -60,7 +60,7 @@ def test_scratch_of_the_killed_is_swept_up_and_of_the_living_is_not(tmp_path: Pa
             process.communicate()
 
 
-def test_many_may_come_and_go_at_once(tmp_path: Path) -> None:
+def test_concurrent_scratch_directories_are_independent(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", COME_AND_GO, str(tmp_path)], stderr=subprocess.PIPE, text=True
@@ -69,11 +69,11 @@ def test_many_may_come_and_go_at_once(tmp_path: Path) -> None:
     ]
     ended = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], ended
-    assert left(tmp_path) == []
+    assert list_scratch(tmp_path) == []
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_nothing_stays_whatever_happens(tmp_path: Path, error: type[BaseException]) -> None:
+def test_scratch_is_removed_after_any_error(tmp_path: Path, error: type[BaseException]) -> None:
     def unpack() -> None:
         with scratch(tmp_path) as root:
             (root / "unpacked").mkdir()
@@ -81,10 +81,10 @@ def test_nothing_stays_whatever_happens(tmp_path: Path, error: type[BaseExceptio
 
     with pytest.raises(error):
         unpack()
-    assert left(tmp_path) == []
+    assert list_scratch(tmp_path) == []
 
 
-def test_what_a_killed_removal_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
+def test_next_scratch_finishes_a_killed_removal(tmp_path: Path) -> None:
     (tmp_path / "version").mkdir()
     (tmp_path / "version" / "graph").write_bytes(b"")
     with scratch(tmp_path):
@@ -98,12 +98,12 @@ def test_what_a_killed_removal_left_is_removed_by_the_next_start(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "version").exists()
-    assert len(left(tmp_path)) == 1
+    assert len(list_scratch(tmp_path)) == 1
     with scratch(tmp_path) as root:
-        assert left(tmp_path) == [root]
+        assert list_scratch(tmp_path) == [root]
 
 
-def test_a_store_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
+def test_unwritable_store_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(BuildError, match="cannot write to the store"), scratch(tmp_path / "file"):
         pass

@@ -20,7 +20,7 @@ from deployments.artifacts.store import BUILDING_NAME, build_path, log_path
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
 
-# Each program enters the place of MODEL in the store that is its first argument.
+# Each program opens the workspace of MODEL in the store given as its first argument.
 ENTER = f"""
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
@@ -79,18 +79,18 @@ def leftovers(store: Path) -> list[str]:
 
 
 def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> None:
-    """A build of two steps, of which `work` is the second."""
+    """Build in two steps; `work` is the second."""
     quiet = BuildProgress(io.StringIO())
     with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
         place.run_cached("export", write)
         place.run_cached("quantise", work)
 
 
-def is_export_done(store: Path, build_inputs: str = "") -> bool:
-    """What the next build finds."""
+def has_resumable_export(store: Path, build_inputs: str = "") -> bool:
+    """Return whether the next build can resume after the export."""
     done = []
 
-    def look(into: Path) -> None:
+    def stop(into: Path) -> None:
         raise KeyboardInterrupt
 
     quiet = BuildProgress(io.StringIO())
@@ -99,7 +99,7 @@ def is_export_done(store: Path, build_inputs: str = "") -> bool:
         build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place,
     ):
         done.append(place.is_done("export"))
-        place.run_cached("look", look)
+        place.run_cached("look", stop)
     return done == [True]
 
 
@@ -108,14 +108,12 @@ def write(into: Path) -> None:
     (into / "graph.onnx").write_bytes(b"a graph")
 
 
-def never(into: Path) -> None:
+def fail_if_run(into: Path) -> None:
     raise AssertionError("a finished step ran again")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_build_is_resumed_after_its_last_finished_step(
-    tmp_path: Path, how: signal.Signals
-) -> None:
+def test_killed_build_resumes_after_last_finished_step(tmp_path: Path, how: signal.Signals) -> None:
     process = start(HALF_WAY, tmp_path)
     assert line_of(process.stdout) == "ready"
     process.send_signal(how)
@@ -125,12 +123,12 @@ def test_a_killed_build_is_resumed_after_its_last_finished_step(
     with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         assert place.is_done("export")
         assert not place.is_done("quantise")
-        assert (place.run_cached("export", never) / "graph.onnx").read_bytes() == b"a graph"
+        assert (place.run_cached("export", fail_if_run) / "graph.onnx").read_bytes() == b"a graph"
         assert [p.name for p in place.run_cached("quantise", write).iterdir()] == ["graph.onnx"]
     assert leftovers(tmp_path) == []
 
 
-def test_a_step_that_fails_leaves_nothing_of_itself(tmp_path: Path) -> None:
+def test_failed_step_leaves_no_files(tmp_path: Path) -> None:
     def fail(into: Path) -> None:
         write(into)
         raise ZeroDivisionError
@@ -139,7 +137,7 @@ def test_a_step_that_fails_leaves_nothing_of_itself(tmp_path: Path) -> None:
         build(tmp_path, fail)
     steps = build_path(tmp_path, MODEL, VERSION) / "steps"
     assert [path.name for path in steps.iterdir()] == ["export"]
-    assert is_export_done(tmp_path)
+    assert has_resumable_export(tmp_path)
 
 
 def fill_the_disk(into: Path) -> None:
@@ -152,9 +150,13 @@ def refuse(into: Path) -> None:
 
 @pytest.mark.parametrize(
     ("work", "error", "stays"),
-    [(fill_the_disk, OSError, True), (never, AssertionError, True), (refuse, GateFailed, False)],
+    [
+        (fill_the_disk, OSError, True),
+        (fail_if_run, AssertionError, True),
+        (refuse, GateFailed, False),
+    ],
 )
-def test_steps_stay_unless_the_next_run_would_fail_the_same_way(
+def test_steps_are_kept_except_after_gate_failure(
     tmp_path: Path, work: Callable[[Path], None], error: type[Exception], stays: bool
 ) -> None:
     with pytest.raises(error):
@@ -163,7 +165,7 @@ def test_steps_stay_unless_the_next_run_would_fail_the_same_way(
     assert leftovers(tmp_path) == expected[not stays :]
     log = log_path(build_path(tmp_path, MODEL, VERSION))
     assert error.__name__ in log.read_text(encoding="utf-8")
-    assert is_export_done(tmp_path) is stays
+    assert has_resumable_export(tmp_path) is stays
 
 
 HIDDEN_FULL = (
@@ -184,7 +186,7 @@ except OSError as exc:
 )
 
 
-def test_a_full_disk_is_told_from_a_broken_library(tmp_path: Path) -> None:
+def test_full_disk_error_differs_from_library_error(tmp_path: Path) -> None:
     mount = f'mount -t tmpfs -o size=8m none "{tmp_path}" && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
@@ -198,19 +200,19 @@ def test_a_full_disk_is_told_from_a_broken_library(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(errno.ENOSPC), "RuntimeError", "True"]
 
 
-def test_steps_made_with_other_tools_are_not_resumed(tmp_path: Path) -> None:
+def test_steps_of_other_tool_versions_are_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         build(tmp_path, fill_the_disk, build_inputs="torch 1")
-    assert is_export_done(tmp_path, build_inputs="torch 1")
-    assert not is_export_done(tmp_path, build_inputs="torch 2")
+    assert has_resumable_export(tmp_path, build_inputs="torch 1")
+    assert not has_resumable_export(tmp_path, build_inputs="torch 2")
 
 
-def test_a_second_build_waits_says_for_whom_and_finds_the_version(tmp_path: Path) -> None:
+def test_second_build_waits_and_finds_version(tmp_path: Path) -> None:
     with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
-        said = line_of(waiting.stderr)
-        assert said.startswith(f"waiting for another build of {MODEL} version {VERSION}")
-        assert f"(process {os.getpid()} on " in said
+        waiting_line = line_of(waiting.stderr)
+        assert waiting_line.startswith(f"waiting for another build of {MODEL} version {VERSION}")
+        assert f"(process {os.getpid()} on " in waiting_line
         sealed = place.run_cached("seal", write)
         (sealed / "graph.onnx").rename(sealed / "graph")
         sealed.rename(tmp_path / "published")
@@ -218,14 +220,14 @@ def test_a_second_build_waits_says_for_whom_and_finds_the_version(tmp_path: Path
     assert leftovers(tmp_path) == []
 
 
-def test_of_many_builds_at_once_one_builds(tmp_path: Path) -> None:
+def test_concurrent_builds_build_once(tmp_path: Path) -> None:
     processes = [start(PUBLISH, tmp_path) for _ in range(6)]
     ended = [process.communicate(timeout=60) for process in processes]
     assert sorted(out.strip() for out, _ in ended) == ["built"] + ["found whole"] * 5, ended
     assert leftovers(tmp_path) == []
 
 
-def test_who_waits_can_be_interrupted_and_harms_nobody(tmp_path: Path) -> None:
+def test_interrupted_waiter_does_not_affect_the_build(tmp_path: Path) -> None:
     with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         assert line_of(waiting.stderr).startswith("waiting")
@@ -237,7 +239,7 @@ def test_who_waits_can_be_interrupted_and_harms_nobody(tmp_path: Path) -> None:
     assert third.communicate(timeout=30)[0] == "built\n"
 
 
-def test_the_lock_of_a_killed_build_is_free(tmp_path: Path) -> None:
+def test_killed_build_releases_lock(tmp_path: Path) -> None:
     process = start(HALF_WAY, tmp_path)
     assert line_of(process.stdout) == "ready"
     waiting = start(PUBLISH, tmp_path)
@@ -247,7 +249,7 @@ def test_the_lock_of_a_killed_build_is_free(tmp_path: Path) -> None:
     assert waiting.communicate(timeout=30)[0] == "built\n"
 
 
-def test_models_whose_names_differ_after_a_dot_do_not_meet(tmp_path: Path) -> None:
+def test_models_with_names_differing_after_a_dot_are_separate(tmp_path: Path) -> None:
     quiet = BuildProgress(io.StringIO())
     with (
         build_workspace(tmp_path, "org/model.v1", VERSION, quiet) as one,
@@ -272,7 +274,7 @@ with enter() as place:
 )
 
 
-def test_noise_goes_to_the_log_and_stays_there_after_a_failure(tmp_path: Path) -> None:
+def test_library_output_is_logged_and_kept_after_failure(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOISE, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -280,12 +282,12 @@ def test_noise_goes_to_the_log_and_stays_there_after_a_failure(tmp_path: Path) -
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError"
     assert "last words" not in done.stderr
     (log,) = (tmp_path / BUILDING_NAME).glob("*.log")
-    heard = log.read_text(encoding="utf-8")
+    log_text = log.read_text(encoding="utf-8")
     for text in ("from python\nfrom a library\n", "last words", "ZeroDivisionError"):
-        assert text in heard
+        assert text in log_text
 
 
-def test_a_build_from_nothing_starts_a_new_log(tmp_path: Path) -> None:
+def test_new_build_starts_new_log(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(GateFailed):
             build(tmp_path, refuse)
@@ -293,7 +295,7 @@ def test_a_build_from_nothing_starts_a_new_log(tmp_path: Path) -> None:
     assert log.read_text(encoding="utf-8").count("GateFailed: ") == 1
 
 
-def test_a_store_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
+def test_unwritable_store_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with (
         pytest.raises(BuildError, match="cannot write to the store"),
