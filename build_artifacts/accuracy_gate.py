@@ -19,7 +19,7 @@ from build_artifacts.families.base import (
     S,
 )
 from build_artifacts.search.screening_settings import has_device
-from build_artifacts.storage.workspace import StepRunner, time_over
+from build_artifacts.storage.workspace import StepRunner, describe_search_timeout
 from deployments.artifacts.types import Device
 
 _RESULT_NAME = "gate.json"
@@ -122,7 +122,7 @@ class CandidateSearch(Generic[R, S]):
             if len(accepted) >= limit or ranking.is_far_behind(recipe.name, names):
                 break
             if accepted and ranking.screening is None and time.monotonic() > end_s:
-                self.steps.report_skipped(recipe.name, time_over(self.seconds))
+                self.steps.report_skipped(recipe.name, describe_search_timeout(self.seconds))
                 continue
             allow_fallbacks = not (accepted and self.build.fallbacks_cost_speed)
             candidate = self.gate.first_accepted(recipe, allow_fallbacks=allow_fallbacks)

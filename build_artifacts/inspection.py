@@ -19,20 +19,20 @@ from deployments.tuning.parity import ParityResult, ReferenceOutputs, check_grap
 
 
 def format_costs(table: CostTable) -> str:
-    """The table in columns: a row per shape, a column per variant, `*` at what will serve."""
-    winners = dict(table.selection)
+    """Format a row per shape and a column per variant; `*` marks the selected variant."""
+    selection = dict(table.selection)
     rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
-    for shape in winners:
+    for shape in selection:
         cells = [str(shape)]
         for row in table.rows:
             ms = row.by_shape().get(shape)
-            mark = "*" if row.variant == winners[shape] else " "
+            mark = "*" if row.variant == selection[shape] else " "
             cells.append("-" if ms is None else f"{ms:.2f}{mark}")
         rows.append(cells)
     threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
     head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
-    refused = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
-    return "\n".join([head, format_table(rows, align_right=True), *refused])
+    rejected = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
+    return "\n".join([head, format_table(rows, align_right=True), *rejected])
 
 
 _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
@@ -63,7 +63,7 @@ class StoreEntry:
 
 
 def list_versions(store: Path) -> list[StoreEntry]:
-    """Every version under `store`, by id and version, each file checked against its digest."""
+    """List the versions of a store by id and version; verify the digest of every file."""
     return list(_entries(store)) if store.is_dir() else []
 
 
@@ -88,7 +88,7 @@ def _latest(store: Path, model_id: str) -> str | None:
 
 
 def table(entries: Sequence[StoreEntry]) -> str:
-    """The entries in columns, one line per candidate graph; `*` marks the latest version."""
+    """Format the entries with one line per candidate; `*` marks the latest version."""
     return format_table([_HEADER, *(row for entry in entries for row in _rows(entry))])
 
 
@@ -99,12 +99,12 @@ def _rows(entry: StoreEntry) -> Iterator[tuple[str, ...]]:
         yield entry.id, version, f"damaged ({manifest.code})", "", "", "", manifest.message
         return
     source = manifest.source
-    made_of = source.ref + (f" + {source.adapter}" if source.adapter else "")
+    origin = source.ref + (f" + {source.adapter}" if source.adapter else "")
     first = (entry.id, version, ", ".join(manifest.tasks))
     for candidate in manifest.candidates:
         size = f"{graph_bytes(manifest, candidate) / 1e6:.1f}"
-        yield *first, candidate.name, size, _parity(candidate), made_of
-        first, made_of = ("", "", ""), ""
+        yield *first, candidate.name, size, _parity(candidate), origin
+        first, origin = ("", "", ""), ""
 
 
 def _parity(candidate: Candidate) -> str:
@@ -121,8 +121,8 @@ class CandidateCheck:
     """Parity of one candidate on this host."""
 
     candidate: Candidate
-    result: ParityResult | None  # None: this host cannot run it
-    skipped: str = ""  # why
+    result: ParityResult | None  # None if this host cannot run the candidate
+    skipped: str = ""  # the reason
 
     @property
     def has_failed(self) -> bool:
@@ -153,10 +153,10 @@ class CandidateCheck:
 
 
 def verify_candidates(directory: Path) -> Iterator[CandidateCheck]:
-    """Every candidate of the artifact in `directory`, one after the other.
+    """Check the candidates of the artifact in `directory` one after the other.
 
-    Raises ArtifactError at once when a file is not the one that was sealed. An FP16 graph whose
-    device is missing computes on the CPU provider, which gives the same numbers.
+    Raises ArtifactError if a file differs from its sealed digest. Without a GPU, an FP16 graph runs
+    on the CPU provider, which computes the same numbers.
     """
     manifest = ArtifactManifest.read(directory)
     reference = ReferenceOutputs.read(directory / REFERENCE_NAME)

@@ -1,4 +1,4 @@
-"""The candidates that builds try, as data. Changing one gives every build a new version."""
+"""Candidates of builds, as data. A changed recipe gives every build a new version."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from deployments.artifacts.types import Device, KvCacheDtype, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
-# Counts changes of the code of the steps that change what they write.
+# Increase this if changed code of a build step changes its output.
 RECIPE_REVISION = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecipe:
-    """How torch becomes an ONNX graph; equal recipes share one export."""
+    """Export from torch to ONNX; equal recipes share one export."""
 
     dtype: Dtype
-    opset: int | None = None  # None: the exporter's own choice; 23: one Attention per layer
-    fusions: Literal["cpu", "cuda"] | None = None  # ONNX Runtime operators put in at export
+    opset: int | None = None  # None: the exporter's default; 23: one Attention per layer
+    fusions: Literal["cpu", "cuda"] | None = None  # fuse into ONNX Runtime operators at export
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRewrites:
-    """Changes to a graph that leave its answers alone, by their names in `steps/rewrite.py`."""
+    """Graph changes that preserve the output, by their names in `steps/rewrite.py`."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicInt8:
-    """Dynamic quantisation: int8 weights, activations measured at run time."""
+    """Dynamic quantization: int8 weights, activation ranges measured at run time."""
 
-    # Named, because onnxruntime turns the `Attention` of opset 23 into a broken `QAttention`.
+    # A fixed list: onnxruntime would turn the `Attention` of opset 23 into a broken `QAttention`.
     op_types: tuple[str, ...] = ("MatMul", "Gather")
     # A zero point per channel cost no measurable time. On SST-2 dev, labels of minilm-sst2 agree
     # with fp32 for 98.5 % of sentences instead of 97.4 %; STS-B Spearman of MiniLM is 81.8 instead
@@ -51,7 +51,7 @@ CalibrationMethod: TypeAlias = Literal["minmax", "percentile", "entropy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticInt8:
-    """Static quantisation: activation ranges from probe texts, written as Q/DQ pairs."""
+    """Static quantization: activation ranges from probe texts, stored as Q/DQ pairs."""
 
     op_types: tuple[str, ...] = ("MatMul",)
     calibration: CalibrationMethod = "minmax"
@@ -59,16 +59,16 @@ class StaticInt8:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOnlyInt8:
-    """int8 weights in blocks of `block`, activations rounded per token and block."""
+    """int8 weights in blocks of `block` values; activations are quantized per token and block."""
 
     block: int = 128
 
 
 @dataclass(frozen=True, slots=True)
 class NncfInt8:
-    """Static quantisation by NNCF: outliers moved into the weights, biases corrected afterwards.
+    """Static quantization by NNCF: moves outliers into the weights, then corrects the biases.
 
-    The form that OpenVINO runs fastest; ONNX Runtime runs it slowly.
+    OpenVINO runs this form fastest; ONNX Runtime runs it slowly.
     """
 
 
@@ -82,12 +82,12 @@ class TorchProgramRecipe:
 Quantization: TypeAlias = DynamicInt8 | StaticInt8 | WeightOnlyInt8 | NncfInt8
 
 
-_AS_IT_COMES = EngineOptions()
+_DEFAULT_OPTIONS = EngineOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateRecipe:
-    """One graph to try: what it is exported as, what is done to it, and how it is run."""
+    """One candidate graph: its export, rewrites, quantization and engine."""
 
     name: str
     device: Device
@@ -96,8 +96,8 @@ class CandidateRecipe:
     rewrites: GraphRewrites | None = None
     quantization: Quantization | None = None
     engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
-    options: EngineOptions = _AS_IT_COMES
-    # Tried in order when the first calibration misses the gate; none of them changes the speed.
+    options: EngineOptions = _DEFAULT_OPTIONS
+    # Fallbacks in order if the first calibration fails the gate; the speed is the same.
     other_calibrations: tuple[CalibrationMethod, ...] = ()
 
 
@@ -118,13 +118,15 @@ CPU_FP32 = CandidateRecipe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderRecipe:
-    """One graph of a model that generates: what onnxruntime-genai's model builder is asked for.
+    """One candidate of a generative model.
 
-    Or `decoders/written/`, which knows no `options`. With `per_token_int8` either writes fp32, and
-    `decoders/per_token_int8.py` makes it int8. The engine "torch" runs a program of transformers'
-    own model (`decoders/torch_export.py`), in fp16 or fp32. The engine "transformers" runs that
-    model itself (`decoders/checkpoint_export.py`), in fp16, fp32, bf16 or quantized by
-    bitsandbytes. `run` has the attention, the place of keys and values, and the number of GPUs.
+    `engine` selects the export. "onnxruntime" takes a graph from onnxruntime-genai's model builder
+    or from `decoders/graphs/`, which takes no `options`. With `per_token_int8` that graph is
+    exported in fp32 and quantized by `decoders/per_token_int8.py`. "torch" takes a program of the
+    transformers model in fp16 or fp32. "transformers" takes the checkpoint in fp16, bf16 or fp32,
+    or quantized by bitsandbytes (both in `decoders/torch_export.py`).
+
+    `run` sets attention, KV cache placement and tensor parallelism.
     """
 
     name: str
@@ -132,13 +134,13 @@ class DecoderRecipe:
     precision: Precision
     engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
     per_token_int8: bool = False
-    # Keys and values in int8 (`decoders/int8_memory.py`); None: as attention computes them. Where
-    # the gate is missed with them, the same is tried without.
+    # None: dtype of the attention. If a candidate with an int8 KV cache fails the gate, the build
+    # tries it with None.
     kv_cache_dtype: KvCacheDtype | None = None
-    options: tuple[str, ...] = ()  # the builder's own, such as "block_size=16"
-    # Tried in order instead of them when the gate is missed; each is more accurate and slower.
+    options: tuple[str, ...] = ()  # options of the model builder, such as "block_size=16"
+    # Fallbacks for `options` in order if the gate fails; each is more accurate and slower.
     other_options: tuple[tuple[str, ...], ...] = ()
-    run: EngineOptions = _AS_IT_COMES
+    run: EngineOptions = _DEFAULT_OPTIONS
 
 
 DECODER_FP32 = DecoderRecipe(name="cpu-fp32", device=Device.CPU, precision="fp32")
@@ -146,49 +148,49 @@ DECODER_FP32 = DecoderRecipe(name="cpu-fp32", device=Device.CPU, precision="fp32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRecipe:
-    """What is tried per device, and what it takes to be sealed.
+    """Candidates per device and the limits of the accuracy gate.
 
-    `candidates` are in order of preference: the first of a device that passes is the portable
-    default of hosts nobody tuned for. `fallback` is sealed when no other graph for the CPU passes.
+    `candidates` are in order of preference. The first accepted candidate of a device is the default
+    candidate of untuned hosts. `fallback` is sealed if no other CPU graph passes.
     """
 
     candidates: tuple[CandidateRecipe, ...]
     fallback: CandidateRecipe = CPU_FP32
-    decoders: tuple[DecoderRecipe, ...] = ()  # instead of `candidates`, of a model that generates
+    decoders: tuple[DecoderRecipe, ...] = ()  # replace `candidates` for generative models
     decoder_fallback: DecoderRecipe = DECODER_FP32
     gate: Gate = field(default_factory=Gate)
-    keep: int = 3  # graphs per device that may be sealed, the fastest that pass
+    keep: int = 3  # sealed graphs per device, at most; the fastest accepted ones
     revision: int = RECIPE_REVISION
 
     def of(self, device: Device) -> tuple[CandidateRecipe, ...]:
-        """The candidates for `device`."""
+        """Return the candidates for `device`."""
         return tuple(c for c in self.candidates if c.device is device)
 
     def digest(self) -> str:
-        """Equal for equal recipes only."""
+        """Return a digest that differs for different recipes."""
         return digest_of(self)
 
 
 def digest_of(recipe: object) -> str:
-    """Hex digest of a recipe or a part of one; parts of different types differ."""
-    told = json.dumps(recipe, sort_keys=True, default=_plain)
-    return hashlib.sha256(told.encode()).hexdigest()
+    """Return the hex digest of a recipe or a part; it includes class and field names."""
+    text = json.dumps(recipe, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: object) -> object:
     if isinstance(value, EngineOptions | Gate):
         return value.model_dump()
     if is_dataclass(value):
-        told = {f.name: getattr(value, f.name) for f in fields(value)}
-        return [type(value).__name__, told]
-    raise TypeError(f"a recipe cannot hold {value!r}; this is a bug")
+        values = {f.name: getattr(value, f.name) for f in fields(value)}
+        return [type(value).__name__, values]
+    raise AssertionError(f"bug: {value!r} in a recipe")
 
 
 def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str | None) -> str:
-    """The version a build will have, known before it starts: 12 hex digits.
+    """Compute the version of a build before it starts: 12 hex digits.
 
-    `tools` are the versions of what builds; `inputs` say what it is built from: revisions of
-    checkpoint, adapter and evaluation data, and the task.
+    `tools` are the versions of the build libraries. `inputs` are the revisions of checkpoint,
+    adapter and evaluation data, and the task.
     """
     parts = [recipe.digest(), dict(tools), inputs]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -197,12 +199,12 @@ def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
 CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantization=DynamicInt8())
-# The winner from 256 tokens on.
+# The fastest from 256 tokens on.
 CPU_INT8_FLASH = replace(
     CPU_INT8, name="cpu-int8-flash", rewrites=GraphRewrites(names=(*LEAN.names, "flash-when-full"))
 )
 CPU_INT8_PLAIN = replace(CPU_INT8, name="cpu-int8-plain", source=_PLAIN, rewrites=None)
-# The recipe that most people use: fuse everything, then quantise.
+# The common recipe: fuse all operators, then quantize.
 CPU_INT8_FUSED = replace(
     CPU_INT8_PLAIN,
     name="cpu-int8-fused",
@@ -216,8 +218,8 @@ CPU_INT8_STATIC = replace(
     other_calibrations=("percentile", "entropy"),
 )
 CPU_INT8_WEIGHTS = replace(CPU_INT8, name="cpu-int8-weights", quantization=WeightOnlyInt8())
-# OpenVINO prepares kernels for every shape it meets, which costs as much as a pass: batches are
-# padded up to one of these, and it wins where that padding costs less than it gains.
+# OpenVINO compiles kernels for every new shape, which takes as long as a forward pass. Batches are
+# therefore padded to one of these shapes.
 _FEW_SHAPES = EngineOptions(
     buckets=tuple(
         (items, tokens)
@@ -244,9 +246,9 @@ GPU_FP16 = CandidateRecipe(
     precision="fp16",
     source=ExportRecipe(dtype="float16", fusions="cuda"),
 )
-# Shapes of the GPU encoder: padding is cheap there, launching kernels is not.
+# On a GPU, padding costs less than kernel launches, so few shapes suffice.
 _BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
-# The same graph with memory bound per shape, on CUDA captured as one CUDA graph per shape.
+# The same graph with IO binding per shape; CUDA captures one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
 GPU_FP16_TENSORRT = replace(
     GPU_FP16,
@@ -265,14 +267,14 @@ GPU_FP16_COMPILED = replace(
     options=EngineOptions(compile=True, buckets=_BUCKETS),
 )
 
-# SmolLM2-135M-Instruct from a Q4_1 file, whose fp32 perplexity is 30.5 here: of next tokens 97 %
-# agree by row, with perplexity 31.3 (unsmoothed 94 % and 31.6); in blocks 99.9 %, with 31.0.
+# Measured with SmolLM2-135M-Instruct from a Q4_1 file (fp32 perplexity 30.5). int8 per token: 97 %
+# of next tokens agree, perplexity 31.3 (unsmoothed 94 % and 31.6). int8 in blocks: 99.9 % and 31.0.
 DECODER_INT8 = DecoderRecipe(
     name="cpu-int8", device=Device.CPU, precision="int8", per_token_int8=True, kv_cache_dtype="int8"
 )
 DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
-# The same model, rounded a second time: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger
-# models, and those that were not rounded before, lose less.
+# The same model, quantized twice: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger models
+# and checkpoints that were not quantized lose less.
 DECODER_INT4 = DecoderRecipe(
     name="cpu-int4",
     device=Device.CPU,
@@ -282,11 +284,11 @@ DECODER_INT4 = DecoderRecipe(
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch")
-# For what programs and graphs cannot do: bitsandbytes' weights, several GPUs, memory on the host.
+# Supports bitsandbytes weights, several GPUs and KV offload; programs and graphs do not.
 DECODER_FP16_TRANSFORMERS = replace(
     DECODER_FP16, name="gpu-fp16-transformers", engine="transformers"
 )
-# Half and a quarter of the memory; what weights multiply stays in fp16.
+# Half and a quarter of the weight memory; activations stay in fp16.
 DECODER_GPU_INT8 = replace(DECODER_FP16, name="gpu-int8", precision="int8")
 DECODER_GPU_INT4 = replace(DECODER_FP16, name="gpu-int4", precision="int4")
 DECODER_GPU_INT8_BNB = replace(
@@ -296,13 +298,13 @@ DECODER_GPU_NF4_BNB = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
 )
 
-# The few that won on the hosts measured so far: a build of a minute.
+# The fastest candidates on the hosts measured so far: a build takes a minute.
 QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_PLAIN, GPU_FP16),
     decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
-# Everything: minutes, and the fastest graph for the host at hand.
+# All candidates: a build takes minutes and finds the fastest graph for this host.
 FULL = BuildRecipe(
     candidates=(
         CPU_INT8,
@@ -344,7 +346,7 @@ LOW_MEMORY = replace(
     ),
 )
 
-# By what the command line calls them.
+# By their names on the command line.
 SEARCH_PRESETS: Mapping[str, BuildRecipe] = {"full": FULL, "quick": QUICK, "low-memory": LOW_MEMORY}
 
 
@@ -369,10 +371,10 @@ def with_gpu_placement(
         name += f"-x{tensor_parallel_size}"
     if kv_offload:
         name += "-offloaded"
-    for_gpu = replace(
+    gpu_candidate = replace(
         DECODER_FP16_TRANSFORMERS,
         name=name,
         run=EngineOptions(tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload),
     )
     others = (r for r in recipe.decoders if r.device is not Device.GPU)
-    return replace(recipe, decoders=(*others, for_gpu))
+    return replace(recipe, decoders=(*others, gpu_candidate))

@@ -174,7 +174,7 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
     _write_logits(model, gate_inputs.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
         raise UnsupportedModel(
-            f"`{metadata.architecture}` answers NaN or Inf in fp32 torch already",
+            f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",
             hint="the checkpoint is damaged: download or save it again",
         )
     logits.flush()

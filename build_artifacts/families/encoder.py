@@ -27,7 +27,7 @@ from build_artifacts.search.preparation import PreparedModel, cached_prepare
 from build_artifacts.search.screening import SpeedScreening, screen_speed
 from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from build_artifacts.storage.workspace import time_over
+from build_artifacts.storage.workspace import describe_search_timeout
 from deployments.artifacts.manifest import REFERENCE_NAME, TOKENIZER_NAME, Candidate, Gate
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import Device, ModelHead
@@ -169,7 +169,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         end_s = time.monotonic() + seconds
         for recipe in self.candidates(device):
             if exported and time.monotonic() > end_s:
-                steps.report_skipped(recipe.name, time_over(seconds))
+                steps.report_skipped(recipe.name, describe_search_timeout(seconds))
                 continue
             try:
                 spec = self.export(_build_attempt(recipe))

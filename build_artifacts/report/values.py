@@ -88,7 +88,7 @@ class ServedVariants:
 
 
 def serving(placement: TuningTarget) -> ServedVariants | None:
-    """The tuned selection of this host, else the default candidate; None when no graph runs here."""
+    """The tuned selection, else the default candidate; None when no graph runs here."""
     table = read_costs(placement)
     if table is not None:
         return ServedVariants(placement, table.selected_variants())

@@ -1,4 +1,4 @@
-"""What every candidate of a build starts from and is held against."""
+"""The prepared checkpoint of a build and the reference outputs that candidates must match."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ _SCORES_NAME = "scores.json"
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A checkpoint whose facts, zeros and answers are known.
+    """A checkpoint with metadata, removable channels and reference outputs.
 
-    `reference_dir` holds what `prepare` wrote; `evaluation` is None where no data was given.
+    `reference_dir` holds the files of `prepare`; `evaluation` is None without labelled data.
     """
 
     weights: Path  # directory of the merged checkpoint
@@ -77,31 +77,31 @@ class PreparedModel:
 
     @cached_property
     def compaction(self) -> Compaction:
-        """What the checkpoint has to spare."""
+        """Channels and heads that compaction removes."""
         path = self.reference_dir / _COMPACTION_NAME
         return Compaction.model_validate_json(path.read_bytes())
 
     @cached_property
     def reference(self) -> ReferenceOutputs:
-        """The original's answers to the probes."""
+        """Outputs of the reference model for the probes."""
         return ReferenceOutputs.read(self.reference_dir / REFERENCE_NAME)
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
-        """The original's metrics by name; empty without data."""
+        """Metrics of the reference model by name; empty without labelled data."""
         scores: dict[str, float] = json.loads((self.reference_dir / _SCORES_NAME).read_bytes())
         return scores
 
     def model(self, dtype: Dtype) -> TorchModel:
-        """The model in torch without what is to spare. Raises UnsupportedModel."""
+        """Load the compacted torch model. Raises UnsupportedModel."""
         model = load_model(self.weights, head=self.metadata.head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
 
 
 def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint of a GGUF file with its weights in fp32. Raises UnsupportedModel."""
+    """Convert the weights of a GGUF file to fp32. Raises UnsupportedModel."""
     file = checkpoint.gguf
-    assert file is not None, "there is nothing to dequantise; this is a bug"
+    assert file is not None, "bug: the checkpoint has no GGUF file"
 
     def work(into: Path) -> str:
         dequantize(checkpoint, into)
@@ -112,7 +112,7 @@ def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """The checkpoint with the adapter added to its weights. Raises BuildError."""
+    """Merge the adapter into the weights of the checkpoint. Raises BuildError."""
 
     def work(into: Path) -> str:
         merge(checkpoint, adapter, into)
@@ -125,7 +125,7 @@ def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) ->
 def cached_prepare(
     steps: StepRunner, weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None
 ) -> PreparedModel:
-    """What candidates made of `weights` are held against. Raises UnsupportedModel."""
+    """Compute reference outputs and scores of `weights`. Raises UnsupportedModel."""
 
     def work(into: Path) -> str:
         prepare(weights, metadata, evaluation, into)
@@ -141,21 +141,21 @@ def cached_prepare(
 def prepare(
     weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None, into: Path
 ) -> None:
-    """Write to `into` what the original answers, and what it has to spare.
+    """Write reference outputs, scores and the compaction plan to `into`.
 
-    The answers are those of the model as it came: a compaction that changed them would be found.
-    Raises UnsupportedModel.
+    The outputs are those of the model before compaction, so the gate detects a compaction that
+    changes them. Raises UnsupportedModel.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)
     items = tokenize_probes(weights, metadata)
-    given = tuple(run_probes(reference, items, 1))
-    if not all(np.isfinite(answer).all() for answer in given):
+    outputs = tuple(run_probes(reference, items, 1))
+    if not all(np.isfinite(output).all() for output in outputs):
         raise UnsupportedModel(
-            f"`{metadata.architecture}` answers NaN or Inf in fp32 torch already",
+            f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",
             hint="the checkpoint is damaged: download or save it again",
         )
-    ReferenceOutputs(items, given).write(into / REFERENCE_NAME)
+    ReferenceOutputs(items, outputs).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / _COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The texts, and pairs of texts, on which a graph is compared with the original.
+"""Texts and pairs of texts for comparing a graph with the reference model.
 
-One word to several hundred tokens, several languages and scripts, code, numbers and emoji, with and
-without an opinion; lengths are mixed so that neighbours in a batch pad each other.
+They have one word to several hundred tokens in several languages and scripts, with code, numbers,
+emoji and opinions. Lengths alternate, so that batches contain padding.
 """
 
 from __future__ import annotations
@@ -20,38 +20,37 @@ from deployments.tasks import TASKS
 from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import CachingTokenizer
 
-# A masked token is answered with a logit per word of the vocabulary, so a reference grows fast.
-# Its probes are cut to this many tokens, and masks are set as long as all their logits stay within
-# these bytes (BERT: four masks a probe); a probe has one at least, which is 64 MB for XLM-R.
+# The reference holds one logit per mask and vocabulary entry. Probes with masks are therefore
+# truncated, and the number of masks is limited by the size of all logits (BERT: four masks per
+# probe). Each probe has at least one mask, which takes 64 MB for XLM-R.
 MASKED_PROBE_TOKENS = 128
 MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
 
 
 def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[TokenizedItem, ...]:
-    """The probes as the model is going to see them, by the tokenizer.json in `directory`.
+    """Tokenize the probes with the tokenizer.json in `directory`.
 
-    Question answering, ranking and the judging of entailment get pairs; a model that fills masks
-    gets some.
+    Models for question answering, ranking and entailment get pairs; fill-mask models get masks.
     """
     paired = any(TASKS[task].reads_pairs for task in metadata.tasks)
-    judging = metadata.head is ModelHead.LABELS and has_entailment_label(metadata.labels)
-    texts = PAIRS if paired or judging else PROBES
+    is_nli = metadata.head is ModelHead.LABELS and has_entailment_label(metadata.labels)
+    texts = PAIRS if paired or is_nli else PROBES
     if metadata.head is not ModelHead.MASKS:
         return tokenize_texts(directory, metadata.max_tokens, texts)
     items = tokenize_texts(directory, min(metadata.max_tokens, MASKED_PROBE_TOKENS), texts)
     per_probe = MASKED_REFERENCE_BYTES // (4 * metadata.output_width * len(items))
     special = _special_ids(directory)
-    assert metadata.mask_token is not None, "facts of a head MASKS name its token; this is a bug"
-    masked = [_masked(item, metadata.mask_token, special, max(1, per_probe)) for item in items]
-    # A text of nothing but unknown characters has no token to ask for.
+    assert metadata.mask_token is not None, "bug: a head MASKS without a mask token"
+    masked = [_mask_tokens(item, metadata.mask_token, special, max(1, per_probe)) for item in items]
+    # A text of unknown characters has no token to mask.
     return tuple(item for item in masked if metadata.mask_token in item.ids)
 
 
 def tokenize_texts(
     directory: Path, max_tokens: int, texts: Sequence[Text]
 ) -> tuple[TokenizedItem, ...]:
-    """Each text or pair cut to `max_tokens`, by the tokenizer.json in `directory`."""
+    """Tokenize texts or pairs with the tokenizer.json in `directory`; truncate to `max_tokens`."""
     call = Call(
         texts=tuple(texts),
         fields=tuple(f"probes[{i}]" for i in range(len(texts))),
@@ -59,10 +58,10 @@ def tokenize_texts(
         truncation=Truncation.KEEP_START,
         deadline_s=float("inf"),
     )
-    (encoded,) = CachingTokenizer(directory, max_tokens).tokenize([call])
-    if isinstance(encoded, BaseException):
-        raise encoded
-    return tuple(encoded.items)
+    (tokenized,) = CachingTokenizer(directory, max_tokens).tokenize([call])
+    if isinstance(tokenized, BaseException):
+        raise tokenized
+    return tuple(tokenized.items)
 
 
 def _special_ids(directory: Path) -> NDArray[np.int32]:
@@ -72,15 +71,15 @@ def _special_ids(directory: Path) -> NDArray[np.int32]:
     return np.array([i for i, token in added.items() if token.special], dtype=np.int32)
 
 
-def _masked(
-    item: TokenizedItem, mask_token: int, special: NDArray[np.int32], at_most: int
+def _mask_tokens(
+    item: TokenizedItem, mask_token: int, special: NDArray[np.int32], max_masks: int
 ) -> TokenizedItem:
-    """`item` with every seventh real token, but no more than `at_most`, replaced by the mask."""
-    real = np.flatnonzero(~np.isin(item.ids, special))
-    chosen = real[::WORDS_PER_MASK]
-    chosen = chosen[:: max(1, -(-len(chosen) // at_most))]
+    """Replace every seventh token that is not special, at most `max_masks`, by the mask."""
+    candidates = np.flatnonzero(~np.isin(item.ids, special))
+    masked = candidates[::WORDS_PER_MASK]
+    masked = masked[:: max(1, -(-len(masked) // max_masks))]
     ids = item.ids.copy()
-    ids[chosen] = mask_token
+    ids[masked] = mask_token
     return TokenizedItem(ids, item.second_segment_start)
 
 
@@ -186,8 +185,8 @@ PROBES: tuple[str, ...] = (
     "A gentle story about friendship, told with charm and humour.",
 )
 
-# Questions with a passage that answers them, and some that it does not answer.
-_ASKED: tuple[TextPair, ...] = (
+# Questions with a passage, which contains the answer to most of them.
+_QUESTIONS: tuple[TextPair, ...] = (
     ("Who counts the boats from her kitchen window?", _HARBOUR),
     ("How far had the middle span sunk?", _BRIDGE),
     ("When is salt added to the beans?", _RECIPE),
@@ -209,4 +208,4 @@ _ASKED: tuple[TextPair, ...] = (
     ("¿Quién cuenta los barcos?", _HARBOUR),
     ("price of the crates?", _HARBOUR),
 )
-PAIRS: tuple[TextPair, ...] = _ASKED + tuple(zip(PROBES[::2], PROBES[1::2], strict=True))
+PAIRS: tuple[TextPair, ...] = _QUESTIONS + tuple(zip(PROBES[::2], PROBES[1::2], strict=True))

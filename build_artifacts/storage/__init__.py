@@ -1,1 +1,1 @@
-"""The store: where builds work, what is in it, what may go."""
+"""Build workspaces in the store and garbage collection."""

@@ -1,11 +1,11 @@
-"""What may be removed from a store: versions without an alias, and what builds left behind.
+"""Garbage collection of a store: versions without an alias and remains of builds.
 
-Every plain file in a model's directory that holds a version and nothing else is an alias; `latest`
-is one. A version stays, alias or not, while a build of its model is at work, and while any process
-holds an exclusive lock on a file in it. Links are neither followed nor removed.
+An alias is a plain file in a model's directory that contains only a version, such as `latest`. A
+version stays while a build of its model runs, or while a process holds an exclusive lock on one of
+its files. Links are neither followed nor removed.
 
-A running server is not disturbed: it read its graphs when it started, and where it starts again it
-goes by the aliases. Versions it was told by number only its configuration knows: pass them.
+A running server is not affected: it loaded its graphs at start and resolves aliases when it starts
+again. Pass the versions that a server's configuration pins by number in `keep`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ from deployments.artifacts.store import (
 )
 
 ABANDONED_AFTER_S = 7 * 86_400.0
-# Between writing a file beside and renaming it pass milliseconds.
+# Writers rename a temporary file within milliseconds.
 TEMPORARY_AFTER_S = 3_600.0
-# The directory of a build; its lock and log are called like it.
+# Name of a build directory; its lock and its log share the name.
 BUILD_DIRECTORY = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 
 
 class GarbageKind(StrEnum):
-    """What a piece of garbage is."""
-
     VERSION = "version"
     BUILD = "build"  # an unfinished build, or the log of a failed one
     SCRATCH = "scratch"
@@ -53,7 +51,7 @@ class GarbageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GarbageItem:
-    """One thing to remove."""
+    """One removable version, build, directory or file."""
 
     kind: GarbageKind
     name: str  # `model:version` of versions and builds
@@ -64,73 +62,71 @@ class GarbageItem:
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """How much there is, and how old."""
+    """Size and age of files and directories."""
 
     size: int  # bytes of the plain files
-    changed_s: float  # of the newest file or directory, seconds since the epoch
+    changed_s: float  # last change of any file or directory, seconds since the epoch
 
 
 def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Builds that nobody is at work on, unchanged for ABANDONED_AFTER_S."""
+    """Yield builds that no process runs, unchanged for ABANDONED_AFTER_S."""
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
     for name in sorted(names):
-        place, root = BUILD_DIRECTORY.fullmatch(name), building / name
-        if place is None or is_locked(lock_path(root)):
+        match, root = BUILD_DIRECTORY.fullmatch(name), building / name
+        if match is None or is_locked(lock_path(root)):
             continue
-        extent = measure(root, log_path(root), lock_path(root))
-        age_s = now_s - extent.changed_s
+        usage = measure(root, log_path(root), lock_path(root))
+        age_s = now_s - usage.changed_s
         if age_s > ABANDONED_AFTER_S:
-            why = "unfinished" if root.is_dir() else "left by a failure"
-            ref = f"{place['model'].replace('--', '/')}:{place['version']}"
-            told = f"{why}, {age_s / 86_400:.0f} days old"
-            yield GarbageItem(GarbageKind.BUILD, ref, root, extent.size, told)
+            state = "unfinished" if root.is_dir() else "left by a failure"
+            ref = f"{match['model'].replace('--', '/')}:{match['version']}"
+            reason = f"{state}, {age_s / 86_400:.0f} days old"
+            yield GarbageItem(GarbageKind.BUILD, ref, root, usage.size, reason)
 
 
 def orphan_logs(building: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Logs that belong to no version."""
+    """Yield logs that belong to no version."""
     for path in sorted(building.glob("*.log")):
-        extent = measure(path)
-        if (
-            not BUILD_DIRECTORY.fullmatch(path.stem)
-            and now_s - extent.changed_s > ABANDONED_AFTER_S
-        ):
+        usage = measure(path)
+        if not BUILD_DIRECTORY.fullmatch(path.stem) and now_s - usage.changed_s > ABANDONED_AFTER_S:
             yield GarbageItem(
-                GarbageKind.FILE, path.name, path, extent.size, "a log without a build"
+                GarbageKind.FILE, path.name, path, usage.size, "a log without a build"
             )
 
 
 def abandoned_scratch(building: Path) -> list[GarbageItem]:
-    """Scratch directories whose process is gone."""
+    """Return scratch directories whose process has ended."""
     with directory_lock(building):
-        found = find_abandoned_scratch(building)
-    why = "left by a process that was killed"
+        paths = find_abandoned_scratch(building)
+    reason = "left by a process that was killed"
     return [
-        GarbageItem(GarbageKind.SCRATCH, path.name, path, measure(path).size, why) for path in found
+        GarbageItem(GarbageKind.SCRATCH, path.name, path, measure(path).size, reason)
+        for path in paths
     ]
 
 
 def temporary_files(model: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Files in a model's directory that were being written beside their place."""
+    """Yield temporary files that an interrupted write left in a model's directory."""
     for path in plain_files(model):
-        extent = measure(path)
-        if TEMPORARY_FILE.fullmatch(path.name) and now_s - extent.changed_s > TEMPORARY_AFTER_S:
+        usage = measure(path)
+        if TEMPORARY_FILE.fullmatch(path.name) and now_s - usage.changed_s > TEMPORARY_AFTER_S:
             name = path.relative_to(model.parent).as_posix()
-            why = "half-written by a process that was killed"
-            yield GarbageItem(GarbageKind.FILE, name, path, extent.size, why)
+            reason = "half-written by a process that was killed"
+            yield GarbageItem(GarbageKind.FILE, name, path, usage.size, reason)
 
 
 def is_own_directory(path: Path) -> bool:
-    """Whether `path` is a directory itself, not a link to one."""
+    """Return whether `path` is a directory and not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def plain_files(directory: Path) -> Iterator[Path]:
-    """Every file below `directory`, without links and without what links lead to."""
+    """Yield every file below `directory`; links are neither returned nor followed."""
     return (path for path in _below(directory) if path.is_file() and not path.is_symlink())
 
 
 def measure(*roots: Path) -> DiskUsage:
-    """The extent of some files and trees together; when all are gone, they changed just now."""
+    """Sum up files and directory trees. If none exists, `changed_s` is infinite."""
     size, changed_s = 0, -math.inf
     for root in roots:
         for path in (root, *(_below(root) if is_own_directory(root) else ())):
@@ -151,7 +147,7 @@ _HEADER = ("WHAT", "NAME", "MB", "WHY")
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What `find_garbage` found in `store`, leaving out `keep`."""
+    """Removable items of `store`, without the versions in `keep`."""
 
     store: Path
     keep: frozenset[str]
@@ -159,47 +155,46 @@ class Garbage:
 
     @property
     def size(self) -> int:
-        """All of it, in bytes."""
         return sum(item.size for item in self.items)
 
 
 def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
-    """Everything in `store` that may go, except the versions `keep` names as `model:version`.
+    """Find everything removable, except the versions in `keep`, written `model:version`.
 
     Raises BuildError.
     """
     for ref in keep:
         if not ref.partition(":")[2]:
             raise BuildError(f"`{ref}` names no version", hint="write `MODEL:VERSION`")
-    kept, now_s, building = frozenset(keep), time.time(), store / BUILDING_NAME
+    retained, now_s, building = frozenset(keep), time.time(), store / BUILDING_NAME
     items: list[GarbageItem] = []
     with store_errors(store, "read"):
         for model in _model_directories(store):
-            items += _versions(model, kept, building)
+            items += _versions(model, retained, building)
             items += temporary_files(model, now_s)
         if is_own_directory(building):
             items += old_builds(building, now_s)
             items += orphan_logs(building, now_s)
             items += abandoned_scratch(building)
-    return Garbage(store, kept, tuple(items))
+    return Garbage(store, retained, tuple(items))
 
 
 def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
-    """Remove what was found and may still go; returns what went. Raises BuildError.
+    """Remove the items that are still garbage and return them. Raises BuildError.
 
-    What was found a while ago is looked at again: an alias may have been moved meanwhile.
+    The store is searched again first, because an alias may have moved since.
     """
     store, building = garbage.store, garbage.store / BUILDING_NAME
-    still = {(item.kind, item.path) for item in find_garbage(store, garbage.keep).items}
-    found = [item for item in garbage.items if (item.kind, item.path) in still]
+    current = {(item.kind, item.path) for item in find_garbage(store, garbage.keep).items}
+    removable = [item for item in garbage.items if (item.kind, item.path) in current]
     with store_errors(store, "clean"):
-        if found:
+        if removable:
             building.mkdir(exist_ok=True)
-        return tuple(item for item in found if _REMOVE[item.kind](building, item))
+        return tuple(item for item in removable if _REMOVE[item.kind](building, item))
 
 
 def describe(garbage: Garbage) -> str:
-    """The items in columns, the largest of a kind first, and what they take together."""
+    """Format the items in columns, the largest of each kind first, with their total size."""
     if not garbage.items:
         return f"nothing to remove from {garbage.store}"
     order = list(GarbageKind)
@@ -221,22 +216,22 @@ def _model_directories(store: Path) -> Iterator[Path]:
 
 
 def _versions(model: Path, keep: frozenset[str], building: Path) -> Iterator[GarbageItem]:
-    pointed = pointed_versions(model)
-    if pointed is None or _is_building(building, model.name):
+    aliased = read_aliased_versions(model)
+    if aliased is None or _is_building(building, model.name):
         return
     for path in sorted(model.iterdir()):
         if not VERSION.fullmatch(path.name) or not is_own_directory(path):
             continue
         name = f"{model.name.replace('--', '/')}:{path.name}"
-        if path.name not in pointed and name not in keep and not _is_in_use(path):
+        if path.name not in aliased and name not in keep and not _is_in_use(path):
             yield GarbageItem(
                 GarbageKind.VERSION, name, path, measure(path).size, "no alias points to it"
             )
 
 
-def pointed_versions(model: Path) -> frozenset[str] | None:
-    """What the aliases in a model's directory point to; None where one of them cannot be read."""
-    pointed = set()
+def read_aliased_versions(model: Path) -> frozenset[str] | None:
+    """Return the versions that aliases of a model name; None if an alias is unreadable."""
+    aliased = set()
     for path in model.iterdir():
         text = ""
         if path.is_file() and not path.name.startswith("."):
@@ -246,15 +241,15 @@ def pointed_versions(model: Path) -> frozenset[str] | None:
             except PermissionError:
                 return None
         if VERSION.fullmatch(text):
-            pointed.add(text)
+            aliased.add(text)
         elif path.name == LATEST_NAME:
             return None
-    return frozenset(pointed)
+    return frozenset(aliased)
 
 
 def _is_building(building: Path, model_name: str) -> bool:
     locks = [(BUILD_DIRECTORY.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
-    return any(place and place["model"] == model_name and is_locked(lock) for place, lock in locks)
+    return any(match and match["model"] == model_name and is_locked(lock) for match, lock in locks)
 
 
 def _is_in_use(version: Path) -> bool:
@@ -262,13 +257,13 @@ def _is_in_use(version: Path) -> bool:
 
 
 def _remove_version(building: Path, item: GarbageItem) -> bool:
-    # Held, so that no build of this version points an alias to it meanwhile.
+    # With the lock held, no build of this version can set an alias to it.
     with try_exclusive_lock(
         lock_path(building / f"{item.path.parent.name}--{item.path.name}")
     ) as free:
-        pointed = pointed_versions(item.path.parent)
-        is_unpointed = pointed is not None and item.path.name not in pointed
-        is_garbage = free and is_unpointed and is_own_directory(item.path)
+        aliased = read_aliased_versions(item.path.parent)
+        has_no_alias = aliased is not None and item.path.name not in aliased
+        is_garbage = free and has_no_alias and is_own_directory(item.path)
         if is_garbage:
             remove_atomically(item.path, building)
     return is_garbage

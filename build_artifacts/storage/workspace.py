@@ -1,4 +1,4 @@
-"""Steps of a build: each done once, told on the progress, its noise in the log."""
+"""Workspace and steps of a build: cached results, progress output and the log."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from deployments.artifacts.store import (
 
 @contextmanager
 def scratch(store: Path) -> Iterator[Path]:
-    """A fresh directory in `store`, removed on every way out."""
+    """Create an empty directory in `store`; remove it on exit."""
     building = store / BUILDING_NAME
     with ExitStack() as stack:
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
-            # Held while starting: until it is locked the new directory looks abandoned.
+            # Until the new directory is locked, other processes would take it for abandoned.
             with directory_lock(building):
                 for path in find_abandoned_scratch(building):
                     shutil.rmtree(path, ignore_errors=True)
@@ -48,7 +48,7 @@ def scratch(store: Path) -> Iterator[Path]:
 
 @contextmanager
 def store_errors(store: Path, doing: str = "write to") -> Iterator[None]:
-    """Say plainly what cannot be done to the store. Raises BuildError for OSError."""
+    """Raise BuildError for an OSError, naming the store and the failed action."""
     try:
         yield
     except OSError as exc:
@@ -59,34 +59,34 @@ def store_errors(store: Path, doing: str = "write to") -> Iterator[None]:
 
 
 _STEP_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_MADE_WITH_NAME = "made-with"
-# Enough that a disk without room for it counts as full.
+_BUILD_INPUTS_NAME = "made-with"
+# bytes; a disk without this much free space counts as full
 _PROBE_BYTES = 1 << 20
 
 
 class Workspace:
-    """The private directory of one build. Made by `build_workspace`."""
+    """The private directory of one build, created by `build_workspace`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.log = log_path(root)
 
     def directory(self, name: str) -> Path:
-        """An existing directory for one step's files."""
+        """Create and return the directory for the files of one step."""
         path = self.root / name
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def is_done(self, name: str) -> bool:
-        """Whether the step `name` is finished, by this build or by one that was interrupted."""
+        """Return whether this build or an interrupted build finished the step."""
         return self._step(name).is_dir()
 
     def run_cached(self, name: str, work: Callable[[Path], None]) -> Path:
-        """The directory that `work` filled, now or in a build that was interrupted.
+        """Return the directory that `work` filled, in this or in an interrupted build.
 
-        `work` gets an empty directory, which is renamed when it returns: what it writes must not
-        name its own place. When it raises, nothing is kept of the step; where the disk is full by
-        then, that is what is raised (OSError), whatever `work` made of it.
+        `work` receives an empty directory that is renamed afterwards, so files must not contain its
+        path. If `work` raises, the directory is removed. If the disk is full then, OSError replaces
+        the exception.
         """
         done = self._step(name)
         if done.is_dir():
@@ -106,18 +106,18 @@ class Workspace:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Send everything written to stdout and stderr, C++ libraries included, to the log."""
+        """Redirect stdout and stderr to the log, including the output of C++ libraries."""
         with self.log.open("ab") as log, _redirected(log.fileno(), (1, 2)):
             yield
 
     def record_failure(self) -> None:
         """Append the traceback of the exception being handled to the log."""
-        # On a full disk there may be no room for it, and the exception itself matters more.
+        # A full disk may prevent this; the exception itself matters more.
         with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
             traceback.print_exc(file=log)
 
     def _step(self, name: str) -> Path:
-        assert _STEP_NAME.fullmatch(name), f"`{name}` names no step; this is a bug"
+        assert _STEP_NAME.fullmatch(name), f"bug: invalid step name `{name}`"
         return self.root / "steps" / name
 
     def _do(self, work: Callable[[Path], None], partial: Path) -> None:
@@ -127,7 +127,7 @@ class Workspace:
         except OSError:
             raise
         except Exception as exc:
-            # Libraries hide a full disk in exceptions of their own.
+            # Libraries report a full disk with other exceptions.
             if _is_full(partial):
                 reason = os.strerror(errno.ENOSPC)
                 raise OSError(errno.ENOSPC, reason, str(partial)) from exc
@@ -138,25 +138,25 @@ class Workspace:
 def build_workspace(
     store: Path, model_id: str, version: str, progress: BuildProgress, *, build_inputs: str = ""
 ) -> Iterator[Workspace]:
-    """The workspace of one version, for one build at a time: another one waits and says so.
+    """Open the workspace of one version for one build at a time; other builds wait and report it.
 
-    Who waited may find the version published when it enters. Steps of an interrupted build are
-    still there, unless they were made with something else than `build_inputs` says.
+    After waiting, the version may be published already. Steps of an interrupted build are reused
+    if its `build_inputs` were equal.
 
-    A build that ends well, or with a BuildError, which the next run would meet again, leaves no
-    steps; after everything else they stay. The log stays after every failure.
+    Steps are removed after success and after a BuildError, which would occur again. They stay after
+    any other exception. The log stays after every failure.
     """
     building = store / BUILDING_NAME
     root = build_path(store, model_id, version)
 
-    def tell(holder: str) -> None:
+    def report_waiting(holder: str) -> None:
         by = f" ({holder})" if holder else ""
         progress.message(f"waiting for another build of {model_id} version {version}{by}")
 
     with ExitStack() as stack:
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(exclusive_lock(lock_path(root), tell))
+            stack.enter_context(exclusive_lock(lock_path(root), report_waiting))
             place = _enter(root, build_inputs)
         try:
             yield place
@@ -172,25 +172,25 @@ def build_workspace(
 
 
 def _enter(root: Path, build_inputs: str) -> Workspace:
-    note = root / _MADE_WITH_NAME
-    wanted = build_inputs.encode()
-    if root.exists() and (not note.is_file() or note.read_bytes() != wanted):
+    inputs_file = root / _BUILD_INPUTS_NAME
+    inputs = build_inputs.encode()
+    if root.exists() and (not inputs_file.is_file() or inputs_file.read_bytes() != inputs):
         remove_atomically(root, root.parent)
     if not root.exists():
         log_path(root).unlink(missing_ok=True)
         root.mkdir()
-        note.write_bytes(wanted)
+        inputs_file.write_bytes(inputs)
     return Workspace(root)
 
 
 def _clean_up(root: Path) -> None:
-    with suppress(OSError):  # the build is over either way; `gc` finds what could not be removed
+    with suppress(OSError):  # the build has ended; `gc` removes the rest
         remove_atomically(root, root.parent)
 
 
 @contextmanager
 def workspace(store: Path) -> Iterator[Workspace]:
-    """A workspace without a name, removed on every way out, its log only on success."""
+    """Open a temporary workspace. Remove it on exit, but keep its log after a failure."""
     with scratch(store) as root:
         for log in root.parent.glob(f"{SCRATCH_PREFIX}*.log"):
             if not log.with_suffix("").exists():
@@ -205,7 +205,7 @@ def workspace(store: Path) -> Iterator[Workspace]:
 
 
 def _sync_tree(directory: Path) -> None:
-    """A step that is there after a power failure must be there whole."""
+    """Flush a step to the disk, so that a power failure leaves it complete or absent."""
     for top, _, names in os.walk(directory):
         for path in (Path(top, name) for name in names):
             if not path.is_symlink():
@@ -234,7 +234,7 @@ def _is_full(directory: Path) -> bool:
 
 @contextmanager
 def _redirected(target: int, descriptors: tuple[int, ...]) -> Iterator[None]:
-    _flush()  # what was said before belongs where it was said
+    _flush()  # earlier output belongs to the earlier target
     saved = [os.dup(descriptor) for descriptor in descriptors]
     try:
         for descriptor in descriptors:
@@ -254,22 +254,22 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-# Fills the directory it is given and says in a few words what came out.
+# Fill the directory and return a short description of the result.
 StepWork = Callable[[Path], str]
 
 
 class StepRunner:
-    """The one way a build does something that takes time."""
+    """Runs the steps of a build and reports them as progress."""
 
-    def __init__(self, place: Workspace, progress: BuildProgress) -> None:
-        self._place = place
+    def __init__(self, workspace: Workspace, progress: BuildProgress) -> None:
+        self._workspace = workspace
         self._progress = progress
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @contextmanager
     def run_uncached(self, name: str, detail: str) -> Iterator[BuildStep]:
-        """A step that leaves nothing behind, so an interrupted build does it again."""
-        with self._progress.step(name, detail) as step, self._place.quiet():
+        """Run a step without a stored result; a resumed build repeats it."""
+        with self._progress.step(name, detail) as step, self._workspace.quiet():
             yield step
 
     def report(self, text: str) -> None:
@@ -281,40 +281,40 @@ class StepRunner:
             step.set_outcome(reason)
 
     def run_cached(self, key: str, name: str, detail: str, work: StepWork) -> Path:
-        """The directory that `work` filled, now or in a build that was interrupted.
+        """Return the directory that `work` filled, in this or in an interrupted build.
 
-        `key` names the step among all steps of the build.
+        `key` is unique among the steps of the build.
         """
-        is_news = key not in self._told
-        self._told.add(key)
-        if not self._place.is_done(key):
+        is_first_report = key not in self._reported
+        self._reported.add(key)
+        if not self._workspace.is_done(key):
             with self.run_uncached(name, detail) as step:
-                done = self._place.run_cached(key, lambda into: step.set_outcome(work(into)))
-            _give_back()
+                done = self._workspace.run_cached(key, lambda into: step.set_outcome(work(into)))
+            _release_memory()
             return done
-        if is_news:
+        if is_first_report:
             with self._progress.step(name, detail) as step:
                 step.set_outcome("done by an interrupted build")
-        return self._place.run_cached(key, _never)
+        return self._workspace.run_cached(key, _never)
 
 
-def _give_back() -> None:
-    """Return freed memory to the system: a step of a large model leaves gigabytes with malloc."""
+def _release_memory() -> None:
+    """Return freed memory to the system; after a large model, malloc holds gigabytes."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 def _never(_into: Path) -> None:
-    raise AssertionError("a finished step was started again; this is a bug")
+    raise AssertionError("bug: a finished step was started again")
 
 
 def megabytes(path: Path) -> str:
-    """The size of a file in words."""
+    """Format the size of a file in MB."""
     return f"{path.stat().st_size / 1e6:.1f} MB"
 
 
-def time_over(seconds: float) -> str:
-    """The reason why a candidate is skipped after the search time."""
+def describe_search_timeout(seconds: float) -> str:
+    """Return the reason why a candidate is skipped after the search time."""
     return f"the search time of {seconds:.0f} s is over"

@@ -146,7 +146,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_before_it_is_exported(
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     told = io.StringIO()
     request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, budget=UNTUNED)
-    with pytest.raises(UnsupportedModel, match="answers NaN or Inf in fp32 torch already"):
+    with pytest.raises(UnsupportedModel, match="returns NaN or infinity in fp32 torch"):
         build(request, BuildProgress(told))
     assert "export" not in told.getvalue()
     assert leftovers(tmp_path / "store") == []
