@@ -26,25 +26,25 @@ def groups(root: Path, files: dict[str, str], **paths: str) -> ControlGroups:
         ({"pod/own/cpu.max": "10000 100000"}, 1),
         ({"pod/own/cpu.max": "max 100000", "pod/cpu.max": "300000 100000"}, 3),
         ({"pod/own/cpu.max": "400000 100000", "cpu.max": "100000 100000"}, 1),
-        ({"pod/own/cpu.max": "who knows"}, None),
+        ({"pod/own/cpu.max": "unreadable"}, None),
         ({"pod/own/cpu.max": ""}, None),
     ],
 )
-def test_the_tightest_quota_from_the_own_group_up_counts(
+def test_cores_returns_the_lowest_quota_of_all_parents(
     tmp_path: Path, files: dict[str, str], cores: int | None
 ) -> None:
     assert groups(tmp_path, files).cores() == cores
 
 
-def test_a_container_of_version_1_finds_its_quota_at_the_root(tmp_path: Path) -> None:
+def test_cores_in_a_v1_container_reads_the_root_quota(tmp_path: Path) -> None:
     files = {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}
-    # The path is that of the host, which the container does not see.
+    # The path exists on the host only, not in the container.
     assert groups(tmp_path, files, cpu="/docker/0123").cores() == 3
     unlimited = {"cpu/cpu.cfs_quota_us": "-1"}
     assert groups(tmp_path, unlimited, cpu="/docker/0123").cores() is None
 
 
-def test_memory_that_holds_files_nobody_needs_counts_as_free(tmp_path: Path) -> None:
+def test_free_bytes_include_inactive_file_pages(tmp_path: Path) -> None:
     files = {
         "pod/own/memory.max": str(4 * GIB),
         "pod/own/memory.current": str(3 * GIB),
@@ -55,7 +55,7 @@ def test_memory_that_holds_files_nobody_needs_counts_as_free(tmp_path: Path) -> 
     assert groups(tmp_path, files).free_bytes() == 2 * GIB
 
 
-def test_the_group_with_the_least_room_counts(tmp_path: Path) -> None:
+def test_free_bytes_returns_the_minimum_of_all_parents(tmp_path: Path) -> None:
     files = {
         "memory/pod/own/memory.limit_in_bytes": str(8 * GIB),
         "memory/pod/own/memory.usage_in_bytes": str(1 * GIB),
@@ -66,24 +66,24 @@ def test_the_group_with_the_least_room_counts(tmp_path: Path) -> None:
     assert groups(tmp_path, files, memory="/pod/own").free_bytes() == GIB + 2
 
 
-def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
+def test_free_bytes_without_a_limit_is_none(tmp_path: Path) -> None:
     assert groups(tmp_path, {}).free_bytes() is None
     assert groups(tmp_path, {"memory.max": "max", "memory.current": "5"}).free_bytes() is None
 
 
-def test_a_group_above_its_limit_has_no_room_rather_than_a_negative_one(tmp_path: Path) -> None:
+def test_free_bytes_above_the_limit_is_zero(tmp_path: Path) -> None:
     files = {"memory.max": "5", "memory.current": "9"}
     assert groups(tmp_path, files).free_bytes() == 0
 
 
-def test_membership_is_read_by_controller() -> None:
+def test_parse_membership_maps_controllers_to_paths() -> None:
     text = "4:memory:/a/b\n2:cpu,cpuacct:/c\n1:name=systemd:/\n0::/d:with:colons\nnonsense\n"
-    told = parse_membership(text)
-    assert (told["memory"], told["cpu"], told["cpuacct"]) == ("/a/b", "/c", "/c")
-    assert told[""] == "/d:with:colons"
+    paths = parse_membership(text)
+    assert (paths["memory"], paths["cpu"], paths["cpuacct"]) == ("/a/b", "/c", "/c")
+    assert paths[""] == "/d:with:colons"
 
 
-def test_this_process_has_groups_that_can_be_asked() -> None:
+def test_own_control_groups_are_readable() -> None:
     own = ControlGroups.own()
     assert own.cores() is None or own.cores() >= 1
     assert own.free_bytes() is None or own.free_bytes() > 0

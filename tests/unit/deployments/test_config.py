@@ -26,7 +26,7 @@ def minimal_args() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "raw", "named"),
+    ("kind", "raw", "field"),
     [
         (IngressUserConfig, {"timout_s": 3}, "`timout_s`"),
         (IngressUserConfig, {"limits": {"itmes": 3}}, "`limits.itmes`"),
@@ -54,31 +54,31 @@ def minimal_args() -> dict[str, Any]:
         (AppArgs, minimal_args() | {"extra": 1}, "`extra`"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_by_its_path(
-    kind: type[Any], raw: dict[str, Any], named: str
+def test_parse_rejects_an_invalid_setting_with_its_path(
+    kind: type[Any], raw: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(BadSetting) as refusal:
+    with pytest.raises(BadSetting) as raised:
         kind.parse(raw)
-    assert named in refusal.value.message
+    assert field in raised.value.message
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_parse_reports_all_errors_together() -> None:
     with pytest.raises(BadSetting, match=r"`timeout_s`.*`limits\.items`|`limits\.items`.*`timeo"):
         IngressUserConfig.parse({"timeout_s": 0, "limits": {"items": 0}})
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(USER_CONFIGS.values()))
-def test_a_deployment_without_user_config_has_defaults(kind: type[Any]) -> None:
+def test_parse_without_user_config_returns_defaults(kind: type[Any]) -> None:
     assert kind.parse(None) == kind.parse({}) == kind()
 
 
-def test_settings_never_change_after_they_are_parsed() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         BatchSettings().max_batch_items = 5
 
 
 @pytest.mark.parametrize("text", ["off", "'off'"])
-def test_off_needs_no_quotes(text: str) -> None:
+def test_tune_off_needs_no_quotes_in_yaml(text: str) -> None:
     encoders = yaml.safe_load(f"cpu: {{tune: {text}}}")
     assert AppArgs.parse(minimal_args() | {"encoders": encoders}).encoders[Device.CPU].tune == "off"
 
@@ -100,7 +100,7 @@ def test_encoders_are_keyed_by_device() -> None:
         (None, None, Path.home() / ".cache" / "hundredfold" / "store"),
     ],
 )
-def test_the_store_is_named_by_settings_then_environment_then_home(
+def test_store_path_prefers_settings_then_environment_then_home(
     setting: str | None,
     variable: str | None,
     store: Path,
@@ -112,7 +112,7 @@ def test_the_store_is_named_by_settings_then_environment_then_home(
     assert AppArgs.parse(minimal_args() | {"store": setting}).store_path() == store
 
 
-def test_the_shipped_serve_config_parses_into_these_settings() -> None:
+def test_shipped_serve_config_is_valid() -> None:
     (app,) = yaml.safe_load(SERVE_CONFIG.read_text(encoding="utf-8"))["applications"]
     args = AppArgs.parse(app["args"])
     parsed = {

@@ -8,7 +8,7 @@ import pytest
 from deployments import errors
 from deployments.errors import ModelLoading, ServeError
 
-# What clients rely on: class, status, code, whether trying again can help.
+# The API contract: class, status, code, whether a retry can succeed.
 CONTRACT = [
     (errors.BadSetting, 500, "bad_setting", False),
     (errors.MalformedBody, 400, "malformed_body", False),
@@ -39,53 +39,53 @@ CONTRACT = [
 ]
 
 
-def leaf_errors(root: type[ServeError]) -> list[type[ServeError]]:
-    """Every class below `root`, in its own module, that nothing there derives from."""
+def list_leaf_errors(root: type[ServeError]) -> list[type[ServeError]]:
+    """Return the leaf classes below `root` in its module."""
     below = [kind for kind in root.__subclasses__() if kind.__module__ == root.__module__]
-    return [leaf for kind in below for leaf in leaf_errors(kind)] if below else [root]
+    return [leaf for kind in below for leaf in list_leaf_errors(kind)] if below else [root]
 
 
-LEAVES = leaf_errors(ServeError)
+LEAVES = list_leaf_errors(ServeError)
 
 
-def instance(kind: type[ServeError]) -> ServeError:
+def build_error(kind: type[ServeError]) -> ServeError:
     if kind is ModelLoading:
         return ModelLoading("still starting", estimated_time_s=12.5)
-    return kind("what went wrong", field="inputs[3]")
+    return kind("a message", field="inputs[3]")
 
 
 @pytest.mark.parametrize(("kind", "status", "code", "retryable"), CONTRACT)
-def test_status_and_code_are_what_clients_match_on(
+def test_error_status_and_code_match_the_contract(
     kind: type[ServeError], status: int, code: str, retryable: bool
 ) -> None:
     assert (kind.status, kind.code, kind.retryable) == (status, code, retryable)
 
 
-def test_the_contract_names_every_leaf_of_the_tree_and_no_code_twice() -> None:
+def test_contract_lists_every_leaf_error_with_a_unique_code() -> None:
     assert {kind for kind, *_ in CONTRACT} == set(LEAVES)
     assert len({kind.code for kind in LEAVES}) == len(LEAVES)
 
 
 @pytest.mark.parametrize("kind", LEAVES)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_error_crosses_processes_whole(kind: type[ServeError], protocol: int) -> None:
-    sent = instance(kind)
+def test_error_survives_pickling(kind: type[ServeError], protocol: int) -> None:
+    sent = build_error(kind)
     received = pickle.loads(pickle.dumps(sent, protocol))
     assert type(received) is kind
     assert received.__dict__ == sent.__dict__
     assert str(received) == str(sent) == sent.message
 
 
-def test_a_copy_can_be_reworded_without_touching_the_original() -> None:
+def test_error_copy_is_independent() -> None:
     original = errors.InputTooLong("`inputs` is long", field="inputs")
     copied = copy.copy(original)
     copied.field = "input"
     assert original.field == "inputs"
 
 
-def test_only_errors_that_pass_by_themselves_say_when_to_come_back() -> None:
-    told = {kind: instance(kind).retry_after_s for kind in LEAVES}
-    assert {kind: seconds for kind, seconds in told.items() if seconds is not None} == {
+def test_retry_after_is_set_for_temporary_errors_only() -> None:
+    seconds_by_error = {kind: build_error(kind).retry_after_s for kind in LEAVES}
+    assert {kind: seconds for kind, seconds in seconds_by_error.items() if seconds is not None} == {
         errors.Overloaded: 1.0,
         errors.ModelLoading: 12.5,
     }

@@ -13,27 +13,27 @@ KEY = BatchKey(
 )
 
 
-def encoded(*items: list[int]) -> bytes:
+def encode(*items: list[int]) -> bytes:
     return np.array([i for ids in items for i in ids], dtype="<i4").tobytes()
 
 
-def test_ragged_items_come_back_in_order_with_their_own_lengths() -> None:
+def test_items_returns_ragged_items_in_order() -> None:
     calls = (TokenizedCall((2, 1), 0, None, 0.0), TokenizedCall((3,), 0, None, 0.0))
-    batch = TokenizedBatch(KEY, encoded([1, 2], [3], [4, 5, 6]), calls, 0.0)
+    batch = TokenizedBatch(KEY, encode([1, 2], [3], [4, 5, 6]), calls, 0.0)
     assert [item.ids.tolist() for item in batch.items()] == [[1, 2], [3], [4, 5, 6]]
 
 
-def test_a_call_that_could_not_be_encoded_has_no_items() -> None:
+def test_items_skips_failed_calls() -> None:
     calls = (InputTooLong("too long", field="inputs"), TokenizedCall((2,), 0, None, 0.0))
     assert [
-        item.ids.tolist() for item in TokenizedBatch(KEY, encoded([7, 8]), calls, 0.0).items()
+        item.ids.tolist() for item in TokenizedBatch(KEY, encode([7, 8]), calls, 0.0).items()
     ] == [[7, 8]]
     assert TokenizedBatch(KEY, b"", calls[:1], 0.0).items() == []
 
 
-def test_a_list_crosses_processes_with_its_errors() -> None:
+def test_batch_with_errors_survives_pickling() -> None:
     calls = (InputTooLong("too long", field="inputs"), TokenizedCall((1,), 0, None, 2.0))
-    sent = TokenizedBatch(KEY, encoded([9]), calls, 0.5)
+    sent = TokenizedBatch(KEY, encode([9]), calls, 0.5)
     received = pickle.loads(pickle.dumps(sent))
     assert received.key == KEY
     assert received.calls[0].field == "inputs"
@@ -41,13 +41,13 @@ def test_a_list_crosses_processes_with_its_errors() -> None:
     assert received.items()[0].ids.tolist() == [9]
 
 
-def test_second_segments_travel_only_where_there_are_some() -> None:
+def test_items_default_to_no_second_segment() -> None:
     calls = (TokenizedCall((2, 3), 0, None, 0.0), TokenizedCall((3, 1), 0, None, 0.0, (2, 1)))
-    batch = TokenizedBatch(KEY, encoded([1, 2], [3, 4, 5], [6, 7, 8], [9]), calls, 0.0)
+    batch = TokenizedBatch(KEY, encode([1, 2], [3, 4, 5], [6, 7, 8], [9]), calls, 0.0)
     received = pickle.loads(pickle.dumps(batch))
     assert [item.second_segment_start for item in received.items()] == [2, 3, 2, 1]
     assert [item.ids.tolist() for item in received.items()][2:] == [[6, 7, 8], [9]]
 
 
-def test_characters_of_a_pair_are_those_of_both_segments() -> None:
+def test_count_characters_of_a_pair_adds_both_segments() -> None:
     assert [count_characters(text) for text in ("abc", ("ab", "cdef"), ("", ""))] == [3, 6, 0]

@@ -11,16 +11,16 @@ from deployments.registry import ModelRegistry
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
 
 
-def configured(*model_ids: str) -> list[ModelSettings]:
+def build_settings(*model_ids: str) -> list[ModelSettings]:
     return [ModelSettings(id=model_id) for model_id in model_ids]
 
 
-def test_a_damaged_model_is_refused_with_its_reason_and_the_others_open(tmp_path: Path) -> None:
+def test_damaged_models_are_rejected_and_the_others_open(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/whole")
     damaged = seal_tiny(tmp_path, "tiny/damaged")
     (damaged / GRAPH_NAME).write_bytes(b"")
     registry = ModelRegistry(
-        tmp_path, configured("tiny/damaged", "never/built", "../escape", "tiny/whole")
+        tmp_path, build_settings("tiny/damaged", "never/built", "../escape", "tiny/whole")
     )
 
     assert [model.ref.id for model in registry.open_models()] == ["tiny/whole"]
@@ -31,29 +31,29 @@ def test_a_damaged_model_is_refused_with_its_reason_and_the_others_open(tmp_path
     }
 
 
-def test_a_refused_model_answers_with_its_reason_each_time_anew(tmp_path: Path) -> None:
+def test_find_of_a_rejected_model_raises_a_new_error_each_time(tmp_path: Path) -> None:
     (seal_tiny(tmp_path, "tiny/damaged") / GRAPH_NAME).unlink()
-    registry = ModelRegistry(tmp_path, configured("tiny/damaged"))
-    raised = []
+    registry = ModelRegistry(tmp_path, build_settings("tiny/damaged"))
+    errors = []
     for _ in range(2):
-        with pytest.raises(DigestMismatch, match="tiny/damaged is not usable") as refusal:
+        with pytest.raises(DigestMismatch, match="tiny/damaged is not usable") as raised:
             registry.find("tiny/damaged")
-        raised.append(refusal.value)
-    assert raised[0] is not raised[1], "one shared exception would gather tracebacks for ever"
+        errors.append(raised.value)
+    assert errors[0] is not errors[1], "a shared exception would accumulate tracebacks"
 
 
-def test_only_configured_models_are_found(tmp_path: Path) -> None:
+def test_find_returns_configured_models_only(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/whole")
     seal_tiny(tmp_path, "tiny/unlisted")
-    registry = ModelRegistry(tmp_path, configured("tiny/whole"))
+    registry = ModelRegistry(tmp_path, build_settings("tiny/whole"))
     assert registry.find("tiny/whole").manifest.id == "tiny/whole"
     for model_id in ("tiny/unlisted", "tiny/WHOLE", "", "../store/tiny--whole"):
-        with pytest.raises(UnknownModel) as refusal:
+        with pytest.raises(UnknownModel) as raised:
             registry.find(model_id)
-        assert refusal.value.field == "model"
+        assert raised.value.field == "model"
 
 
-def test_a_named_version_is_served_whatever_latest_says(tmp_path: Path) -> None:
+def test_pinned_version_overrides_latest(tmp_path: Path) -> None:
     sealed = seal_tiny(tmp_path, "tiny/model")
     (sealed.parent / "latest").write_text("feedfeedfeed\n")
     (pinned,) = ModelRegistry(
@@ -63,19 +63,19 @@ def test_a_named_version_is_served_whatever_latest_says(tmp_path: Path) -> None:
     assert pinned.directory == sealed
 
 
-def test_every_replica_reads_the_same_registry_from_the_same_settings(tmp_path: Path) -> None:
+def test_registries_of_equal_settings_are_equal(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/model")
     args = AppArgs(
         store=tmp_path,
-        models=tuple(configured("tiny/model")),
+        models=tuple(build_settings("tiny/model")),
         encoders={Device.CPU: EncoderSettings()},
     )
     first, second = (list(ModelRegistry.of(args).open_models()) for _ in range(2))
     assert first == second
 
 
-def test_an_artifact_under_another_name_is_refused(tmp_path: Path) -> None:
-    mine = seal_tiny(tmp_path, "tiny/mine")
-    mine.parent.rename(tmp_path / "tiny--yours")
+def test_artifact_in_the_directory_of_another_id_is_rejected(tmp_path: Path) -> None:
+    sealed = seal_tiny(tmp_path, "tiny/mine")
+    sealed.parent.rename(tmp_path / "tiny--yours")
     registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/yours")])
     assert "`tiny/mine`" in registry.rejected()["tiny/yours"].message

@@ -41,14 +41,14 @@ def drop_last_byte(directory: Path) -> None:
     graph.write_bytes(graph.read_bytes()[:-1])
 
 
-def flip_a_bit(directory: Path) -> None:
+def flip_bit(directory: Path) -> None:
     graph = directory / GRAPH_NAME
     content = bytearray(graph.read_bytes())
     content[len(content) // 2] ^= 1
     graph.write_bytes(content)
 
 
-def lose_the_tokenizer(directory: Path) -> None:
+def delete_tokenizer(directory: Path) -> None:
     (directory / "tokenizer.json").unlink()
 
 
@@ -61,23 +61,23 @@ def link_graph_to(target: str) -> Damage:
     return damage
 
 
-def link_graphs_outside(directory: Path) -> None:
+def link_graph_directory_outside(directory: Path) -> None:
     graphs = directory / "graphs"
     outside = directory.parent / "outside"
     graphs.rename(outside)
     graphs.symlink_to(outside)
 
 
-def point_at(name: str) -> Damage:
-    """Claim a file `name`, and make the graph's digest its own."""
+def add_file(name: str) -> Damage:
+    """Add a file `name` with the digest of the graph to the manifest."""
     return edit_manifest(lambda m: m["files"].update({name: m["files"][GRAPH_NAME]}))
 
 
-def claim(key: str, value: object) -> Damage:
+def set_field(key: str, value: object) -> Damage:
     return edit_manifest(lambda m: m.update({key: value}))
 
 
-def option(name: str, value: object) -> Damage:
+def set_option(name: str, value: object) -> Damage:
     return edit_manifest(lambda m: m["candidates"][0]["options"].update({name: value}))
 
 
@@ -85,33 +85,33 @@ def option(name: str, value: object) -> Damage:
     ("damage", "error", "named"),
     [
         (drop_last_byte, errors.DigestMismatch, GRAPH_NAME),
-        (flip_a_bit, errors.DigestMismatch, GRAPH_NAME),
-        (lose_the_tokenizer, errors.DigestMismatch, "tokenizer.json"),
+        (flip_bit, errors.DigestMismatch, GRAPH_NAME),
+        (delete_tokenizer, errors.DigestMismatch, "tokenizer.json"),
         (link_graph_to("elsewhere"), errors.DigestMismatch, GRAPH_NAME),
         (link_graph_to("/etc/passwd"), errors.PathOutsideArtifact, GRAPH_NAME),
         (link_graph_to("tiny.onnx"), errors.PathOutsideArtifact, GRAPH_NAME),  # to itself
-        (link_graphs_outside, errors.PathOutsideArtifact, GRAPH_NAME),
-        (point_at("../../etc/passwd"), errors.PathOutsideArtifact, "../../etc/passwd"),
-        (point_at("/etc/passwd"), errors.PathOutsideArtifact, "/etc/passwd"),
-        (point_at("graphs\\..\\x"), errors.PathOutsideArtifact, "graphs\\..\\x"),
-        (point_at("nul\0byte"), errors.PathOutsideArtifact, "nul\0byte"),
-        (point_at("long" * 500), errors.DigestMismatch, "long"),
-        (point_at("graphs"), errors.DigestMismatch, "graphs"),
-        (claim("schema_version", 99), errors.ManifestTooNew, "99"),
-        (claim("schema_version", "new"), errors.ManifestInvalid, "schema_version"),
-        (claim("tasks", ["poetry"]), errors.UnknownTask, "poetry"),
-        (claim("tasks", [{}]), errors.UnknownTask, "{}"),
-        (claim("tasks", []), errors.ManifestInvalid, "tasks"),
-        (claim("tasks", "feature-extraction"), errors.ManifestInvalid, "tasks"),
-        (claim("remote_code", "model.py"), errors.ManifestInvalid, "remote_code"),
-        (claim("candidates", []), errors.ManifestInvalid, "candidates"),
+        (link_graph_directory_outside, errors.PathOutsideArtifact, GRAPH_NAME),
+        (add_file("../../etc/passwd"), errors.PathOutsideArtifact, "../../etc/passwd"),
+        (add_file("/etc/passwd"), errors.PathOutsideArtifact, "/etc/passwd"),
+        (add_file("graphs\\..\\x"), errors.PathOutsideArtifact, "graphs\\..\\x"),
+        (add_file("nul\0byte"), errors.PathOutsideArtifact, "nul\0byte"),
+        (add_file("long" * 500), errors.DigestMismatch, "long"),
+        (add_file("graphs"), errors.DigestMismatch, "graphs"),
+        (set_field("schema_version", 99), errors.ManifestTooNew, "99"),
+        (set_field("schema_version", "new"), errors.ManifestInvalid, "schema_version"),
+        (set_field("tasks", ["poetry"]), errors.UnknownTask, "poetry"),
+        (set_field("tasks", [{}]), errors.UnknownTask, "{}"),
+        (set_field("tasks", []), errors.ManifestInvalid, "tasks"),
+        (set_field("tasks", "feature-extraction"), errors.ManifestInvalid, "tasks"),
+        (set_field("remote_code", "model.py"), errors.ManifestInvalid, "remote_code"),
+        (set_field("candidates", []), errors.ManifestInvalid, "candidates"),
         (
-            option("tensor_parallel_size", 2),
+            set_option("tensor_parallel_size", 2),
             errors.ManifestInvalid,
             "onnxruntime has no `tensor_parallel_size`",
         ),
-        (option("kv_offload", True), errors.ManifestInvalid, "no `kv_offload`"),
-        (claim("max_tokens", 0), errors.ManifestInvalid, "max_tokens"),
+        (set_option("kv_offload", True), errors.ManifestInvalid, "no `kv_offload`"),
+        (set_field("max_tokens", 0), errors.ManifestInvalid, "max_tokens"),
         (
             edit_manifest(lambda m: m["files"].pop(GRAPH_NAME)),
             errors.DigestMismatch,
@@ -135,43 +135,43 @@ def option(name: str, value: object) -> Damage:
         (write_manifest(b"[" * 100_000), errors.ManifestInvalid, MANIFEST_NAME),
     ],
 )
-def test_a_damaged_artifact_is_refused_by_name(
+def test_read_of_a_damaged_artifact_names_the_damage(
     damage: Damage, error: type[errors.ArtifactError], named: str, tmp_path: Path
 ) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
     damage(directory)
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as raised:
         ArtifactManifest.read(directory)
-    assert type(refusal.value) is error
-    assert named in refusal.value.message
+    assert type(raised.value) is error
+    assert named in raised.value.message
 
 
-def test_a_sealed_artifact_reads_back_as_it_was_written(tmp_path: Path) -> None:
+def test_read_of_a_sealed_artifact_returns_its_manifest(tmp_path: Path) -> None:
     directory = seal_tiny(tmp_path, "tiny/model", labels=("NO", "YES"))
     manifest = ArtifactManifest.read(directory)
     assert manifest.labels == ("NO", "YES")
     assert manifest.to_json() == (directory / MANIFEST_NAME).read_bytes()
 
 
-def test_a_file_that_nobody_sealed_is_not_looked_at(tmp_path: Path) -> None:
+def test_read_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
-    (directory / "notes.txt").write_text("left by somebody")
+    (directory / "notes.txt").write_text("not in the manifest")
     assert "notes.txt" not in ArtifactManifest.read(directory).files
 
 
 @pytest.mark.parametrize(
-    ("devices", "asked", "found"),
+    ("devices", "device", "expected"),
     [
         ((Device.CPU, Device.GPU), Device.GPU, "tiny-gpu"),
         ((Device.CPU,), Device.GPU, None),
         ((Device.CPU,), Device.CPU, "tiny-cpu"),
     ],
 )
-def test_the_first_graph_for_a_device_is_its_default(
-    devices: tuple[Device, ...], asked: Device, found: str | None
+def test_candidate_for_returns_the_first_of_the_device(
+    devices: tuple[Device, ...], device: Device, expected: str | None
 ) -> None:
-    candidate = tiny_manifest(devices=devices).candidate_for(asked)
-    assert (candidate and candidate.name) == found
+    candidate = tiny_manifest(devices=devices).candidate_for(device)
+    assert (candidate and candidate.name) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,17 +181,17 @@ def test_the_first_graph_for_a_device_is_its_default(
         *("a--b", ".hidden/x", "-x/y", "a b", "a\n", "a\0b", "a\\b"),
     ],
 )
-def test_what_is_no_model_id_never_becomes_a_path(model_id: str, tmp_path: Path) -> None:
+def test_model_directory_rejects_invalid_ids(model_id: str, tmp_path: Path) -> None:
     with pytest.raises(errors.ManifestInvalid):
         model_directory(tmp_path, model_id)
 
 
-def test_an_organisation_becomes_part_of_the_directory_name(tmp_path: Path) -> None:
+def test_model_directory_contains_the_organization(tmp_path: Path) -> None:
     assert model_directory(tmp_path, "org/name-v1.5_x").name == "org--name-v1.5_x"
     assert model_directory(tmp_path, "plain").name == "plain"
 
 
-def test_latest_is_what_was_pointed_at_last(tmp_path: Path) -> None:
+def test_latest_resolves_to_the_version_set_last(tmp_path: Path) -> None:
     sealed = seal_tiny(tmp_path, "tiny/model")
     newer = sealed.with_name("feedfeedfeed")
     newer.mkdir()
@@ -202,24 +202,24 @@ def test_latest_is_what_was_pointed_at_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["0123456789ab", "../escape", "LATEST", ""])
-def test_a_version_nobody_built_is_missing(version: str, tmp_path: Path) -> None:
+def test_resolve_version_of_an_unknown_version_raises(version: str, tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/model")
     with pytest.raises(errors.ArtifactMissing):
         resolve_version(tmp_path, "tiny/model", version)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../../etc", b"0123456789ab"])
-def test_a_damaged_latest_pointer_is_a_missing_artifact(content: bytes, tmp_path: Path) -> None:
+def test_resolve_version_with_a_damaged_latest_file_raises(content: bytes, tmp_path: Path) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
     (directory.parent / LATEST_NAME).write_bytes(content)
     with pytest.raises(errors.ArtifactMissing):
         resolve_version(tmp_path, "tiny/model", "latest")
 
 
-def test_a_model_that_was_never_built_says_how_to_build_it(tmp_path: Path) -> None:
+def test_resolve_version_of_a_missing_model_hints_at_the_build(tmp_path: Path) -> None:
     with pytest.raises(errors.ArtifactMissing, match="hundredfold build"):
         resolve_version(tmp_path, "never/built", "latest")
 
 
-def test_a_contained_path_may_lie_deep_inside(tmp_path: Path) -> None:
+def test_resolve_inside_accepts_nested_paths(tmp_path: Path) -> None:
     assert resolve_inside(tmp_path, "a/b/c") == tmp_path / "a/b/c"

@@ -17,18 +17,23 @@ MakeLoop = Callable[..., BatchScheduler]
 
 @pytest.fixture
 async def make_loop() -> AsyncIterator[MakeLoop]:
-    """Loops over fake engines; at the end every engine is released and every loop drained."""
-    made: list[tuple[BatchScheduler, FakeEngine]] = []
+    """Create schedulers over fake engines and drain them at the end."""
+    created: list[tuple[BatchScheduler, FakeEngine]] = []
 
-    def make(engine: FakeEngine, *, runs: int = 1, max_waiting_items: int = 100) -> BatchScheduler:
-        rules = BatchSettings(max_waiting_items=max_waiting_items, pass_overhead_tokens=1_000)
+    def make(
+        engine: FakeEngine, *, passes: int = 1, max_waiting_items: int = 100
+    ) -> BatchScheduler:
+        settings = BatchSettings(max_waiting_items=max_waiting_items, pass_overhead_tokens=1_000)
         loop = BatchScheduler(
-            {MODEL: engine, OTHER: engine}, rules, concurrent_passes=runs, recorder=ListRecorder()
+            {MODEL: engine, OTHER: engine},
+            settings,
+            concurrent_passes=passes,
+            recorder=ListRecorder(),
         )
-        made.append((loop, engine))
+        created.append((loop, engine))
         return loop
 
     yield make
-    for loop, engine in made:
+    for loop, engine in created:
         engine.release()
         await loop.drain()

@@ -6,7 +6,7 @@ from deployments.batching.batches import collate
 from tests.support.fakes import build_item
 
 
-def test_items_are_padded_to_the_longest_and_the_mask_hides_the_padding() -> None:
+def test_collate_pads_to_the_longest_item_and_masks_padding() -> None:
     batch = collate([build_item([7, 8]), build_item([1, 2, 3])])
     assert batch.input_ids.tolist() == [[7, 8, 0], [1, 2, 3]]
     assert batch.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
@@ -15,7 +15,7 @@ def test_items_are_padded_to_the_longest_and_the_mask_hides_the_padding() -> Non
     assert batch.input_ids.dtype == batch.attention_mask.dtype == np.int64
 
 
-def test_second_segments_have_the_type_one_up_to_their_end_and_not_beyond() -> None:
+def test_collate_gives_second_segments_type_one() -> None:
     batch = collate([build_item([7, 8, 9], second_segment_start=1), build_item([1, 2, 3, 4])])
     assert batch.token_type_ids.tolist() == [[0, 1, 1, 0], [0, 0, 0, 0]]
     assert batch.token_type_ids.dtype == np.int64

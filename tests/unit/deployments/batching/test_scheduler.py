@@ -26,7 +26,7 @@ from tests.support.fakes import (
 from tests.unit.deployments.batching.conftest import MODEL, OTHER, MakeLoop
 
 
-async def test_each_call_gets_the_rows_of_its_own_items_in_its_own_order(
+async def test_each_call_gets_its_own_rows_in_order(
     make_loop: MakeLoop,
 ) -> None:
     loop = make_loop(FakeEngine())
@@ -36,7 +36,7 @@ async def test_each_call_gets_the_rows_of_its_own_items_in_its_own_order(
     assert (await second).rows == [[4]]
 
 
-async def test_calls_submitted_together_share_a_pass_and_hear_of_it(make_loop: MakeLoop) -> None:
+async def test_concurrent_calls_share_a_pass_and_report_its_size(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
     calls = [loop.submit(MODEL, [item(marker, 2)], far_deadline()) for marker in (1, 2, 3)]
@@ -57,11 +57,11 @@ async def test_items_of_two_models_never_share_a_pass(make_loop: MakeLoop) -> No
     assert sorted(engine.passes) == [[1, 3], [2]]
 
 
-async def test_vectors_and_every_token_never_share_a_pass() -> None:
-    asked: list[tuple[bool, list[int]]] = []
+async def test_pooled_and_unpooled_calls_never_share_a_pass() -> None:
+    passes: list[tuple[bool, list[int]]] = []
 
     def act(batch: Batch) -> Outputs:
-        asked.append((batch.unpooled, batch.input_ids[:, 0].tolist()))
+        passes.append((batch.unpooled, batch.input_ids[:, 0].tolist()))
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
     engine = ScriptedEngine(act)
@@ -75,10 +75,10 @@ async def test_vectors_and_every_token_never_share_a_pass() -> None:
         loop.submit(MODEL, [item(4)], far_deadline()),
     )
     await loop.drain()
-    assert sorted(asked) == [(False, [1, 4]), (True, [2, 3])]
+    assert sorted(passes) == [(False, [1, 4]), (True, [2, 3])]
 
 
-async def test_an_engine_without_every_token_is_not_asked(make_loop: MakeLoop) -> None:
+async def test_unpooled_call_fails_without_engine_support(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
     vectors = loop.submit(MODEL, [item(1)], far_deadline())
@@ -88,7 +88,7 @@ async def test_an_engine_without_every_token_is_not_asked(make_loop: MakeLoop) -
     assert engine.passes == [[1]]
 
 
-async def test_a_full_line_refuses_at_once(make_loop: MakeLoop) -> None:
+async def test_submit_to_a_full_queue_raises_overloaded(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(held=True), max_waiting_items=2)
     waiting = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     with pytest.raises(Overloaded):
@@ -96,7 +96,7 @@ async def test_a_full_line_refuses_at_once(make_loop: MakeLoop) -> None:
     assert not any(call.done() for call in waiting)
 
 
-async def test_the_line_takes_new_items_once_the_engine_has_taken_the_old(
+async def test_queue_accepts_items_after_the_engine_takes_some(
     make_loop: MakeLoop,
 ) -> None:
     engine = FakeEngine(held=True)
@@ -109,20 +109,20 @@ async def test_the_line_takes_new_items_once_the_engine_has_taken_the_old(
     assert len((await running).rows) == len((await waiting).rows) == 2
 
 
-async def test_a_cancelled_call_never_reaches_the_engine(make_loop: MakeLoop) -> None:
+async def test_cancelled_call_never_reaches_the_engine(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
     running = loop.submit(MODEL, [item(1)], far_deadline())
     await wait_until(lambda: bool(engine.passes))
-    gone = loop.submit(MODEL, [item(2)], far_deadline())
-    kept = loop.submit(MODEL, [item(3)], far_deadline())
-    gone.cancel()
+    cancelled = loop.submit(MODEL, [item(2)], far_deadline())
+    last = loop.submit(MODEL, [item(3)], far_deadline())
+    cancelled.cancel()
     engine.release()
-    await asyncio.gather(running, kept)
+    await asyncio.gather(running, last)
     assert engine.passes == [[1], [3]]
 
 
-async def test_an_expired_call_is_told_so_and_never_reaches_the_engine(make_loop: MakeLoop) -> None:
+async def test_expired_call_fails_without_a_pass(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
     running = loop.submit(MODEL, [item(1)], far_deadline())
@@ -135,22 +135,25 @@ async def test_an_expired_call_is_told_so_and_never_reaches_the_engine(make_loop
     assert engine.passes == [[1]]
 
 
-async def test_two_runs_run_at_once() -> None:
+async def test_two_passes_run_concurrently() -> None:
     both = threading.Barrier(2, timeout=TIMEOUT_S)
 
-    def meet(batch: Batch) -> Outputs:
-        both.wait()  # raises unless the other pass comes while this one still runs
+    def wait_for_both(batch: Batch) -> Outputs:
+        both.wait()  # raises unless both passes run at once
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
     loop = BatchScheduler(
-        {MODEL: ScriptedEngine(meet)}, BatchSettings(), concurrent_passes=2, recorder=ListRecorder()
+        {MODEL: ScriptedEngine(wait_for_both)},
+        BatchSettings(),
+        concurrent_passes=2,
+        recorder=ListRecorder(),
     )
     calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     assert [call.rows for call in await asyncio.gather(*calls)] == [[[1]], [[2]]]
     await loop.drain()
 
 
-async def test_answers_of_different_length_stay_with_their_items() -> None:
+async def test_ragged_outputs_stay_with_their_items() -> None:
     def act(batch: Batch) -> Outputs:
         firsts = zip(batch.input_ids[:, :1], batch.lengths, strict=True)
         return Outputs([np.repeat(first[None], n, 0).astype(np.float32) for first, n in firsts])
@@ -166,10 +169,10 @@ async def test_answers_of_different_length_stay_with_their_items() -> None:
     await loop.drain()
 
 
-async def test_every_pass_is_recorded_with_its_padding() -> None:
+async def test_recorder_gets_the_padding_of_every_pass() -> None:
     recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
-    rules = BatchSettings(pass_overhead_tokens=100)
-    loop = BatchScheduler({MODEL: FakeEngine()}, rules, concurrent_passes=1, recorder=recorder)
+    settings = BatchSettings(pass_overhead_tokens=100)
+    loop = BatchScheduler({MODEL: FakeEngine()}, settings, concurrent_passes=1, recorder=recorder)
     await loop.submit(MODEL, [item(1, 10), item(2, 4)], far_deadline())
     await loop.drain()
     (record,) = recorder.records
@@ -178,7 +181,7 @@ async def test_every_pass_is_recorded_with_its_padding() -> None:
     assert record.waiting_items == 0
 
 
-async def test_draining_answers_what_was_accepted(make_loop: MakeLoop) -> None:
+async def test_drain_answers_accepted_calls(make_loop: MakeLoop) -> None:
     engine = FakeEngine(held=True)
     loop = make_loop(engine)
     running = loop.submit(MODEL, [item(1)], far_deadline())
@@ -187,7 +190,7 @@ async def test_draining_answers_what_was_accepted(make_loop: MakeLoop) -> None:
     draining = asyncio.ensure_future(loop.drain())
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(draining), 0.05)
-    assert not draining.done(), "it must wait for the pass under way"
+    assert not draining.done(), "it must wait for the running pass"
     engine.release()
     await draining
     assert running.done()
@@ -207,7 +210,7 @@ async def test_health_reports_the_age_of_the_running_pass(make_loop: MakeLoop) -
     assert loop.health[MODEL].running_s() == 0
 
 
-async def test_new_rules_hold_from_the_next_pass_on(make_loop: MakeLoop) -> None:
+async def test_new_settings_apply_to_the_next_pass(make_loop: MakeLoop) -> None:
     engine = FakeEngine()
     loop = make_loop(engine)
     loop.settings = BatchSettings(max_batch_items=1)

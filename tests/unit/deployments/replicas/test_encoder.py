@@ -61,7 +61,7 @@ def args(store: Path) -> AppArgs:
 
 
 class EncoderHarness:
-    """A replica and what it records."""
+    """A replica with its recorded passes."""
 
     def __init__(self, store: Path, device: Device = Device.CPU) -> None:
         self.passes: ListRecorder[ForwardPassRecord] = ListRecorder()
@@ -70,37 +70,37 @@ class EncoderHarness:
         self.key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, device, long=False)
 
     def batch(self, *calls: TokenizedCall | Exception) -> TokenizedBatch:
-        """A list whose items are all made of token 5."""
+        """Build a batch whose items consist of token 5."""
         lengths = [n for call in calls if isinstance(call, TokenizedCall) for n in call.lengths]
         return TokenizedBatch(self.key, item(5, sum(lengths)).ids.tobytes(), calls, tokenize_s=0.25)
 
 
 @pytest.fixture
 async def encoder(tiny_store: Path) -> AsyncIterator[EncoderHarness]:
-    made = EncoderHarness(tiny_store)
-    yield made
-    await made.replica.close()
+    harness = EncoderHarness(tiny_store)
+    yield harness
+    await harness.replica.close()
 
 
 def call(*lengths: int, deadline_s: float | None = None, truncated: int = 0) -> TokenizedCall:
     return TokenizedCall(lengths, truncated, RAW, deadline_s or far_deadline())
 
 
-async def test_every_call_has_its_outcome_in_order_errors_included(encoder: EncoderHarness) -> None:
-    refused = InputTooLong("too long", field="inputs")
+async def test_infer_returns_outcomes_in_order_including_errors(encoder: EncoderHarness) -> None:
+    rejected = InputTooLong("too long", field="inputs")
     first, second, third, late = await encoder.replica.infer(
         encoder.batch(
-            call(3, 4, truncated=1), refused, call(2), call(2, deadline_s=time.time() - 1)
+            call(3, 4, truncated=1), rejected, call(2), call(2, deadline_s=time.time() - 1)
         )
     )
     assert np.shape(first.value) == (2, WIDTH)
-    assert second is refused
+    assert second is rejected
     assert np.shape(third.value) == (1, WIDTH)
     assert isinstance(late, DeadlineExceeded)
     assert (first.truncated, third.truncated) == (1, 0)
 
 
-async def test_an_answer_says_what_ran_and_what_it_took(encoder: EncoderHarness) -> None:
+async def test_call_result_reports_compute_type_and_timings(encoder: EncoderHarness) -> None:
     (answer,) = await encoder.replica.infer(encoder.batch(call(3, 4)))
     assert isinstance(answer, CallResult)
     assert answer.compute_type == "cpu-fp32"
@@ -109,13 +109,13 @@ async def test_an_answer_says_what_ran_and_what_it_took(encoder: EncoderHarness)
     assert sum(record.tokens for record in encoder.passes.records) == 7
 
 
-async def test_answer_is_batch_invariant(encoder: EncoderHarness) -> None:
+async def test_infer_is_batch_invariant(encoder: EncoderHarness) -> None:
     (alone,) = await encoder.replica.infer(encoder.batch(call(3)))
     together = await encoder.replica.infer(encoder.batch(*(call(n) for n in (16, 3, 1, 9))))
     np.testing.assert_allclose(together[1].value, alone.value, atol=TOLERANCE)
 
 
-async def test_what_does_not_fit_the_queue_is_refused_and_the_rest_answered(
+async def test_infer_rejects_only_calls_beyond_the_queue_limit(
     encoder: EncoderHarness,
 ) -> None:
     encoder.replica.configure(BatchSettings(max_waiting_items=3))
@@ -123,7 +123,7 @@ async def test_what_does_not_fit_the_queue_is_refused_and_the_rest_answered(
     assert [type(outcome) for outcome in outcomes] == [CallResult, Overloaded, CallResult]
 
 
-async def test_a_model_without_a_graph_for_the_encoder_says_so(tmp_path: Path) -> None:
+async def test_model_without_a_graph_for_the_device_is_unavailable(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER, devices=(Device.CPU,))
     encoder = EncoderHarness(tmp_path, Device.GPU)
     (outcome,) = await encoder.replica.infer(encoder.batch(call(2)))
@@ -132,7 +132,7 @@ async def test_a_model_without_a_graph_for_the_encoder_says_so(tmp_path: Path) -
     await encoder.replica.close()
 
 
-async def test_a_model_nobody_configured_fails_its_own_list_only(encoder: EncoderHarness) -> None:
+async def test_unknown_model_fails_only_its_own_batch(encoder: EncoderHarness) -> None:
     known = encoder.batch(call(2))
     unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
     (failed,), (answered,) = await asyncio.gather(
@@ -142,10 +142,10 @@ async def test_a_model_nobody_configured_fails_its_own_list_only(encoder: Encode
     assert isinstance(answered, CallResult)
 
 
-async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: Path) -> None:
+async def test_broken_graph_fails_only_its_own_model(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     broken = seal_tiny(tmp_path, "tiny/broken")
-    replace_sealed_file(broken, GRAPH_NAME, b"sealed, but no graph")
+    replace_sealed_file(broken, GRAPH_NAME, b"not a graph")
     both = (ModelSettings(id="tiny/broken"), ModelSettings(id=EMBEDDER))
     settings = args(tmp_path).model_copy(update={"models": both})
     replica = EncoderReplica(settings, Device.CPU, ListRecorder())
@@ -160,7 +160,7 @@ async def test_a_graph_that_cannot_be_loaded_fails_its_own_model_only(tmp_path: 
     assert isinstance(outcomes[EMBEDDER], CallResult)
 
 
-def test_an_encoder_without_its_provider_does_not_start(tmp_path: Path) -> None:
+def test_encoder_with_a_missing_provider_does_not_start(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     encoders = {Device.GPU: EncoderSettings(providers=("AbacusExecutionProvider",))}
     settings = args(tmp_path).model_copy(update={"encoders": encoders})
@@ -168,56 +168,53 @@ def test_an_encoder_without_its_provider_does_not_start(tmp_path: Path) -> None:
         EncoderReplica(settings, Device.GPU, ListRecorder())
 
 
-class Refusing(FeatureExtraction):
-    """A task that only finds out from the tokens that there is nothing to answer."""
+class RejectingTask(FeatureExtraction):
+    """A task that rejects items of one token."""
 
     def decode(self, computed: DecodeContext, options: Any) -> Any:
-        """Refuse items of one token."""
         if any(len(item.ids) == 1 for item in computed.items):
-            raise InvalidField("one token is no text", field="inputs")
+            raise InvalidField("an item has one token", field="inputs")
         return super().decode(computed, options)
 
 
-class Buggy(FeatureExtraction):
-    """A task that stumbles."""
+class BuggyTask(FeatureExtraction):
+    """A task with a bug in `decode`."""
 
     def decode(self, computed: DecodeContext, options: Any) -> Any:
-        """Fail."""
         raise KeyError("no such thing")
 
 
-class Spelling(FeatureExtraction):
-    """A task that tells the tokens of its items, and where they stand."""
+class TokenTask(FeatureExtraction):
+    """A task that returns the tokens and the offsets of its items."""
 
     needs_vocabulary: ClassVar = True
 
     def decode(self, computed: DecodeContext, options: Any) -> Any:
-        """Per item its tokens; then what else an encoder knows of the call."""
         assert computed.vocabulary is not None
-        spelt = [[computed.vocabulary.token(i) for i in item.ids] for item in computed.items]
-        return spelt, computed.token_offsets, computed.manifest.id
+        tokens = [[computed.vocabulary.token(i) for i in item.ids] for item in computed.items]
+        return tokens, computed.token_offsets, computed.manifest.id
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
+def replace_task(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
     table = {**TASKS, TaskName.FEATURE_EXTRACTION: task}
     monkeypatch.setattr("deployments.replicas.encoder.TASKS", table)
 
 
-async def test_what_a_task_refuses_is_the_outcome_of_its_own_call_only(
+async def test_task_error_fails_only_its_own_call(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(monkeypatch, Refusing())
-    refused, answered = await encoder.replica.infer(encoder.batch(call(1), call(2)))
-    assert isinstance(refused, InvalidField)
-    assert refused.field == "inputs"
+    replace_task(monkeypatch, RejectingTask())
+    rejected, answered = await encoder.replica.infer(encoder.batch(call(1), call(2)))
+    assert isinstance(rejected, InvalidField)
+    assert rejected.field == "inputs"
     assert isinstance(answered, CallResult)
 
 
-async def test_a_task_that_stumbles_fails_its_call_and_not_the_encoder(
+async def test_task_bug_fails_its_call_but_not_the_encoder(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as while_buggy:
-        stand_in(while_buggy, Buggy())
+    with monkeypatch.context() as patch:
+        replace_task(patch, BuggyTask())
         (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(failed, EngineFailed)
@@ -225,29 +222,29 @@ async def test_a_task_that_stumbles_fails_its_call_and_not_the_encoder(
     assert isinstance(answered, CallResult)
 
 
-async def test_a_task_that_names_tokens_gets_the_vocabulary_and_its_own_items(
+async def test_decode_receives_vocabulary_items_and_offsets_of_its_call(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(monkeypatch, Spelling())
+    replace_task(monkeypatch, TokenTask())
     encoder = EncoderHarness(tiny_store)
-    layout = TokenOffsets(
+    offsets = TokenOffsets(
         0, np.zeros((2, 2), np.int32), np.zeros(2, np.int8), np.zeros(2, np.int32)
     )
-    calls = (call(1, 3), call(2)._replace(token_offsets=(layout,)))
+    calls = (call(1, 3), call(2)._replace(token_offsets=(offsets,)))
     first, second = await encoder.replica.infer(encoder.batch(*calls))
     await encoder.replica.close()
     assert isinstance(first, CallResult)
     assert isinstance(second, CallResult)
     assert first.value == ([["the"], ["the"] * 3], (), EMBEDDER)
-    assert second.value == ([["the"] * 2], (layout,), EMBEDDER)
+    assert second.value == ([["the"] * 2], (offsets,), EMBEDDER)
 
 
 def unpooled(batch: TokenizedBatch) -> TokenizedBatch:
-    """The same calls, of the other task."""
+    """Return the same calls for token embeddings."""
     return batch._replace(key=batch.key._replace(task=TaskName.TOKEN_EMBEDDINGS))
 
 
-async def test_every_token_of_every_item_gets_its_vector(encoder: EncoderHarness) -> None:
+async def test_token_embeddings_return_one_vector_per_token(encoder: EncoderHarness) -> None:
     plain = encoder.batch(call(3, 1), call(2))
     vectors, tokens = await asyncio.gather(
         encoder.replica.infer(plain), encoder.replica.infer(unpooled(plain))
@@ -257,23 +254,23 @@ async def test_every_token_of_every_item_gets_its_vector(encoder: EncoderHarness
         [(3, WIDTH), (1, WIDTH)],
         [(2, WIDTH)],
     ]
-    # All tokens are alike, and so is their mean.
+    # All tokens are equal, so their mean equals each vector.
     np.testing.assert_allclose(tokens[0].value[0], vectors[0].value[[0] * 3], atol=TOLERANCE)
 
 
-async def test_more_tokens_than_one_answer_has_room_for_are_refused(
+async def test_token_embeddings_beyond_the_limit_are_rejected(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.replicas.encoder.MAX_TOKEN_VALUES", 8 * WIDTH)
     batch = encoder.batch(call(4, 5), call(4, 4))
-    refused, answered = await encoder.replica.infer(unpooled(batch))
-    assert isinstance(refused, InputTooLong)
-    assert "9 tokens; the maximum for token vectors is 8" in refused.message
+    rejected, answered = await encoder.replica.infer(unpooled(batch))
+    assert isinstance(rejected, InputTooLong)
+    assert "9 tokens; the maximum for token vectors is 8" in rejected.message
     assert isinstance(answered, CallResult)
     assert all(isinstance(outcome, CallResult) for outcome in await encoder.replica.infer(batch))
 
 
-async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
+async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.replicas.encoder.MAX_MASK_VALUES", 8 * WIDTH)
@@ -282,47 +279,46 @@ async def test_more_masks_than_a_call_may_keep_scores_for_are_refused(
     seal(directory, manifest.model_copy(update={"mask_token": 5}))
     encoder = EncoderHarness(tmp_path)
     encoder.key = encoder.key._replace(task=TaskName.FILL_MASK)
-    refused, accepted = await encoder.replica.infer(encoder.batch(call(4, 5), call(4, 4)))
+    rejected, accepted = await encoder.replica.infer(encoder.batch(call(4, 5), call(4, 4)))
     await encoder.replica.close()
-    assert isinstance(refused, InputTooLong)
-    assert "9 mask tokens; the maximum is 8" in refused.message
+    assert isinstance(rejected, InputTooLong)
+    assert "9 mask tokens; the maximum is 8" in rejected.message
     assert not isinstance(accepted, InputTooLong)
 
 
-async def test_a_model_of_an_older_kind_says_how_to_get_every_token(tmp_path: Path) -> None:
+async def test_model_without_token_output_asks_for_a_new_build(tmp_path: Path) -> None:
     seal_without_token_vectors(tmp_path, EMBEDDER)
     encoder = EncoderHarness(tmp_path)
-    (refused,) = await encoder.replica.infer(unpooled(encoder.batch(call(2))))
+    (rejected,) = await encoder.replica.infer(unpooled(encoder.batch(call(2))))
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     await encoder.replica.close()
-    assert isinstance(refused, WrongTask)
-    assert "Build the model again" in refused.message
+    assert isinstance(rejected, WrongTask)
+    assert "Build the model again" in rejected.message
     assert isinstance(answered, CallResult)
 
 
-async def test_a_cancelled_list_is_dropped_before_the_engine(encoder: EncoderHarness) -> None:
+async def test_cancelled_batch_is_dropped_before_the_engine(encoder: EncoderHarness) -> None:
     encoder.replica.configure(BatchSettings(max_batch_items=1))
-    gone = asyncio.ensure_future(encoder.replica.infer(encoder.batch(*[call(2)] * 20)))
+    cancelled = asyncio.ensure_future(encoder.replica.infer(encoder.batch(*[call(2)] * 20)))
     await asyncio.sleep(0)  # submitted
-    gone.cancel()
-    await asyncio.gather(gone, return_exceptions=True)
-    (kept,) = await encoder.replica.infer(encoder.batch(call(2)))
-    assert isinstance(kept, CallResult)
-    # Two passes may have begun, one per engine thread, and one stood ready; the last is the
-    # kept one's.
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    (last,) = await encoder.replica.infer(encoder.batch(call(2)))
+    assert isinstance(last, CallResult)
+    # At most two running passes, one planned pass, and the pass of the last call.
     assert len(encoder.passes.records) <= 4
 
 
-async def test_an_encoder_whose_passes_keep_failing_is_not_healthy(
+async def test_check_health_fails_after_consecutive_failures(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (engine,) = {id(one): one for one in encoder.replica._engines.values()}.values()
+    (engine,) = {id(engine): engine for engine in encoder.replica._engines.values()}.values()
 
     def broken(batch: Batch) -> Outputs:
-        raise EngineFailed("an illegal access")
+        raise EngineFailed("illegal access")
 
-    with monkeypatch.context() as while_broken:
-        while_broken.setattr(engine, "run", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", broken)
         for _ in range(MAX_CONSECUTIVE_FAILURES):
             await encoder.replica.check_health()
             (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
@@ -333,31 +329,31 @@ async def test_an_encoder_whose_passes_keep_failing_is_not_healthy(
     await encoder.replica.check_health()
 
 
-async def test_a_call_of_any_size_is_let_in_where_nobody_waits(encoder: EncoderHarness) -> None:
+async def test_empty_queue_accepts_a_call_of_any_size(encoder: EncoderHarness) -> None:
     encoder.replica.configure(BatchSettings(max_waiting_items=3))
     (answer,) = await encoder.replica.infer(encoder.batch(call(2, 2, 2, 2, 2)))
     assert isinstance(answer, CallResult)
 
 
-async def test_a_long_answer_is_decoded_beside_the_event_loop(
+async def test_large_output_is_decoded_off_the_event_loop(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Watched(FeatureExtraction):
+    class ThreadRecordingTask(FeatureExtraction):
         threads: ClassVar[list[int]] = []
 
         def decode(self, computed: DecodeContext, options: Any) -> Any:
             self.threads.append(threading.get_ident())
             return super().decode(computed, options)
 
-    stand_in(monkeypatch, Watched())
+    replace_task(monkeypatch, ThreadRecordingTask())
     (short,) = await encoder.replica.infer(encoder.batch(call(2)))
     monkeypatch.setattr("deployments.replicas.encoder.INLINE_VALUES", 1)
     (long,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(short, CallResult)
     assert isinstance(long, CallResult)
-    here = threading.get_ident()
-    assert [thread == here for thread in Watched.threads] == [True, False]
+    main_thread = threading.get_ident()
+    assert [thread == main_thread for thread in ThreadRecordingTask.threads] == [True, False]
 
 
-async def test_an_idle_encoder_is_healthy(encoder: EncoderHarness) -> None:
+async def test_check_health_passes_for_an_idle_encoder(encoder: EncoderHarness) -> None:
     await encoder.replica.check_health()

@@ -47,14 +47,14 @@ from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import ListRecorder, wait_until
 
 GREEDY = SamplingParams(temperature=0)
-SAYS = "Hi you!"
+REPLY = "Hi you!"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("generators")
     seal_tiny_decoder(store)
-    seal_tiny_decoder(store, "tiny/speaker", says=SAYS)
+    seal_tiny_decoder(store, "tiny/speaker", says=REPLY)
     return store
 
 
@@ -98,17 +98,17 @@ def call(
     return GenerationCall(model, prompt, chosen, deadline_s or time.time() + 60)
 
 
-async def whole(running: GeneratorReplica, asked: GenerationCall) -> Completion:
-    outcome = await running.complete(asked)
+async def complete(running: GeneratorReplica, request: GenerationCall) -> Completion:
+    outcome = await running.complete(request)
     assert isinstance(outcome, Completion), outcome
     return outcome
 
 
-async def test_an_answer_in_one_piece_is_the_stream_put_together(store, refs) -> None:
+async def test_complete_returns_the_concatenated_stream(store, refs) -> None:
     async with replica(store) as running:
-        completion = await whole(running, call(refs[DECODER]))
-        news = [what async for what in running.stream(call(refs[DECODER]))]
-    started, *chunks = news
+        completion = await complete(running, call(refs[DECODER]))
+        events = [event async for event in running.stream(call(refs[DECODER]))]
+    started, *chunks = events
     assert isinstance(started, Started)
     assert started.prompt_tokens == completion.started.prompt_tokens
     assert all(isinstance(chunk, Chunk) for chunk in chunks)
@@ -118,24 +118,24 @@ async def test_an_answer_in_one_piece_is_the_stream_put_together(store, refs) ->
     assert completion.finished.generated_tokens == len(completion.tokens) == 12
 
 
-async def test_a_chat_is_answered_to_its_end(store, refs) -> None:
+async def test_chat_generates_until_the_end_token(store, refs) -> None:
     chat = Chat(({"role": "user", "content": "Good day"},))
     async with replica(store) as running:
-        completion = await whole(running, call(refs["tiny/speaker"], chat, max_new_tokens=50))
-    assert completion.text == SAYS
+        completion = await complete(running, call(refs["tiny/speaker"], chat, max_new_tokens=50))
+    assert completion.text == REPLY
     assert completion.finished.reason is FinishReason.END
 
 
 @pytest.mark.parametrize(
     ("include_stop_string", "text"),
-    [pytest.param(False, "Hi", id="left out"), pytest.param(True, "Hi you", id="kept")],
+    [pytest.param(False, "Hi", id="excluded"), pytest.param(True, "Hi you", id="included")],
 )
-async def test_a_stop_string_across_tokens_ends_the_text(
+async def test_stop_string_across_tokens_ends_the_text(
     store, refs, include_stop_string, text
 ) -> None:
     chat = Chat(({"role": "user", "content": "Good day"},))
     async with replica(store) as running:
-        completion = await whole(
+        completion = await complete(
             running,
             call(
                 refs["tiny/speaker"], chat, stop=(" you",), include_stop_string=include_stop_string
@@ -144,52 +144,54 @@ async def test_a_stop_string_across_tokens_ends_the_text(
     assert (completion.text, completion.finished.reason) == (text, FinishReason.STOP)
 
 
-async def test_the_end_does_not_count_before_the_least(store, refs) -> None:
+async def test_end_token_is_ignored_before_min_new_tokens(store, refs) -> None:
     chat = Chat(({"role": "user", "content": "Good day"},))
     async with replica(store) as running:
-        completion = await whole(
+        completion = await complete(
             running, call(refs["tiny/speaker"], chat, min_new_tokens=20, max_new_tokens=30)
         )
     assert completion.finished.generated_tokens >= 20
 
 
-async def test_logprobs_and_alternatives_are_told_when_asked_for(store, refs) -> None:
+async def test_logprobs_and_alternatives_are_returned_on_request(store, refs) -> None:
     async with replica(store) as running:
-        completion = await whole(running, call(refs[DECODER], logprobs=3))
-        plain = await whole(running, call(refs[DECODER]))
+        completion = await complete(running, call(refs[DECODER], logprobs=3))
+        plain = await complete(running, call(refs[DECODER]))
     assert [token.id for token in completion.tokens] == [token.id for token in plain.tokens]
     assert plain.tokens[0].logprob is None
     for token in completion.tokens:
         assert token.logprob is not None
         assert len(token.alternatives) == 3
-        assert token.alternatives[0].id == token.id, "greedy: the likeliest comes"
+        assert token.alternatives[0].id == token.id, "greedy selects the most probable token"
         assert token.alternatives[0].logprob == pytest.approx(token.logprob)
 
 
-async def test_a_seed_gives_the_same_text_in_any_company(store, refs) -> None:
+async def test_seed_gives_the_same_text_in_any_batch(store, refs) -> None:
     sampling = SamplingParams(temperature=1.0, top_p=0.95, seed=7)
-    asked = call(refs[DECODER], sampling=sampling, max_new_tokens=30)
+    request = call(refs[DECODER], sampling=sampling, max_new_tokens=30)
     async with replica(store) as running:
-        alone = await whole(running, asked)
-        crowd = [call(refs[DECODER], f"{n} others") for n in range(6)]
-        together = await asyncio.gather(*(running.complete(one) for one in [*crowd, asked, *crowd]))
-    again = together[len(crowd)]
+        alone = await complete(running, request)
+        others = [call(refs[DECODER], f"{n} others") for n in range(6)]
+        together = await asyncio.gather(
+            *(running.complete(each) for each in [*others, request, *others])
+        )
+    again = together[len(others)]
     assert isinstance(again, Completion)
     assert (again.text, again.started.seed) == (alone.text, 7)
 
 
-async def test_a_drawn_seed_is_told_and_gives_the_text_again(store, refs) -> None:
+async def test_drawn_seed_is_reported_and_reproduces_the_text(store, refs) -> None:
     async with replica(store) as running:
-        drawn = await whole(running, call(refs[DECODER], sampling=SamplingParams()))
+        drawn = await complete(running, call(refs[DECODER], sampling=SamplingParams()))
         sampling = SamplingParams(seed=drawn.started.seed)
-        again = await whole(running, call(refs[DECODER], sampling=sampling))
+        again = await complete(running, call(refs[DECODER], sampling=sampling))
     assert again.text == drawn.text
 
 
-async def test_text_follows_a_grammar(store, refs) -> None:
+async def test_grammar_constrains_the_text(store, refs) -> None:
     grammar = Grammar("regex", "(yes|no), [0-9]{3}")
     async with replica(store) as running:
-        completion = await whole(
+        completion = await complete(
             running,
             call(
                 refs[DECODER], grammar=grammar, sampling=SamplingParams(seed=3), max_new_tokens=40
@@ -202,23 +204,23 @@ async def test_text_follows_a_grammar(store, refs) -> None:
     assert completion.finished.reason is FinishReason.END
 
 
-async def test_nobody_waits_for_the_grammar_of_another_one(
+async def test_grammar_compilation_does_not_block_other_calls(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling, done = threading.Event(), threading.Event()
     compiled = GrammarCompiler.compile
 
-    def slowly(compiler: GrammarCompiler, grammar: Grammar) -> Constraint:
+    def compile_slowly(compiler: GrammarCompiler, grammar: Grammar) -> Constraint:
         compiling.set()
         assert done.wait(20)
         return compiled(compiler, grammar)
 
-    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
-    asked = call(refs[DECODER], grammar=Grammar("regex", "yes|no"))
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_slowly)
+    request = call(refs[DECODER], grammar=Grammar("regex", "yes|no"))
     async with replica(store) as running:
-        slow = asyncio.create_task(whole(running, asked))
+        slow = asyncio.create_task(complete(running, request))
         assert await asyncio.to_thread(compiling.wait, 20)
-        await asyncio.wait_for(whole(running, call(refs[DECODER])), 20)
+        await asyncio.wait_for(complete(running, call(refs[DECODER])), 20)
         assert not slow.done()
         done.set()
         assert (await slow).text in {"yes", "no"}
@@ -242,35 +244,35 @@ async def test_nobody_waits_for_the_grammar_of_another_one(
         ),
     ],
 )
-async def test_what_cannot_be_answered_is_told(store, refs, prompt, options, error, field) -> None:
+async def test_invalid_call_returns_its_error(store, refs, prompt, options, error, field) -> None:
     async with replica(store) as running:
         outcome = await running.complete(call(refs[DECODER], prompt, **options))
         assert isinstance(outcome, error)
         assert outcome.field == field
-        assert (await whole(running, call(refs[DECODER]))).text, "the next one is answered"
+        assert (await complete(running, call(refs[DECODER]))).text, "the next call succeeds"
 
 
-async def test_a_long_prompt_may_be_cut_to_its_last_tokens(store, refs) -> None:
+async def test_truncate_prompt_tokens_keeps_the_last_tokens(store, refs) -> None:
     async with replica(store) as running:
-        completion = await whole(
+        completion = await complete(
             running, call(refs[DECODER], "x" * 5_000, truncate_prompt_tokens=50)
         )
     assert completion.started.prompt_tokens == 50
 
 
-async def test_a_model_that_is_not_here_is_told(store) -> None:
+async def test_unknown_model_returns_its_error(store) -> None:
     async with replica(store) as running:
         outcome = await running.complete(call(ModelRef("tiny/other", "0" * 12)))
     assert isinstance(outcome, UnknownModel)
 
 
-async def test_a_reader_that_leaves_frees_the_row(store, refs) -> None:
+async def test_cancelled_reader_frees_its_slot(store, refs) -> None:
     endless = call(refs[DECODER], min_new_tokens=180, max_new_tokens=180)
     async with replica(store) as running:
         loop = running._models[refs[DECODER]].loop
         async with aclosing(running.stream(endless)) as stream:
-            async for news in stream:
-                if isinstance(news, Chunk):
+            async for event in stream:
+                if isinstance(event, Chunk):
                     break
             assert loop.load[0] == 1
         await wait_until(lambda: loop.load == (0, 0))
@@ -283,32 +285,32 @@ async def test_a_reader_that_leaves_frees_the_row(store, refs) -> None:
         assert not running._readers
 
 
-async def test_a_slow_reader_is_dropped_and_stalls_nobody(store, refs) -> None:
-    asked = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
+async def test_slow_reader_is_dropped_without_blocking_others(store, refs) -> None:
+    request = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
     rules = SchedulingSettings(max_stream_buffer_tokens=20)
-    async with replica(store, rules) as running, aclosing(running.stream(asked)) as slow:
+    async with replica(store, rules) as running, aclosing(running.stream(request)) as slow:
         first = await anext(slow)
         assert isinstance(first, Started)
         loop = running._models[refs[DECODER]].loop
         await wait_until(lambda: loop.load == (0, 0))
         assert isinstance(await running.complete(call(refs[DECODER])), Completion)
-        rest = [news async for news in slow]
+        rest = [event async for event in slow]
     assert isinstance(rest[-1], DeadlineExceeded)
     assert isinstance(rest[-1], ServeError)
 
 
-async def test_a_call_that_comes_too_late_is_told(store, refs) -> None:
+async def test_expired_call_returns_deadline_exceeded(store, refs) -> None:
     async with replica(store) as running:
         late = call(refs[DECODER], deadline_s=time.time() - 1)
-        news = [what async for what in running.stream(late)]
-    (only,) = news
+        events = [event async for event in running.stream(late)]
+    (only,) = events
     assert isinstance(only, DeadlineExceeded)
 
 
-async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) -> None:
+async def test_random_cancellations_leak_nothing_and_change_no_output(store, refs) -> None:
     prompts = [f"Say {n} again and again" for n in range(5)]
     async with replica(store) as running:
-        expected = [(await whole(running, call(refs[DECODER], p))).text for p in prompts]
+        expected = [(await complete(running, call(refs[DECODER], p))).text for p in prompts]
         tasks = []
         for number in range(200):
             prompt = prompts[number % len(prompts)]
@@ -328,16 +330,16 @@ async def test_random_cancellations_leak_nothing_and_change_nobody(store, refs) 
         assert completion.text == expected[number % len(prompts)]
 
 
-async def test_a_replica_whose_engine_is_lost_says_so(store, refs) -> None:
+async def test_check_health_fails_when_the_engine_is_lost(store, refs) -> None:
     async with replica(store) as running:
-        await whole(running, call(refs[DECODER]))
+        await complete(running, call(refs[DECODER]))
         health = running._models[refs[DECODER]].loop.health
         health.record_failure(EngineLost("all processes have ended"))
         with pytest.raises(EngineLost, match="have ended"):
             await running.check_health()
 
 
-async def test_a_replica_whose_step_hangs_says_so(
+async def test_check_health_fails_when_a_step_hangs(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(store) as running:
@@ -347,29 +349,29 @@ async def test_a_replica_whose_step_hangs_says_so(
             await running.check_health()
 
 
-async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
+async def test_failed_model_load_closes_its_engine(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
 
-    class Refusing:
+    class FailingPreparer:
         def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
-            raise EngineFailed(f"{model.ref.id}: no such desk")
+            raise EngineFailed(f"{model.ref.id}: preparation failed")
 
-    monkeypatch.setattr("deployments.replicas.generator.RequestPreparer", Refusing)
+    monkeypatch.setattr("deployments.replicas.generator.RequestPreparer", FailingPreparer)
     monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self.info.compute_type))
     async with replica(store) as running:
-        told = [await running.complete(call(refs[DECODER])) for _ in range(3)]
-    assert closed == ["cpu-fp32", "cpu-fp32"], "one of each model"
-    assert all(isinstance(one, EngineFailed) and "no such desk" in one.message for one in told)
-    assert len({id(one) for one in told}) == 3, "each has its own traceback"
+        outcomes = [await running.complete(call(refs[DECODER])) for _ in range(3)]
+    assert closed == ["cpu-fp32", "cpu-fp32"], "one engine per model"
+    assert all(isinstance(o, EngineFailed) and "preparation failed" in o.message for o in outcomes)
+    assert len({id(outcome) for outcome in outcomes}) == 3, "each has its own traceback"
     assert not any(error.__traceback__ for error in running._failed.values())
 
 
-def test_a_decoder_that_fails_at_its_first_calls_is_closed(
+def test_open_decoder_closes_a_decoder_that_fails_warmup(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: OnnxDecoder, *given: object, **named: object) -> None:
+    def broken(self: OnnxDecoder, *args: object, **kwargs: object) -> None:
         raise EngineFailed("no memory left")
 
     closed: list[OnnxDecoder] = []

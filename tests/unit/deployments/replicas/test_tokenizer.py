@@ -36,20 +36,20 @@ from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
 from tests.support.fakes import TIMEOUT_S, TokenizeLog, far_deadline, wait_until
 
-LONG = "a " * INLINE_CHARACTERS  # not encoded on the event loop
+LONG = "a " * INLINE_CHARACTERS  # too long for the event loop
 
 
 @pytest.fixture
 def make_replica(tiny_store: Path) -> Iterator[object]:
-    """Tokenizer replicas over the tiny store, closed at the end."""
-    made: list[TokenizerReplica] = []
+    """Create tokenizer replicas over the tiny store and close them at the end."""
+    replicas: list[TokenizerReplica] = []
 
     def make(recorder: TokenizeRecorder) -> TokenizerReplica:
-        made.append(TokenizerReplica(args(tiny_store), recorder))
-        return made[-1]
+        replicas.append(TokenizerReplica(args(tiny_store), recorder))
+        return replicas[-1]
 
     yield make
-    for replica in made:
+    for replica in replicas:
         replica.close()
 
 
@@ -69,7 +69,9 @@ def call(*texts: Text, options: object = None, truncate: bool = False) -> Call:
     return Call(texts, fields, options, truncation, far_deadline())
 
 
-async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_store: Path) -> None:
+async def test_tokenize_batch_returns_lengths_and_one_id_buffer(
+    make_replica, tiny_store: Path
+) -> None:
     log = TokenizeLog()
     first, second = call("good film", "night", options="first"), call("the", options="second")
     encoded = await make_replica(log).tokenize_batch(batch(tiny_store, first, second))
@@ -83,7 +85,7 @@ async def test_calls_become_lengths_and_one_buffer_of_ids(make_replica, tiny_sto
 
 
 @pytest.mark.parametrize("filler", ["", LONG], ids=["on the loop", "in the thread"])
-async def test_a_call_too_long_leaves_no_gap_in_the_ids(
+async def test_too_long_call_leaves_no_gap_in_the_ids(
     filler: str, make_replica, tiny_store: Path
 ) -> None:
     replica = make_replica(TokenizeLog())
@@ -103,7 +105,7 @@ async def test_a_call_too_long_leaves_no_gap_in_the_ids(
     assert all(len(item.ids) <= MAX_TOKENS for item in encoded.items())
 
 
-async def test_pairs_travel_with_their_second_segments_and_others_without(
+async def test_second_segment_starts_are_sent_for_pairs_only(
     make_replica, tiny_store: Path
 ) -> None:
     single, paired = call("good film"), call("night", ("good film", "the"))
@@ -112,9 +114,7 @@ async def test_pairs_travel_with_their_second_segments_and_others_without(
     assert [item.second_segment_start for item in encoded.items()] == [4, 3, 4]
 
 
-async def test_a_model_that_is_not_here_is_every_calls_outcome(
-    make_replica, tiny_store: Path
-) -> None:
+async def test_unknown_model_fails_every_call(make_replica, tiny_store: Path) -> None:
     known = batch(tiny_store, call("a"), call("b"))
     unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
     encoded = await make_replica(TokenizeLog()).tokenize_batch(unknown)
@@ -122,8 +122,8 @@ async def test_a_model_that_is_not_here_is_every_calls_outcome(
     assert encoded.items() == []
 
 
-class HeldRecorder:
-    """Holds the thread that records first until `release`."""
+class BlockingRecorder:
+    """A recorder that blocks its first call until `release`."""
 
     def __init__(self) -> None:
         self.recorded: list[str] = []
@@ -135,29 +135,27 @@ class HeldRecorder:
             assert self.release.wait(TIMEOUT_S)
 
 
-async def test_a_list_whose_caller_is_gone_still_keeps_others_off_the_encoder(
+async def test_cancelled_batch_still_occupies_the_tokenizer_thread(
     make_replica, tiny_store: Path
 ) -> None:
-    recorder = HeldRecorder()
+    recorder = BlockingRecorder()
     replica = make_replica(recorder)
-    gone = asyncio.ensure_future(
+    cancelled = asyncio.ensure_future(
         replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     )
     await wait_until(lambda: bool(recorder.recorded))
-    gone.cancel()
-    await asyncio.gather(gone, return_exceptions=True)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
     short = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, call("night"))))
     await asyncio.sleep(0.02)
-    assert not short.done(), "encoders are not thread-safe"
+    assert not short.done(), "tokenizers are not thread-safe"
     recorder.release.set()
     assert (await short).calls[0].lengths == (3,)
     assert all(name.startswith("tokenizer") for name in recorder.recorded)
 
 
-async def test_a_short_list_is_not_worth_the_way_to_the_thread(
-    make_replica, tiny_store: Path
-) -> None:
-    recorder = HeldRecorder()
+async def test_short_batch_is_tokenized_on_the_event_loop(make_replica, tiny_store: Path) -> None:
+    recorder = BlockingRecorder()
     recorder.release.set()
     replica = make_replica(recorder)
     await replica.tokenize_batch(batch(tiny_store, call("night")))
@@ -166,7 +164,7 @@ async def test_a_short_list_is_not_worth_the_way_to_the_thread(
     assert recorder.recorded[1].startswith("tokenizer")
 
 
-async def test_cache_settings_apply_while_it_runs(make_replica, tiny_store: Path) -> None:
+async def test_cache_settings_apply_to_a_running_replica(make_replica, tiny_store: Path) -> None:
     replica = make_replica(TokenizeLog())
     plain = await replica.tokenize_batch(batch(tiny_store, call("good film")))
     for cache_bytes in (1_000_000, 0):
@@ -176,19 +174,21 @@ async def test_cache_settings_apply_while_it_runs(make_replica, tiny_store: Path
             assert again.ids == plain.ids
 
 
-async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
+async def test_check_health_accepts_a_queue_and_rejects_a_hanging_thread(
     make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = threading.Event()
     tokenize = CachingTokenizer.tokenize
 
-    def slowly(self: CachingTokenizer, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
+    def tokenize_slowly(
+        self: CachingTokenizer, calls: Sequence[Call]
+    ) -> list[TokenizedTexts | ServeError]:
         assert held.wait(TIMEOUT_S)
         return tokenize(self, calls)
 
-    monkeypatch.setattr(CachingTokenizer, "tokenize", slowly)
+    monkeypatch.setattr(CachingTokenizer, "tokenize", tokenize_slowly)
     replica = make_replica(TokenizeLog())
-    lists = [
+    batches = [
         asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, call(LONG))))
         for _ in range(3)
     ]
@@ -198,51 +198,47 @@ async def test_a_long_line_is_no_illness_and_a_thread_that_hangs_is_one(
     with pytest.raises(EngineFailed, match="a call has run for"):
         await replica.check_health()
     held.set()
-    await asyncio.gather(*lists)
+    await asyncio.gather(*batches)
     await replica.check_health()
 
 
-async def test_what_nobody_waits_for_is_not_encoded(make_replica, tiny_store: Path) -> None:
+async def test_expired_call_is_not_tokenized(make_replica, tiny_store: Path) -> None:
     log = TokenizeLog()
     late = call("night")._replace(deadline_s=time.time() - 1)
     encoded = await make_replica(log).tokenize_batch(
         batch(tiny_store, call("good film"), late, call("the"))
     )
-    first, told, last = encoded.calls
-    assert isinstance(told, DeadlineExceeded)
-    assert [one.lengths for one in (first, last)] == [(4,), (3,)]
+    first, expired, last = encoded.calls
+    assert isinstance(expired, DeadlineExceeded)
+    assert [outcome.lengths for outcome in (first, last)] == [(4,), (3,)]
     assert [len(item.ids) for item in encoded.items()] == [4, 3]
     assert [done.texts for done in log.records] == [2]
 
 
-async def test_the_tokenization_cache_says_what_it_knew(make_replica, tiny_store: Path) -> None:
+async def test_tokenize_record_counts_cache_hits(make_replica, tiny_store: Path) -> None:
     log = TokenizeLog()
     replica = make_replica(log)
     replica.configure(TokenizerUserConfig(cache_bytes=10_000))
-    replica._thread.submit(int).result()  # the setting is applied in the thread
+    replica._thread.submit(int).result()  # wait until the thread has applied the setting
     for _ in range(2):
         await replica.tokenize_batch(batch(tiny_store, call("good film", "night")))
     assert [(done.texts, done.cache_hits) for done in log.records] == [(2, 0), (2, 2)]
 
 
-async def test_tokens_are_told_and_read_back_off_the_event_loop(
-    make_replica, tiny_store: Path
-) -> None:
+async def test_tokenize_and_decode_are_inverse(make_replica, tiny_store: Path) -> None:
     replica = make_replica(TokenizeLog())
     model = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
-    told = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
-    assert [len(tokens.ids) for tokens in told] == [2]
-    ids = tuple(told[0].ids.tolist())
+    tokenized = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
+    assert [len(tokens.ids) for tokens in tokenized] == [2]
+    ids = tuple(tokenized[0].ids.tolist())
     assert await replica.decode(DecodeRequest(model, (ids,), skip_special=True)) == ("good film",)
 
 
-async def test_what_cannot_be_told_is_an_error_of_the_answer(
-    make_replica, tiny_store: Path
-) -> None:
+async def test_tokenize_and_decode_return_errors(make_replica, tiny_store: Path) -> None:
     replica = make_replica(TokenizeLog())
     known = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
-    gone = ModelRef("no/such", "0123456789ab")
-    missing = await replica.tokenize(TokenizeRequest(gone, ("a",), special=True))
+    absent = ModelRef("no/such", "0123456789ab")
+    missing = await replica.tokenize(TokenizeRequest(absent, ("a",), special=True))
     unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))
     assert isinstance(missing, UnknownModel)
     assert isinstance(unknown, UnknownToken)

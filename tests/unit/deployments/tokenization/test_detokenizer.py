@@ -19,8 +19,8 @@ TEXTS = (
 )
 
 
-def marking_words() -> Tokenizer:
-    """As sentencepiece writes: `▁` begins a word, and bytes stand for what has no token."""
+def metaspace() -> Tokenizer:
+    """Build a tokenizer like sentencepiece: `▁` starts a word; unknown characters become bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "a", "b", "▁a", "▁ab", "▁b", "é"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -52,94 +52,94 @@ def without_decoder() -> Tokenizer:
     return Tokenizer(models.Unigram([("film", -1.0), ("y", -2.0)]))
 
 
-def pieces_of(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+def detokenize(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[str]:
     detokenizer = Detokenizer(tokenizer, prompt or [])
     return [detokenizer.push(token) for token in ids]
 
 
-def decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
     text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text
 
 
-@pytest.mark.parametrize("kind", [byte_level, marking_words])
+@pytest.mark.parametrize("build", [byte_level, metaspace])
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_put_together_are_the_text(text: str, kind: Callable[[], Tokenizer]) -> None:
-    tokenizer = kind()
+def test_pieces_concatenate_to_the_text(text: str, build: Callable[[], Tokenizer]) -> None:
+    tokenizer = build()
     ids = tokenizer.encode(text).ids
-    pieces = pieces_of(tokenizer, ids)
-    assert "".join(pieces) == decoded(tokenizer, ids)
-    assert decoded(tokenizer, ids).lstrip() == text.lstrip()
+    pieces = detokenize(tokenizer, ids)
+    assert "".join(pieces) == decode(tokenizer, ids)
+    assert decode(tokenizer, ids).lstrip() == text.lstrip()
     assert sum("\ufffd" in piece for piece in pieces) == text.count("\ufffd")
 
 
-@pytest.mark.parametrize("kind", [byte_level, marking_words])
-def test_a_character_comes_whole_with_its_last_byte(kind: Callable[[], Tokenizer]) -> None:
-    tokenizer = kind()
+@pytest.mark.parametrize("build", [byte_level, metaspace])
+def test_character_is_returned_with_its_last_byte(build: Callable[[], Tokenizer]) -> None:
+    tokenizer = build()
     bytes_of_smile = [byte_token(tokenizer, byte) for byte in "🙂".encode()]
-    assert pieces_of(tokenizer, bytes_of_smile) == ["", "", "", "🙂"]
+    assert detokenize(tokenizer, bytes_of_smile) == ["", "", "", "🙂"]
 
 
-@pytest.mark.parametrize("kind", [byte_level, marking_words])
-def test_bytes_that_are_no_character_show_at_once_and_do_not_stop_the_text(
-    kind: Callable[[], Tokenizer],
+@pytest.mark.parametrize("build", [byte_level, metaspace])
+def test_invalid_bytes_become_replacement_characters(
+    build: Callable[[], Tokenizer],
 ) -> None:
-    tokenizer = kind()
+    tokenizer = build()
     ids = [byte_token(tokenizer, byte) for byte in b"\xff\xe6ok\xf0\x9f\x99"]
-    assert pieces_of(tokenizer, ids) == ["\ufffd", "", "\ufffdo", "k", "", "", ""]
+    assert detokenize(tokenizer, ids) == ["\ufffd", "", "\ufffdo", "k", "", "", ""]
 
 
-@pytest.mark.parametrize("kind", [byte_level, marking_words])
-def test_bytes_that_are_never_characters_cost_no_more_the_more_there_are(
-    kind: Callable[[], Tokenizer],
+@pytest.mark.parametrize("build", [byte_level, metaspace])
+def test_long_runs_of_invalid_bytes_take_linear_time(
+    build: Callable[[], Tokenizer],
 ) -> None:
-    tokenizer = kind()
+    tokenizer = build()
     broken = byte_token(tokenizer, 0xFF)
-    pieces = pieces_of(tokenizer, [broken] * 20_000)  # takes minutes where all are read each time
+    pieces = detokenize(tokenizer, [broken] * 20_000)  # quadratic time would take minutes
     assert set(pieces) == {"\ufffd"}
 
 
-def test_a_byte_token_behind_a_whole_character_takes_nothing_back() -> None:
-    tokenizer = marking_words()
+def test_invalid_byte_after_a_character_keeps_the_character() -> None:
+    tokenizer = metaspace()
     ids = [byte_token(tokenizer, byte) for byte in "é".encode() + b"\xff" + "é".encode()]
-    assert pieces_of(tokenizer, ids) == ["", "é", "\ufffd", "", "é"]
-    assert "é" not in decoded(tokenizer, ids)  # what it says of all of them at once
+    assert detokenize(tokenizer, ids) == ["", "é", "\ufffd", "", "é"]
+    assert "é" not in decode(tokenizer, ids)  # the tokenizer replaces the whole run
 
 
-def test_a_word_behind_an_unfinished_character_shows_that_it_stays_so() -> None:
-    tokenizer = marking_words()
-    begun, word = byte_token(tokenizer, 0xE6), tokenizer.token_to_id("▁ab")
-    assert pieces_of(tokenizer, [word, begun, word, word]) == ["ab", "", "\ufffd ab", " ab"]
+def test_word_after_an_unfinished_character_adds_a_replacement() -> None:
+    tokenizer = metaspace()
+    unfinished, word = byte_token(tokenizer, 0xE6), tokenizer.token_to_id("▁ab")
+    assert detokenize(tokenizer, [word, unfinished, word, word]) == ["ab", "", "\ufffd ab", " ab"]
 
 
-def test_any_bytes_come_out_as_the_tokenizer_decodes_them() -> None:
+def test_random_bytes_match_the_tokenizer() -> None:
     tokenizer = byte_level()
-    draw = random.Random(5)
-    # Continuation and leading bytes often, so that there are whole, broken and cut characters.
+    rng = random.Random(5)
+    # Frequent continuation and leading bytes give complete, broken and truncated characters.
     likely = [byte_token(tokenizer, byte) for byte in [*b"a \n", *"é日🙂".encode(), 0xFF, 0xC0]]
     every = list(tokenizer.get_vocab().values())
     for _ in range(3000):
-        ids = [draw.choice(likely if draw.random() < 0.8 else every) for _ in range(20)]
-        text = "".join(pieces_of(tokenizer, ids))
-        whole = decoded(tokenizer, ids)
-        # The tokenizer marks an unfinished character, and both bytes of a begun surrogate.
+        ids = [rng.choice(likely if rng.random() < 0.8 else every) for _ in range(20)]
+        text = "".join(detokenize(tokenizer, ids))
+        whole = decode(tokenizer, ids)
+        # The tokenizer also marks an unfinished character, and both bytes of an unfinished surrogate.
         assert whole in (text, text + "\ufffd", text + 2 * "\ufffd"), ids
 
 
-def test_any_tokens_of_marked_words_come_out_as_decoded() -> None:
-    tokenizer = marking_words()
+def test_random_marked_words_match_the_tokenizer() -> None:
+    tokenizer = metaspace()
     words = [tokenizer.token_to_id(piece) for piece in ("▁", "a", "b", "▁a", "▁ab", "é", "</s>")]
     smile = [byte_token(tokenizer, byte) for byte in "🙂".encode()]
-    draw = random.Random(6)
+    rng = random.Random(6)
     for _ in range(2000):
         ids = []
-        for _ in range(draw.randrange(1, 12)):
-            ids += smile if draw.random() < 0.2 else [draw.choice(words)]
-        assert "".join(pieces_of(tokenizer, ids)) == decoded(tokenizer, ids), ids
+        for _ in range(rng.randrange(1, 12)):
+            ids += smile if rng.random() < 0.2 else [rng.choice(words)]
+        assert "".join(detokenize(tokenizer, ids)) == decode(tokenizer, ids), ids
 
 
 @pytest.mark.parametrize(
-    ("kind", "ids", "pieces"),
+    ("build", "ids", "pieces"),
     [
         (wordpiece, [1, 2, 3, 4], ["film", "y", " good", "."]),
         (wordpiece, [3, 5, 1], ["good", "n't", " film"]),
@@ -147,20 +147,20 @@ def test_any_tokens_of_marked_words_come_out_as_decoded() -> None:
         (without_decoder, [0, 1], ["film", " y"]),
     ],
 )
-def test_words_are_joined_as_the_tokenizer_joins_them(
-    kind: Callable[[], Tokenizer], ids: list[int], pieces: list[str]
+def test_words_are_joined_as_by_the_tokenizer(
+    build: Callable[[], Tokenizer], ids: list[int], pieces: list[str]
 ) -> None:
-    tokenizer = kind()
-    assert "".join(pieces) == decoded(tokenizer, ids)
-    assert pieces_of(tokenizer, ids) == pieces
+    tokenizer = build()
+    assert "".join(pieces) == decode(tokenizer, ids)
+    assert detokenize(tokenizer, ids) == pieces
 
 
-def test_special_and_unknown_tokens_add_nothing_and_part_no_character() -> None:
+def test_special_and_unknown_tokens_do_not_split_a_character() -> None:
     tokenizer = byte_level()
     end = tokenizer.token_to_id("<|end|>")
     first, second = (byte_token(tokenizer, byte) for byte in "é".encode())
     unknown = 10 * tokenizer.get_vocab_size()
-    assert pieces_of(tokenizer, [end, first, end, unknown, second, end]) == [
+    assert detokenize(tokenizer, [end, first, end, unknown, second, end]) == [
         "",
         "",
         "",
@@ -170,47 +170,47 @@ def test_special_and_unknown_tokens_add_nothing_and_part_no_character() -> None:
     ]
 
 
-def test_added_tokens_that_are_not_special_are_text() -> None:
+def test_added_tokens_are_text() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens(["日本", "two words"])
     ids = [tokenizer.token_to_id("日本"), tokenizer.token_to_id("two words")]
-    assert pieces_of(tokenizer, ids) == ["日本", "two words"]
+    assert detokenize(tokenizer, ids) == ["日本", "two words"]
 
 
-def test_a_first_word_begins_with_a_space_only_behind_a_prompt() -> None:
-    tokenizer = marking_words()
+def test_first_word_starts_with_a_space_only_after_a_prompt() -> None:
+    tokenizer = metaspace()
     start, a, word = (tokenizer.token_to_id(piece) for piece in ("<s>", "a", "▁ab"))
-    assert pieces_of(tokenizer, [word]) == ["ab"]
-    assert pieces_of(tokenizer, [word], prompt=[start]) == ["ab"]
-    assert pieces_of(tokenizer, [word], prompt=[start, a]) == [" ab"]
-    assert pieces_of(tokenizer, [word], prompt=[a, start, start]) == [" ab"]
+    assert detokenize(tokenizer, [word]) == ["ab"]
+    assert detokenize(tokenizer, [word], prompt=[start]) == ["ab"]
+    assert detokenize(tokenizer, [word], prompt=[start, a]) == [" ab"]
+    assert detokenize(tokenizer, [word], prompt=[a, start, start]) == [" ab"]
 
 
-@pytest.mark.parametrize("kind", [byte_level, marking_words])
-def test_a_prompt_may_end_inside_a_character(kind: Callable[[], Tokenizer]) -> None:
-    tokenizer = kind()
+@pytest.mark.parametrize("build", [byte_level, metaspace])
+def test_prompt_may_end_inside_a_character(build: Callable[[], Tokenizer]) -> None:
+    tokenizer = build()
     smile = [byte_token(tokenizer, byte) for byte in "🙂".encode()]
-    assert pieces_of(tokenizer, smile[2:], prompt=smile[:2]) == ["", "🙂"]
-    assert pieces_of(tokenizer, smile, prompt=smile * 9) == ["", "", "", "🙂"]
+    assert detokenize(tokenizer, smile[2:], prompt=smile[:2]) == ["", "🙂"]
+    assert detokenize(tokenizer, smile, prompt=smile * 9) == ["", "", "", "🙂"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "token", "text"),
+    ("build", "token", "text"),
     [
         (byte_level, "Ġ", " "),
         (byte_level, "a", "a"),
         (byte_level, "Ã", "\ufffd"),
         (byte_level, "<|end|>", "<|end|>"),
-        (marking_words, "▁ab", " ab"),
-        (marking_words, "▁", " "),
-        (marking_words, "b", "b"),
-        (marking_words, "</s>", "</s>"),
+        (metaspace, "▁ab", " ab"),
+        (metaspace, "▁", " "),
+        (metaspace, "b", "b"),
+        (metaspace, "</s>", "</s>"),
         (wordpiece, "film", " film"),
         (wordpiece, "##y", "y"),
     ],
 )
-def test_a_token_alone_has_the_text_it_has_inside_of_one(
-    kind: Callable[[], Tokenizer], token: str, text: str
+def test_token_text_equals_its_text_inside_a_sentence(
+    build: Callable[[], Tokenizer], token: str, text: str
 ) -> None:
-    tokenizer = kind()
+    tokenizer = build()
     assert token_text(tokenizer, tokenizer.token_to_id(token)) == text

@@ -27,28 +27,32 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("keep", SIDES)
-def test_it_cuts_as_the_library_does(keep: Truncation, tmp_path: Path, plain: Tokenizer) -> None:
+def test_truncate_item_matches_the_library(
+    keep: Truncation, tmp_path: Path, plain: Tokenizer
+) -> None:
     tiny_tokenizer(tmp_path)
-    cutting = open_tokenizer(tmp_path)
-    chance = random.Random(7)
+    truncating = open_tokenizer(tmp_path)
+    rng = random.Random(7)
     for _ in range(2_000):
-        most = chance.randint(4, 20)
-        cutting.enable_truncation(most, direction=SIDES[keep], strategy="longest_first")
-        first, second = (" ".join(chance.choices(WORDS, k=chance.randint(9, 25))) for _ in "ab")
-        text = (first, second) if chance.random() < 0.7 else first
-        (whole,) = plain.encode_batch_fast([text])
-        if len(whole.ids) <= most:
+        max_tokens = rng.randint(4, 20)
+        truncating.enable_truncation(max_tokens, direction=SIDES[keep], strategy="longest_first")
+        first, second = (" ".join(rng.choices(WORDS, k=rng.randint(9, 25))) for _ in "ab")
+        text = (first, second) if rng.random() < 0.7 else first
+        (item,) = plain.encode_batch_fast([text])
+        if len(item.ids) <= max_tokens:
             continue
-        due = build_item(cutting.encode(*((text,) if isinstance(text, str) else text)), pair=True)
-        found = truncate_item(whole, most, keep)
-        assert (found.ids.tolist(), found.second_segment_start) == (
-            due.ids.tolist(),
-            due.second_segment_start,
+        expected = build_item(
+            truncating.encode(*((text,) if isinstance(text, str) else text)), pair=True
+        )
+        truncated = truncate_item(item, max_tokens, keep)
+        assert (truncated.ids.tolist(), truncated.second_segment_start) == (
+            expected.ids.tolist(),
+            expected.second_segment_start,
         )
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "room", "kept"),
+    ("first", "second", "room", "expected"),
     [
         (3, 4, 9, (3, 4)),
         (3, 90, 9, (3, 6)),
@@ -58,14 +62,14 @@ def test_it_cuts_as_the_library_does(keep: Truncation, tmp_path: Path, plain: To
         (50, 0, 9, (9, 0)),
     ],
 )
-def test_the_longer_segment_loses_first(
-    first: int, second: int, room: int, kept: tuple[int, int]
+def test_longest_first_shortens_the_longer_segment(
+    first: int, second: int, room: int, expected: tuple[int, int]
 ) -> None:
-    assert longest_first(first, second, room) == kept
+    assert longest_first(first, second, room) == expected
 
 
-def test_two_long_segments_cost_no_more_than_their_length(plain: Tokenizer) -> None:
+def test_truncate_item_of_long_segments_needs_little_memory(plain: Tokenizer) -> None:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (whole,) = plain.encode_batch_fast([("good " * 20_000, "film " * 20_000)])
-    assert len(truncate_item(whole, 16, Truncation.KEEP_START).ids) == 16
+    (item,) = plain.encode_batch_fast([("good " * 20_000, "film " * 20_000)])
+    assert len(truncate_item(item, 16, Truncation.KEEP_START).ids) == 16
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000

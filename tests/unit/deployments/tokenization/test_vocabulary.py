@@ -32,11 +32,11 @@ def unigram() -> Tokenizer:
     return tokenizer
 
 
-def unigram_that_knows_all() -> Tokenizer:
+def unigram_without_unknown() -> Tokenizer:
     return Tokenizer(models.Unigram([("film", -1.0), ("y", -2.0)]))
 
 
-def bytes_bpe() -> Tokenizer:
+def byte_level_bpe() -> Tokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -45,21 +45,21 @@ def bytes_bpe() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("kind", "unknown_id", "marks"),
+    ("kind", "unknown_id", "has_prefix"),
     [
         (wordpiece, 0, True),
         (unigram, 1, False),
-        (unigram_that_knows_all, None, False),
-        (bytes_bpe, None, False),
+        (unigram_without_unknown, None, False),
+        (byte_level_bpe, None, False),
     ],
 )
-def test_a_vocabulary_says_what_it_calls_unknown_and_how_it_spells_parts_of_words(
-    kind: Callable[[], Tokenizer], unknown_id: int | None, marks: bool, tmp_path: Path
+def test_vocabulary_detects_unknown_token_and_continuation_prefix(
+    kind: Callable[[], Tokenizer], unknown_id: int | None, has_prefix: bool, tmp_path: Path
 ) -> None:
     kind().save(str(tmp_path / "tokenizer.json"))
     vocabulary = TokenVocabulary(tmp_path)
     assert vocabulary.unknown_id == unknown_id
-    assert vocabulary.has_continuation_prefix is marks
+    assert vocabulary.has_continuation_prefix is has_prefix
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_a_vocabulary_says_what_it_calls_unknown_and_how_it_spells_parts_of_word
     [
         (wordpiece, ["film", "##y", "film"], "filmy film"),
         (unigram, ["▁film", "y", "▁film"], "filmy film"),
-        (bytes_bpe, ["f", "Ã", "©", "Ġ", "!"], "fé !"),
-        (unigram_that_knows_all, ["film", "y"], "film y"),  # it has no decoder
+        (byte_level_bpe, ["f", "Ã", "©", "Ġ", "!"], "fé !"),
+        (unigram_without_unknown, ["film", "y"], "film y"),  # it has no decoder
     ],
 )
-def test_tokens_are_joined_as_the_tokenizer_writes(
+def test_join_matches_the_tokenizer(
     kind: Callable[[], Tokenizer], tokens: list[str], text: str, tmp_path: Path
 ) -> None:
     kind().save(str(tmp_path / "tokenizer.json"))
     assert TokenVocabulary(tmp_path).join(tokens) == text
 
 
-def test_ids_become_tokens_and_text(tiny: TokenVocabulary) -> None:
+def test_vocabulary_maps_ids_to_tokens_and_text(tiny: TokenVocabulary) -> None:
     ids = [tiny.first_token_id(token) for token in ("[CLS]", "film", "##y", "[SEP]")]
     known = [i for i in ids if i is not None]
     assert len(known) == 4
@@ -92,13 +92,13 @@ def test_ids_become_tokens_and_text(tiny: TokenVocabulary) -> None:
     ("text", "token"),
     [("film", "film"), ("##y", "##y"), ("Film", "film"), ("filmy", "film"), ("日", "[UNK]")],
 )
-def test_a_word_stands_for_its_token_or_its_first_piece(
+def test_first_token_id_returns_the_token_or_its_first_piece(
     text: str, token: str, tiny: TokenVocabulary
 ) -> None:
-    found = tiny.first_token_id(text)
-    assert found is not None
-    assert tiny.token(found) == token
+    token_id = tiny.first_token_id(text)
+    assert token_id is not None
+    assert tiny.token(token_id) == token
 
 
-def test_a_text_without_tokens_stands_for_none(tiny: TokenVocabulary) -> None:
+def test_first_token_id_without_tokens_is_none(tiny: TokenVocabulary) -> None:
     assert tiny.first_token_id(" ") is None

@@ -32,7 +32,7 @@ ANSWERS = [CallResult("value", "fake")]
 
 
 class FakeMethod:
-    """A method of a Serve handle: `remote` gives the next of `outcomes`, awaited or not."""
+    """A method of a Serve handle. `remote` returns a future of the next item of `outcomes`."""
 
     def __init__(self, *outcomes: object) -> None:
         self.outcomes = list(outcomes)
@@ -55,7 +55,7 @@ class FakeMethod:
 
 
 class FakeHandle:
-    """A Serve handle with every deployment's methods."""
+    """A Serve handle with the methods of all deployments."""
 
     def __init__(self, *outcomes: object) -> None:
         self.tokenize_batch = self.infer = self.tokenize = self.decode = FakeMethod(*outcomes)
@@ -65,37 +65,37 @@ def unavailable() -> Exception:
     return DeploymentUnavailableError("no replica")
 
 
-async def test_the_tokenizers_response_is_passed_on_without_waiting_for_it() -> None:
+async def test_infer_forwards_the_unresolved_tokenizer_response() -> None:
     tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
     assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
-    (passed,) = encoder.infer.sent
-    assert isinstance(passed, asyncio.Future), "the encoder waits for it, not the ingress"
+    (argument,) = encoder.infer.sent
+    assert isinstance(argument, asyncio.Future), "the encoder resolves it, not the ingress"
     assert tokenizer.tokenize_batch.sent == [BATCH]
 
 
-async def test_messages_travel_as_plain_pickle() -> None:
+async def test_infer_serializes_with_pickle() -> None:
     tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
     await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
     assert tokenizer.tokenize_batch.serialization == encoder.infer.serialization == {"pickle"}
 
 
-@pytest.mark.parametrize("lost", [RayActorError, unavailable])
-async def test_a_lost_replica_is_tried_once_more(lost: Callable[[], Exception]) -> None:
-    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(lost(), ANSWERS)
+@pytest.mark.parametrize("error", [RayActorError, unavailable])
+async def test_infer_retries_a_lost_replica_once(error: Callable[[], Exception]) -> None:
+    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(error(), ANSWERS)
     assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
     assert len(tokenizer.tokenize_batch.sent) == len(encoder.infer.sent) == 2
 
 
-@pytest.mark.parametrize("lost", [RayActorError, unavailable])
-async def test_a_replica_lost_twice_is_an_engine_failure(lost: Callable[[], Exception]) -> None:
-    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(lost(), lost())
+@pytest.mark.parametrize("error", [RayActorError, unavailable])
+async def test_infer_fails_when_a_replica_is_lost_twice(error: Callable[[], Exception]) -> None:
+    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(error(), error())
     with pytest.raises(EngineFailed, match="lost twice"):
         await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
 
 
-async def test_a_full_line_on_the_way_is_overload_and_not_tried_again() -> None:
-    full = BackPressureError(num_queued_requests=256, max_queued_requests=256)
-    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(full, ANSWERS)
+async def test_infer_maps_backpressure_to_overloaded_without_retry() -> None:
+    backpressure = BackPressureError(num_queued_requests=256, max_queued_requests=256)
+    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(backpressure, ANSWERS)
     with pytest.raises(Overloaded):
         await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
     assert len(encoder.infer.sent) == 1
@@ -105,15 +105,15 @@ TOKENIZE = TokenizeRequest(KEY.model, ("a",), special=True)
 DECODE = DecodeRequest(KEY.model, ((5,),), skip_special=True)
 
 
-async def ask_both(*outcomes: object) -> list[object]:
-    """What either method of a tokenizer gives when its replicas give `outcomes`."""
+async def call_both(*outcomes: object) -> list[object]:
+    """Return the results of both tokenizer methods when the replicas return `outcomes`."""
     answers: list[object] = []
     for request in (TOKENIZE, DECODE):
         handle = FakeHandle(*outcomes)
         client = ServeTokenizerClient(handle)
-        ask = client.tokenize if request is TOKENIZE else client.decode
+        method = client.tokenize if request is TOKENIZE else client.decode
         try:
-            answers.append(await ask(request))
+            answers.append(await method(request))
         except ServeError as error:
             answers.append(error)
         assert set(map(id, handle.decode.sent)) == {id(request)}
@@ -121,15 +121,15 @@ async def ask_both(*outcomes: object) -> list[object]:
     return answers
 
 
-async def test_a_tokenizers_answer_comes_through_and_its_errors_are_raised() -> None:
-    assert await ask_both(("answer",)) == [("answer",)] * 2
-    refused = UnknownToken("token id 7 is not in the vocabulary")
-    assert await ask_both(refused) == [refused] * 2
+async def test_tokenizer_client_returns_results_and_raises_errors() -> None:
+    assert await call_both(("answer",)) == [("answer",)] * 2
+    rejected = UnknownToken("token id 7 is not in the vocabulary")
+    assert await call_both(rejected) == [rejected] * 2
 
 
-async def test_a_lost_tokenizer_is_asked_once_more_and_not_twice() -> None:
-    assert await ask_both(unavailable(), ("answer",)) == [("answer",)] * 2
-    failures = await ask_both(unavailable(), unavailable(), ("too late",))
+async def test_tokenizer_client_retries_a_lost_replica_once() -> None:
+    assert await call_both(unavailable(), ("answer",)) == [("answer",)] * 2
+    failures = await call_both(unavailable(), unavailable(), ("too late",))
     assert [type(failure) for failure in failures] == [EngineFailed] * 2
 
 
@@ -137,7 +137,7 @@ CALL = GenerationCall(KEY.model, "Once", GenerationOptions(), deadline_s=0.0)
 
 
 class FakeGenerator:
-    """A Serve handle of a generator that never answers; it notes who is cancelled."""
+    """A Serve handle of a generator that never responds."""
 
     def __init__(self) -> None:
         self.complete = self.stream = self
@@ -152,7 +152,7 @@ class FakeGenerator:
 
 
 class SilentResponse:
-    """As a response of Serve: it does not end with the task that waits for it."""
+    """A pending Serve response. Cancelling its awaiting task does not cancel it."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -164,13 +164,13 @@ class SilentResponse:
         self.is_cancelled = True
 
 
-async def test_a_generator_hears_of_a_caller_who_has_left() -> None:
+async def test_cancelled_complete_cancels_the_serve_response() -> None:
     generator = FakeGenerator()
-    asking = asyncio.create_task(ServeGeneratorClient(generator).complete(CALL))
+    task = asyncio.create_task(ServeGeneratorClient(generator).complete(CALL))
     while not generator.responses:
         await asyncio.sleep(0)
-    asking.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await task
     (response,) = generator.responses
     assert response.is_cancelled

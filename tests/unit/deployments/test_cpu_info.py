@@ -28,11 +28,11 @@ CPU part\t: 0xd4f
 """
 
 
-def test_the_first_processor_is_described() -> None:
-    found = parse_cpu_info(X86)
-    assert found.name == "AMD EPYC"
-    assert found.generation == "25-17-1"
-    assert found.flags == ("avx2", "avx512f")
+def test_parse_cpu_info_describes_the_first_processor() -> None:
+    info = parse_cpu_info(X86)
+    assert info.name == "AMD EPYC"
+    assert info.generation == "25-17-1"
+    assert info.flags == ("avx2", "avx512f")
 
 
 @pytest.mark.parametrize(
@@ -44,26 +44,26 @@ def test_the_first_processor_is_described() -> None:
         (("asimddp",), "aarch64", False),
     ],
 )
-def test_int8_products_overflow_on_x86_without_vnni(
+def test_int8_overflows_on_x86_without_vnni(
     flags: tuple[str, ...], machine: str, overflows: bool
 ) -> None:
     assert CpuInfo("some", "1", flags, machine).int8_overflows is overflows
 
 
-def test_arm_has_features_and_a_part_number() -> None:
-    found = parse_cpu_info(ARM)
-    assert found.generation == "0xd4f"
-    assert found.flags == ("asimddp", "i8mm", "bf16", "sve")
-    assert found.name
+def test_parse_cpu_info_reads_arm_features_and_part_number() -> None:
+    info = parse_cpu_info(ARM)
+    assert info.generation == "0xd4f"
+    assert info.flags == ("asimddp", "i8mm", "bf16", "sve")
+    assert info.name
 
 
-def test_nothing_known_is_still_a_processor() -> None:
-    found = parse_cpu_info("")
-    assert found.name
-    assert (found.generation, found.flags) == ("", ())
+def test_parse_cpu_info_of_empty_text_returns_a_default() -> None:
+    info = parse_cpu_info("")
+    assert info.name
+    assert (info.generation, info.flags) == ("", ())
 
 
-def test_cores_are_those_of_the_affinity_at_most() -> None:
+def test_usable_cores_respects_the_affinity() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:

@@ -1,4 +1,4 @@
-"""What a caller hears when engines, or what surrounds them, fail."""
+"""Errors of engines and recorders."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.support.fakes import (
 from tests.unit.deployments.batching.conftest import MODEL, MakeLoop
 
 
-async def test_an_item_that_fails_fails_alone(make_loop: MakeLoop) -> None:
+async def test_failing_item_fails_alone(make_loop: MakeLoop) -> None:
     engine = FakeEngine(failing={2})
     loop = make_loop(engine)
-    good, bad, fine = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2, 3))
+    good, bad, third = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2, 3))
     with pytest.raises(EngineFailed):
         await bad
     assert (await good).rows == [[1]]
-    assert (await fine).rows == [[3]]
+    assert (await third).rows == [[3]]
     assert engine.passes == [[1, 2, 3], [1], [2], [3]]
 
 
-async def test_a_row_that_is_no_number_fails_alone(make_loop: MakeLoop) -> None:
+async def test_nan_row_fails_alone(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(nan={2}))
     good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="NaN or infinity"):
@@ -43,11 +43,11 @@ async def test_a_row_that_is_no_number_fails_alone(make_loop: MakeLoop) -> None:
     assert (await good).rows == [[1]]
 
 
-async def test_a_ragged_answer_with_one_bad_number_fails_alone() -> None:
+async def test_ragged_output_with_infinity_fails_alone() -> None:
     def act(batch: Batch) -> Outputs:
         bad = np.array([[0.0], [np.inf]], dtype=np.float32)
-        fine = np.array([[0.0]], dtype=np.float32)
-        return Outputs([bad if marker == 2 else fine for marker in batch.input_ids[:, 0]])
+        valid = np.array([[0.0]], dtype=np.float32)
+        return Outputs([bad if marker == 2 else valid for marker in batch.input_ids[:, 0]])
 
     loop = BatchScheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
@@ -59,7 +59,7 @@ async def test_a_ragged_answer_with_one_bad_number_fails_alone() -> None:
     await loop.drain()
 
 
-async def test_a_call_with_one_bad_item_fails_as_a_whole(make_loop: MakeLoop) -> None:
+async def test_call_with_one_nan_item_fails(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(nan={2}))
     with pytest.raises(EngineFailed):
         await loop.submit(MODEL, [item(1), item(2)], far_deadline())
@@ -69,12 +69,12 @@ def divide_by_zero(batch: Batch) -> Outputs:
     return Outputs(np.array([[1 // 0]], dtype=np.float32))
 
 
-def lose_a_row(batch: Batch) -> Outputs:
+def drop_row(batch: Batch) -> Outputs:
     return Outputs(np.ones((len(batch.input_ids) - 1, 1), dtype=np.float32))
 
 
-@pytest.mark.parametrize("act", [divide_by_zero, lose_a_row])
-async def test_whatever_an_engine_does_its_callers_hear_of_it(
+@pytest.mark.parametrize("act", [divide_by_zero, drop_row])
+async def test_any_engine_error_fails_all_calls(
     act: Callable[[Batch], Outputs],
 ) -> None:
     loop = BatchScheduler(
@@ -88,13 +88,11 @@ async def test_whatever_an_engine_does_its_callers_hear_of_it(
 
 
 class BrokenRecorder:
-    """A metrics library that gives up."""
-
     def record(self, done: ForwardPassRecord) -> None:
-        raise RuntimeError("no metrics today")
+        raise RuntimeError("the recorder failed")
 
 
-async def test_callers_get_their_answers_when_the_metrics_fail() -> None:
+async def test_calls_succeed_when_the_recorder_fails() -> None:
     loop = BatchScheduler(
         {MODEL: FakeEngine()}, BatchSettings(), concurrent_passes=1, recorder=BrokenRecorder()
     )

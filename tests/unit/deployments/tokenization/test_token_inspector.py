@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import ArtifactError, UnknownToken
+from deployments.tokenization.vocabulary import TokenInspector
+from tests.support.builders import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def inspector(tmp_path_factory: pytest.TempPathFactory) -> TokenInspector:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer(directory)
+    return TokenInspector(directory)
+
+
+def test_tokens_returns_offsets_and_special_tokens(inspector: TokenInspector) -> None:
+    text = "the é 😀 night"
+    (tokens,) = inspector.tokens([text], special=True)
+    assert len(tokens.ids) == len(tokens.offsets) == 6
+    assert tokens.special == {0: "[CLS]", 5: "[SEP]"}
+    inner = [text[start:stop] for start, stop in tokens.offsets[1:-1]]
+    assert inner == ["the", "é", "😀", "night"]
+
+
+def test_tokens_of_several_texts_are_not_padded(inspector: TokenInspector) -> None:
+    short, long = inspector.tokens(["a", "good film " * 50], special=False)
+    assert (len(short.ids), len(long.ids)) == (1, 100)
+    assert short.special == long.special == {}
+
+
+def test_texts_reverses_tokens(inspector: TokenInspector) -> None:
+    (tokens,) = inspector.tokens(["good film"], special=True)
+    ids = tokens.ids.tolist()
+    assert inspector.texts([ids], skip_special=True) == ("good film",)
+    assert inspector.texts([ids, ids[1:2]], skip_special=False) == ("[CLS] good film [SEP]", "good")
+
+
+def test_texts_rejects_ids_beyond_the_vocabulary(inspector: TokenInspector) -> None:
+    with pytest.raises(UnknownToken, match="the maximum is") as raised:
+        inspector.texts([[5], [10**12]], skip_special=True)
+    last = int(raised.value.message.rpartition(" ")[2])
+    assert inspector.texts([[last]], skip_special=True)[0]
+    with pytest.raises(UnknownToken):
+        inspector.texts([[last + 1]], skip_special=True)
+
+
+def test_directory_without_a_tokenizer_raises(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError):
+        TokenInspector(tmp_path)
