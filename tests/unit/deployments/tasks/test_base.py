@@ -14,17 +14,16 @@ from deployments.tasks.inputs import parse_parameters
 from tests.support.artifacts import tiny_manifest
 
 
-def test_every_task_name_has_its_task() -> None:
-    generating = set(GENERATIVE_TASKS)  # these have loops and families of their own
+def test_tasks_contain_every_task_name_without_generation() -> None:
+    generating = set(GENERATIVE_TASKS)
     assert {name: task.name for name, task in TASKS.items()} == {
         name: name for name in TaskName if name not in generating
     }
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
-    # Zero-shot classification is for those classifiers that judge entailment, ranking for those
-    # that give one score.
+def test_task_fits_only_models_with_its_head(name: TaskName) -> None:
+    # Zero-shot classification needs an entailment label; ranking needs a single score.
     labels = {
         TaskName.ZERO_SHOT_CLASSIFICATION: ("entailment", "neutral", "contradiction"),
         TaskName.TEXT_RANKING: ("relevance",),
@@ -34,11 +33,11 @@ def test_a_task_fits_models_of_its_own_head_only(name: TaskName) -> None:
     }
     assert TASKS[name].fits(models[name])
     fitted = {TASK_HEADS[own] for own, manifest in models.items() if TASKS[name].fits(manifest)}
-    # A model of embeddings ranks too, by cosine.
+    # An embedding model also ranks, by cosine.
     assert fitted - {TASK_HEADS[TaskName.FEATURE_EXTRACTION]} <= {TASK_HEADS[name]}
 
 
-def test_a_model_serves_its_own_tasks_first() -> None:
+def test_find_tasks_returns_tasks_of_the_manifest_first() -> None:
     embedder = tiny_manifest()
     own = (TaskName.SENTENCE_SIMILARITY, TaskName.FEATURE_EXTRACTION)
     served = find_tasks(embedder.model_copy(update={"tasks": own}))
@@ -47,7 +46,7 @@ def test_a_model_serves_its_own_tasks_first() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
-def test_every_task_describes_itself_for_the_documentation(task: Any) -> None:
+def test_task_has_schemas_for_the_documentation(task: Any) -> None:
     assert task.inputs.schema()["description"]
     assert TypeAdapter(task.response_type).json_schema()
     properties = task.parameters.model_json_schema()["properties"]
@@ -67,7 +66,7 @@ def test_every_task_describes_itself_for_the_documentation(task: Any) -> None:
         ({"truncate": True, "truncation_direction": "Left"}, Truncation.KEEP_END),
     ],
 )
-def test_the_direction_names_the_side_that_is_cut_off(
+def test_truncation_direction_is_the_truncated_side(
     raw: dict[str, Any], truncation: Truncation
 ) -> None:
     assert parse_parameters(TextParameters, raw).truncation is truncation
@@ -83,16 +82,16 @@ def test_the_direction_names_the_side_that_is_cut_off(
         ({"truncation_direction": 3}, InvalidField, "parameters.truncation_direction"),
     ],
 )
-def test_a_parameter_that_cannot_be_meant_is_named(
+def test_invalid_parameter_is_rejected_with_its_path(
     raw: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         parse_parameters(TextParameters, raw)
-    assert refusal.value.field == field
-    assert f"`{field}`" in refusal.value.message
+    assert caught.value.field == field
+    assert f"`{field}`" in caught.value.message
 
 
-def test_items_of_a_list_are_counted_from_zero() -> None:
+def test_item_paths_have_indices_from_zero() -> None:
     assert build_item_paths("inputs", 1, single=True) == ("inputs",)
     assert build_item_paths("inputs", 1, single=False) == ("inputs[0]",)
     assert build_item_paths("inputs.sentences", 2, single=False) == (

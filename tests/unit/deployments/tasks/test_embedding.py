@@ -11,14 +11,13 @@ from deployments.tasks.base import DecodeContext
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction, SentenceSimilarity
 from tests.support.artifacts import WIDTH, tiny_manifest
 
-MANIFEST = tiny_manifest()  # WIDTH values, normalised, no prompts
+MANIFEST = tiny_manifest()  # WIDTH values, normalized, no prompts
 PROMPTED = MANIFEST.model_copy(
     update={"prompts": {"query": "the query: ", "passage": "the text: "}, "default_prompt": "query"}
 )
 
 
-def computed(rows: list[list[float]]) -> DecodeContext:
-    """What an encoder knows of texts with these rows."""
+def decode_context(rows: list[list[float]]) -> DecodeContext:
     arrays = [np.array(row, dtype=np.float32) for row in rows]
     return DecodeContext(rows=arrays, items=(), token_offsets=(), manifest=MANIFEST)
 
@@ -30,9 +29,7 @@ PAIR = {"source_sentence": "a", "sentences": ["b", "c"]}
     ("inputs", "fields"),
     [("a", ("inputs",)), (["a"], ("inputs[0]",)), (["a", "b"], ("inputs[0]", "inputs[1]"))],
 )
-def test_every_text_knows_where_in_the_request_it_stood(
-    inputs: Any, fields: tuple[str, ...]
-) -> None:
+def test_parse_returns_the_path_of_every_text(inputs: Any, fields: tuple[str, ...]) -> None:
     parsed = FeatureExtraction().parse(inputs, {}, MANIFEST)
     assert parsed.fields == fields
     assert parsed.options == EmbeddingOptions(normalize=True, dimensions=WIDTH)
@@ -49,7 +46,7 @@ def test_every_text_knows_where_in_the_request_it_stood(
         ({"encoding_format": "base64"}, (True, WIDTH)),
     ],
 )
-def test_parameters_say_how_rows_become_embeddings(
+def test_parse_reads_embedding_options(
     parameters: dict[str, Any], options: tuple[bool, int]
 ) -> None:
     assert FeatureExtraction().parse("a", parameters, MANIFEST).options == options
@@ -67,12 +64,12 @@ def test_parameters_say_how_rows_become_embeddings(
         ({"top_k": 1}, UnknownParameter, "parameters.top_k"),
     ],
 )
-def test_parameters_that_cannot_be_met_are_named(
+def test_invalid_parameter_is_rejected_with_its_path(
     parameters: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         FeatureExtraction().parse("a", parameters, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -83,13 +80,13 @@ def test_parameters_that_cannot_be_met_are_named(
         ({"prompt_name": "passage"}, "the text: a"),
     ],
 )
-def test_texts_stand_behind_the_prompt_that_was_named_or_is_the_default(
+def test_texts_start_with_the_selected_or_default_prompt(
     parameters: dict[str, Any], text: str
 ) -> None:
     assert FeatureExtraction().parse("a", parameters, PROMPTED).texts == (text,)
 
 
-def test_a_model_without_prompts_leaves_texts_alone() -> None:
+def test_texts_are_unchanged_for_a_model_without_prompts() -> None:
     assert FeatureExtraction().parse(["a", "b"], {}, MANIFEST).texts == ("a", "b")
 
 
@@ -102,19 +99,19 @@ ROWS = [[3.0, 4, 12, 0]]
         (EmbeddingOptions(normalize=False, dimensions=4), [[3, 4, 12, 0]]),
         (EmbeddingOptions(normalize=True, dimensions=4), [[3 / 13, 4 / 13, 12 / 13, 0]]),
         (EmbeddingOptions(normalize=False, dimensions=2), [[3, 4]]),
-        (EmbeddingOptions(normalize=True, dimensions=2), [[0.6, 0.8]]),  # scaled anew
+        (EmbeddingOptions(normalize=True, dimensions=2), [[0.6, 0.8]]),  # normalized again
     ],
 )
-def test_embeddings_are_cut_first_and_scaled_afterwards(
+def test_embeddings_are_truncated_before_normalization(
     options: EmbeddingOptions, expected: list[list[float]]
 ) -> None:
-    rows = FeatureExtraction().decode(computed(ROWS), options)
+    rows = FeatureExtraction().decode(decode_context(ROWS), options)
     assert rows == pytest.approx(np.array(expected), abs=1e-6)
     assert rows.dtype == np.float32
     assert rows.flags["C_CONTIGUOUS"], "the JSON encoder copies whole buffers"
 
 
-def test_a_source_and_its_sentences_become_items_in_that_order() -> None:
+def test_similarity_items_are_the_source_then_the_sentences() -> None:
     parsed = SentenceSimilarity().parse(PAIR, {}, MANIFEST)
     assert parsed.texts == ("a", "b", "c")
     assert parsed.fields == (
@@ -140,22 +137,22 @@ def test_a_source_and_its_sentences_become_items_in_that_order() -> None:
         ({**PAIR, "sentences": ["b", ""]}, EmptyInput, "inputs.sentences[1]"),
     ],
 )
-def test_a_comparison_that_lacks_a_side_is_refused_by_name(
+def test_invalid_similarity_inputs_are_rejected_with_their_path(
     inputs: Any, error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         SentenceSimilarity().parse(inputs, {}, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def test_similarity_is_the_cosine_with_the_source_in_the_order_sent() -> None:
+def test_similarity_is_the_cosine_with_the_source_in_request_order() -> None:
     rows: list[list[float]] = [[2, 0], [3, 0], [0, 5], [-1, 0], [1, 1]]
-    cosines = SentenceSimilarity().decode(computed(rows), None)
+    cosines = SentenceSimilarity().decode(decode_context(rows), None)
     assert cosines == pytest.approx([1, 0, -1, 0.5**0.5], abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("inputs", "claimed"),
+    ("inputs", "matches"),
     [
         (PAIR, True),
         ({"sentences": []}, True),
@@ -165,22 +162,22 @@ def test_similarity_is_the_cosine_with_the_source_in_the_order_sent() -> None:
         ({"question": "a"}, False),
     ],
 )
-def test_similarity_claims_inputs_by_their_shape(inputs: Any, claimed: bool) -> None:
-    assert SentenceSimilarity().matches(inputs, {}) is claimed
+def test_similarity_matches_inputs_with_its_keys(inputs: Any, matches: bool) -> None:
+    assert SentenceSimilarity().matches(inputs, {}) is matches
     assert FeatureExtraction().matches(inputs, {}) is False
 
 
 @pytest.mark.parametrize(
-    ("parameters", "claimed"),
+    ("parameters", "matches"),
     [({"normalize": True}, True), ({"dimensions": 3}, True), ({"truncate": True}, False)],
 )
-def test_feature_extraction_claims_parameters_of_its_own(
-    parameters: dict[str, Any], claimed: bool
+def test_feature_extraction_matches_its_own_parameters(
+    parameters: dict[str, Any], matches: bool
 ) -> None:
-    assert FeatureExtraction().matches("a", parameters) is claimed
+    assert FeatureExtraction().matches("a", parameters) is matches
 
 
-def test_only_models_that_answer_vectors_embed_and_compare() -> None:
+def test_embedding_tasks_fit_only_embedding_models() -> None:
     classifier = tiny_manifest(labels=("GOOD", "BAD"))
     for task in (FeatureExtraction(), SentenceSimilarity()):
         assert task.fits(MANIFEST)

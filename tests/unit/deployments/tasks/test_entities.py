@@ -34,13 +34,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
          [("MISC", "good film"), ("PER", "bad"), ("MISC", "river")]),
     ],
 )  # fmt: skip
-def test_neighbours_of_one_tag_make_an_entity(
+def test_adjacent_tokens_of_one_tag_form_an_entity(
     labels: list[Scores], expected: list[tuple[str, str]], directory: Path
 ) -> None:
     assert spans(ask(directory, "good film bad river", [labels])) == expected
 
 
-def test_an_entity_has_the_mean_score_and_the_ends_of_its_tokens(directory: Path) -> None:
+def test_entity_has_the_mean_score_and_the_bounds_of_its_tokens(directory: Path) -> None:
     tokens: list[Scores] = [{"B-LOC": 0.9}, {"I-LOC": 0.5}, {"I-LOC": 0.7}]
     assert ask(directory, "good film bad", [tokens]) == [
         {
@@ -56,7 +56,7 @@ def test_an_entity_has_the_mean_score_and_the_ends_of_its_tokens(directory: Path
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        # Tokens by themselves: the last is a person, the one in the middle is nothing.
+        # Each token alone: the last is PER, the middle one is O.
         ("simple", [("LOC", "film", 0.5), ("PER", "##z", 0.8)]),
         ("first", [("LOC", "filmyz", 0.5)]),
         ("max", [("PER", "filmyz", 0.8)]),
@@ -64,7 +64,7 @@ def test_an_entity_has_the_mean_score_and_the_ends_of_its_tokens(directory: Path
         ("average", [("PER", "filmyz", 0.4)]),
     ],
 )
-def test_tokens_of_a_word_agree_by_the_strategy(
+def test_strategy_selects_the_label_of_a_word(
     strategy: str, expected: list[tuple[str, str, float]], directory: Path
 ) -> None:
     tokens: list[Scores] = [
@@ -74,11 +74,13 @@ def test_tokens_of_a_word_agree_by_the_strategy(
         "O",
     ]
     answer = ask(directory, "filmyz the", [tokens], aggregation_strategy=strategy)
-    found = [(group["entity_group"], group["word"], group["score"]) for group in answer]
-    assert found == [(kind, word, pytest.approx(score, abs=1e-6)) for kind, word, score in expected]
+    entities = [(group["entity_group"], group["word"], group["score"]) for group in answer]
+    assert entities == [
+        (kind, word, pytest.approx(score, abs=1e-6)) for kind, word, score in expected
+    ]
 
 
-def test_of_equally_sure_tokens_the_first_decides(directory: Path) -> None:
+def test_max_strategy_takes_the_first_of_equal_scores(directory: Path) -> None:
     tokens: list[Scores] = [{"B-LOC": CERTAIN}, {"B-PER": CERTAIN}]
     answer = ask(directory, "filmy", [tokens], aggregation_strategy="max")
     assert spans(answer) == [("LOC", "filmy")]
@@ -90,17 +92,17 @@ def test_of_equally_sure_tokens_the_first_decides(directory: Path) -> None:
         ([], ["O", "PER", "LOC"]),
         (["O"], ["PER", "LOC"]),
         (["O", "PER"], ["LOC"]),
-        (["B-PER"], ["O", "PER", "LOC"]),  # entities have kinds, not labels
+        (["B-PER"], ["O", "PER", "LOC"]),  # entity types have no B- or I- prefix
     ],
 )
-def test_entities_of_ignored_kinds_are_left_out(
+def test_ignored_entity_types_are_left_out(
     ignored: list[str], expected: list[str], directory: Path
 ) -> None:
     answer = ask(directory, "good film bad", [["O", "B-PER", "B-LOC"]], ignore_labels=ignored)
     assert [kind for kind, _ in spans(answer)] == expected
 
 
-def test_single_tokens_are_ignored_by_their_labels(directory: Path) -> None:
+def test_ignored_labels_apply_to_tokens_without_aggregation(directory: Path) -> None:
     answer = ask(
         directory,
         "good film bad",
@@ -112,9 +114,7 @@ def test_single_tokens_are_ignored_by_their_labels(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
-def test_what_the_vocabulary_does_not_know_is_quoted_from_the_text(
-    strategy: str, directory: Path
-) -> None:
+def test_unknown_tokens_have_the_text_of_the_input(strategy: str, directory: Path) -> None:
     answer = ask(directory, "the Łódź film", [["O", "B-LOC", "O"]], aggregation_strategy=strategy)
     assert [(group["word"], group["start"], group["end"]) for group in answer] == [("Łódź", 4, 8)]
 
@@ -124,7 +124,7 @@ def test_what_the_vocabulary_does_not_know_is_quoted_from_the_text(
     ("text", "entity"),
     [
         ("Café film", "film"),
-        ("cafe\u0301 film", "film"),  # e and an accent of its own
+        ("cafe\u0301 film", "film"),  # e and a combining accent
         ("👩‍🚀 film", "film"),
         ("🇵🇱🇵🇱 good film", "film"),
         ("日本 film", "film"),
@@ -134,20 +134,20 @@ def test_what_the_vocabulary_does_not_know_is_quoted_from_the_text(
         ("ﬁ film", "film"),
     ],
 )
-def test_offsets_are_characters_of_the_text_as_it_was_sent(
+def test_offsets_are_characters_of_the_original_text(
     text: str, entity: str, strategy: str, directory: Path
 ) -> None:
     tokens = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(text)
     pieces = [text[start:end] for start, end in tokens.offsets[1:-1]]
     labels: list[Scores] = ["B-LOC" if piece == entity else "O" for piece in pieces]
-    (found,) = ask(directory, text, [labels], aggregation_strategy=strategy)
-    assert text[found["start"] : found["end"]] == entity
-    assert found["start"] == text.index(entity)
+    (entities,) = ask(directory, text, [labels], aggregation_strategy=strategy)
+    assert text[entities["start"] : entities["end"]] == entity
+    assert entities["start"] == text.index(entity)
 
 
 @pytest.fixture
 def bytes_directory(tmp_path: Path) -> Path:
-    """A tokenizer that makes tokens of bytes and does not mark those inside words."""
+    """A byte-level tokenizer without a continuation prefix."""
     names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -161,18 +161,18 @@ def bytes_directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "labels", "expected"),
     [
-        # Without a mark, what has no space before it continues a word, punctuation too.
+        # A token without a space before it continues a word, punctuation too.
         ("ab, c", ["B-PER", "B-LOC", "O", "O", "B-LOC"], [("PER", 0, 3), ("LOC", 4, 5)]),
-        # Both bytes of the first character stand at the beginning.
+        # Both bytes of the first character have the same offsets.
         ("éb", ["B-PER", "B-LOC", "O"], [("PER", 0, 1), ("LOC", 0, 2)]),
     ],
 )
-def test_spaces_part_the_words_of_tokenizers_that_do_not(
+def test_words_are_split_at_spaces_without_continuation_prefix(
     text: str, labels: list[Scores], expected: list[tuple[str, int, int]], bytes_directory: Path
 ) -> None:
     answer = ask(bytes_directory, text, [labels], aggregation_strategy="first")
-    found = [(group["entity_group"], group["start"], group["end"]) for group in answer]
-    assert found == expected
+    entities = [(group["entity_group"], group["start"], group["end"]) for group in answer]
+    assert entities == expected
 
 
 def group(start: int, end: int, score: float = 0.5, kind: str = "PER") -> EntityGroup:
@@ -180,10 +180,10 @@ def group(start: int, end: int, score: float = 0.5, kind: str = "PER") -> Entity
 
 
 @pytest.mark.parametrize(
-    ("groups", "kept"),
+    ("groups", "expected"),
     [
         ([], []),
-        ([group(0, 3), group(3, 6)], [group(0, 3), group(3, 6)]),  # they touch, and share nothing
+        ([group(0, 3), group(3, 6)], [group(0, 3), group(3, 6)]),  # adjacent, without overlap
         ([group(5, 8), group(0, 3)], [group(0, 3), group(5, 8)]),
         ([group(0, 3), group(0, 6)], [group(0, 6)]),
         ([group(0, 6), group(3, 6)], [group(0, 6)]),
@@ -191,11 +191,14 @@ def group(start: int, end: int, score: float = 0.5, kind: str = "PER") -> Entity
         ([group(0, 3, 0.6), group(0, 3, 0.4)], [group(0, 3, 0.6)]),
         ([group(0, 3, kind="LOC"), group(0, 3, kind="PER")], [group(0, 3, kind="LOC")]),
         ([group(0, 3, 0.9), group(1, 5, 0.1)], [group(1, 5, 0.1)]),
-        ([group(0, 4), group(3, 8), group(7, 9)], [group(3, 8)]),  # each against the one kept
+        (
+            [group(0, 4), group(3, 8), group(7, 9)],
+            [group(3, 8)],
+        ),  # each compared with the one before it
         ([group(2, 2), group(2, 5)], [group(2, 2), group(2, 5)]),
     ],
 )
-def test_of_entities_that_overlap_the_longer_stays_then_the_likelier(
-    groups: list[EntityGroup], kept: list[EntityGroup]
+def test_overlapping_entities_keep_the_longest_then_the_most_likely(
+    groups: list[EntityGroup], expected: list[EntityGroup]
 ) -> None:
-    assert merge_windows(groups) == kept
+    assert merge_windows(groups) == expected

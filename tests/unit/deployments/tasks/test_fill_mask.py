@@ -37,30 +37,30 @@ def vocabulary(directory: Path) -> TokenVocabulary:
 
 @pytest.fixture(scope="module")
 def manifest(vocabulary: TokenVocabulary) -> ArtifactManifest:
-    """Of a model with a row for every token up to `night`, the last whole word."""
+    """A model with an output for every token up to `night`, the last whole word."""
     update = {
         "tasks": (TaskName.FILL_MASK,),
         "mask_token": vocabulary.first_token_id("[MASK]"),
-        "output_width": id_of(vocabulary, "night") + 1,
+        "output_width": find_id(vocabulary, "night") + 1,
     }
     return tiny_manifest().model_copy(update=update)
 
 
-def id_of(vocabulary: TokenVocabulary, token: str) -> int:
+def find_id(vocabulary: TokenVocabulary, token: str) -> int:
     found = vocabulary.first_token_id(token)
     assert found is not None
     return found
 
 
-def encoded(directory: Path, *texts: str) -> list[TokenizedItem]:
+def tokenize(directory: Path, *texts: str) -> list[TokenizedItem]:
     call = Call(texts, ("inputs",) * len(texts), None, Truncation.REFUSE, far_deadline())
-    (own,) = CachingTokenizer(directory, max_tokens=64).tokenize([call])
-    assert not isinstance(own, ServeError)
-    return own.items
+    (item,) = CachingTokenizer(directory, max_tokens=64).tokenize([call])
+    assert not isinstance(item, ServeError)
+    return item.items
 
 
-class Filler:
-    """A model that gives the logits it is told to, and what FillMask makes of them."""
+class FillMaskDecoder:
+    """Decodes given logits with FillMask."""
 
     def __init__(
         self, directory: Path, vocabulary: TokenVocabulary, manifest: ArtifactManifest
@@ -70,10 +70,10 @@ class Filler:
         self._manifest = manifest
 
     def row(self, **logits: float) -> NDArray[np.float32]:
-        """[W], 0 for every token that is not named."""
+        """Return logits [W], 0 for every other token."""
         row = np.zeros(self._manifest.output_width, dtype=np.float32)
         for token, logit in logits.items():
-            row[id_of(self._vocabulary, token)] = logit
+            row[find_id(self._vocabulary, token)] = logit
         return row
 
     def fill(
@@ -82,11 +82,11 @@ class Filler:
         rows: list[list[NDArray[np.float32]]],
         parameters: dict[str, Any] | None = None,
     ) -> Any:
-        """The value for `inputs` whose masks get these rows."""
+        """Return the response to `inputs` whose masks have the logits `rows`."""
         parsed = TASK.parse(inputs, parameters or {}, self._manifest)
         computed = DecodeContext(
-            rows=[np.array(own).reshape(-1, self._manifest.output_width) for own in rows],
-            items=encoded(self._directory, *map(str, parsed.texts)),
+            rows=[np.array(item).reshape(-1, self._manifest.output_width) for item in rows],
+            items=tokenize(self._directory, *map(str, parsed.texts)),
             token_offsets=(),
             manifest=self._manifest,
             vocabulary=self._vocabulary,
@@ -95,23 +95,25 @@ class Filler:
 
 
 @pytest.fixture
-def filler(directory: Path, vocabulary: TokenVocabulary, manifest: ArtifactManifest) -> Filler:
-    return Filler(directory, vocabulary, manifest)
+def mask_decoder(
+    directory: Path, vocabulary: TokenVocabulary, manifest: ArtifactManifest
+) -> FillMaskDecoder:
+    return FillMaskDecoder(directory, vocabulary, manifest)
 
 
-def words(proposals: list[dict[str, Any]]) -> list[str]:
+def token_texts(proposals: list[dict[str, Any]]) -> list[str]:
     return [proposal["token_str"] for proposal in proposals]
 
 
-def test_a_proposal_is_a_score_a_token_and_the_text_with_it(
-    filler: Filler, vocabulary: TokenVocabulary, manifest: ArtifactManifest
+def test_proposal_has_score_token_and_filled_text(
+    mask_decoder: FillMaskDecoder, vocabulary: TokenVocabulary, manifest: ArtifactManifest
 ) -> None:
-    row = filler.row(film=6.0, food=4.0)
-    best, second, *_ = filler.fill("A [MASK], good!", [[row]])
+    row = mask_decoder.row(film=6.0, food=4.0)
+    best, second, *_ = mask_decoder.fill("A [MASK], good!", [[row]])
     total = np.exp(6.0) + np.exp(4.0) + manifest.output_width - 2
     assert best == {
         "score": pytest.approx(np.exp(6.0) / total, abs=1e-6),
-        "token": id_of(vocabulary, "film"),
+        "token": find_id(vocabulary, "film"),
         "token_str": "film",
         "sequence": "a film, good!",
     }
@@ -120,84 +122,96 @@ def test_a_proposal_is_a_score_a_token_and_the_text_with_it(
     assert second["sequence"] == "a food, good!"
 
 
-def test_five_proposals_come_unless_top_k_says_otherwise(
-    filler: Filler, manifest: ArtifactManifest
+def test_top_k_is_five_by_default(
+    mask_decoder: FillMaskDecoder, manifest: ArtifactManifest
 ) -> None:
-    row = filler.row(good=3.0, bad=2.0, great=1.0)
-    assert words(filler.fill("[MASK]", [[row]])) == ["good", "bad", "great", "[PAD]", "[UNK]"]
-    assert words(filler.fill("[MASK]", [[row]], {"top_k": 2})) == ["good", "bad"]
-    assert len(filler.fill("[MASK]", [[row]], {"top_k": 10_000})) == manifest.output_width
+    row = mask_decoder.row(good=3.0, bad=2.0, great=1.0)
+    assert token_texts(mask_decoder.fill("[MASK]", [[row]])) == [
+        "good",
+        "bad",
+        "great",
+        "[PAD]",
+        "[UNK]",
+    ]
+    assert token_texts(mask_decoder.fill("[MASK]", [[row]], {"top_k": 2})) == ["good", "bad"]
+    assert len(mask_decoder.fill("[MASK]", [[row]], {"top_k": 10_000})) == manifest.output_width
 
 
-def test_several_masks_have_a_list_each_and_the_others_stay_in_the_text(filler: Filler) -> None:
-    rows = [filler.row(good=5.0), filler.row(film=5.0)]
-    first, second = filler.fill("a [MASK] [MASK].", [rows], {"top_k": 1})
+def test_several_masks_return_a_list_per_mask(mask_decoder: FillMaskDecoder) -> None:
+    rows = [mask_decoder.row(good=5.0), mask_decoder.row(film=5.0)]
+    first, second = mask_decoder.fill("a [MASK] [MASK].", [rows], {"top_k": 1})
     assert first[0]["sequence"] == "[CLS] a good [MASK]. [SEP]"
     assert second[0]["sequence"] == "[CLS] a [MASK] film. [SEP]"
 
 
-def test_a_list_of_texts_has_an_answer_each_also_when_it_is_a_list_of_one(filler: Filler) -> None:
-    good, bad = filler.row(good=5.0), filler.row(bad=5.0)
-    one = filler.fill(["a [MASK] film"], [[good]], {"top_k": 1})
-    assert [words(answer) for answer in one] == [["good"]]
-    single, several = filler.fill(
+def test_list_of_texts_returns_a_list(mask_decoder: FillMaskDecoder) -> None:
+    good, bad = mask_decoder.row(good=5.0), mask_decoder.row(bad=5.0)
+    one = mask_decoder.fill(["a [MASK] film"], [[good]], {"top_k": 1})
+    assert [token_texts(answer) for answer in one] == [["good"]]
+    single, several = mask_decoder.fill(
         ["a [MASK] film", "[MASK] or [MASK]"], [[good], [bad, good]], {"top_k": 1}
     )
-    assert words(single) == ["good"]
-    assert [words(answer) for answer in several] == [["bad"], ["good"]]
+    assert token_texts(single) == ["good"]
+    assert [token_texts(answer) for answer in several] == [["bad"], ["good"]]
 
 
-def test_targets_are_the_only_proposals_with_their_share_of_all_tokens(
-    filler: Filler, manifest: ArtifactManifest
+def test_targets_limit_proposals_and_keep_their_scores(
+    mask_decoder: FillMaskDecoder, manifest: ArtifactManifest
 ) -> None:
-    row = filler.row(film=6.0, food=4.0, city=2.0)
-    answer = filler.fill("the [MASK]", [[row]], {"targets": ["city", "food", "city"]})
-    assert words(answer) == ["food", "city"]
+    row = mask_decoder.row(film=6.0, food=4.0, city=2.0)
+    answer = mask_decoder.fill("the [MASK]", [[row]], {"targets": ["city", "food", "city"]})
+    assert token_texts(answer) == ["food", "city"]
     total = np.exp(6.0) + np.exp(4.0) + np.exp(2.0) + manifest.output_width - 3
     assert answer[1]["score"] == pytest.approx(np.exp(2.0) / total, abs=1e-6)
-    alone = filler.fill("the [MASK]", [[row]], {"targets": "city", "top_k": 3})
+    alone = mask_decoder.fill("the [MASK]", [[row]], {"targets": "city", "top_k": 3})
     assert alone == [answer[1]]
 
 
-def test_a_target_of_several_tokens_counts_as_its_first_one(filler: Filler) -> None:
-    # `city` with letters that no model row is for, and a word in capitals.
-    answer = filler.fill("the [MASK]", [[filler.row()]], {"targets": ["city life", "FOOD"]})
-    assert sorted(words(answer)) == ["city", "food"]
+def test_target_of_several_tokens_uses_its_first_token(mask_decoder: FillMaskDecoder) -> None:
+    # `city` and a word in capitals have letters without a model output.
+    answer = mask_decoder.fill(
+        "the [MASK]", [[mask_decoder.row()]], {"targets": ["city life", "FOOD"]}
+    )
+    assert sorted(token_texts(answer)) == ["city", "food"]
 
 
 @pytest.mark.parametrize("target", [" ", "\u200b", "zebra"])
-def test_targets_that_the_model_has_no_row_for_are_left_out(filler: Filler, target: str) -> None:
-    # The letters of `zebra` stand behind the model's last row.
-    row = filler.row(film=1.0)
-    assert words(filler.fill("[MASK]", [[row]], {"targets": [target, "film"]})) == ["film"]
-    with pytest.raises(InvalidField, match="no target is a token") as refusal:
-        filler.fill("[MASK]", [[row]], {"targets": target})
-    assert refusal.value.field == "parameters.targets"
+def test_target_without_model_output_is_left_out(
+    mask_decoder: FillMaskDecoder, target: str
+) -> None:
+    # The letters of `zebra` are beyond the last output of the model.
+    row = mask_decoder.row(film=1.0)
+    assert token_texts(mask_decoder.fill("[MASK]", [[row]], {"targets": [target, "film"]})) == [
+        "film"
+    ]
+    with pytest.raises(InvalidField, match="no target is a token") as caught:
+        mask_decoder.fill("[MASK]", [[row]], {"targets": target})
+    assert caught.value.field == "parameters.targets"
 
 
 @pytest.mark.parametrize(
     ("inputs", "rows", "field"),
     [("a film", [0], "inputs"), (["a [MASK]", "a film"], [1, 0], "inputs[1]")],
 )
-def test_a_text_without_a_mask_is_refused_by_name(
-    filler: Filler, inputs: Any, rows: list[int], field: str
+def test_text_without_mask_is_rejected_with_its_path(
+    mask_decoder: FillMaskDecoder, inputs: Any, rows: list[int], field: str
 ) -> None:
-    with pytest.raises(InvalidField) as refusal:
-        filler.fill(inputs, [[filler.row()] * masks for masks in rows])
-    assert refusal.value.message == "No mask_token ([MASK]) found on the input"
-    assert refusal.value.field == field
+    with pytest.raises(InvalidField) as caught:
+        mask_decoder.fill(inputs, [[mask_decoder.row()] * masks for masks in rows])
+    assert caught.value.message == "No mask_token ([MASK]) found on the input"
+    assert caught.value.field == field
 
 
-def test_more_text_than_an_encoder_can_tell_in_time_is_refused(
-    filler: Filler, monkeypatch: pytest.MonkeyPatch
+def test_too_many_response_tokens_are_rejected(
+    mask_decoder: FillMaskDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # [CLS] [MASK] [MASK] [SEP]: two masks times four tokens, per proposal.
     monkeypatch.setattr(fill_mask, "MAX_TOKENS_PER_RESPONSE", 16)
-    rows = [filler.row(), filler.row()]
-    assert len(filler.fill("[MASK] [MASK]", [rows], {"top_k": 2})) == 2
-    with pytest.raises(InvalidField, match="repeat 24 tokens") as refusal:
-        filler.fill("[MASK] [MASK]", [rows], {"top_k": 3})
-    assert refusal.value.field == "parameters.top_k"
+    rows = [mask_decoder.row(), mask_decoder.row()]
+    assert len(mask_decoder.fill("[MASK] [MASK]", [rows], {"top_k": 2})) == 2
+    with pytest.raises(InvalidField, match="repeat 24 tokens") as caught:
+        mask_decoder.fill("[MASK] [MASK]", [rows], {"top_k": 3})
+    assert caught.value.field == "parameters.top_k"
 
 
 @pytest.mark.parametrize(
@@ -218,33 +232,33 @@ def test_more_text_than_an_encoder_can_tell_in_time_is_refused(
         ("[MASK]", {"function_to_apply": "none"}, UnknownParameter, "parameters.function_to_apply"),
     ],
 )
-def test_what_cannot_be_filled_is_refused_by_name(
+def test_invalid_request_is_rejected_with_its_path(
     manifest: ArtifactManifest,
     inputs: Any,
     parameters: dict[str, Any],
     error: type[ServeError],
     field: str,
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TASK.parse(inputs, parameters, manifest)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def test_null_is_not_given(manifest: ArtifactManifest) -> None:
+def test_null_parameters_are_the_defaults(manifest: ArtifactManifest) -> None:
     parsed = TASK.parse("[MASK]", {"top_k": None, "targets": None}, manifest)
     assert parsed.options == FillMaskOptions(5, (), ("inputs",), single=True)
     assert parsed.truncation is Truncation.REFUSE
 
 
-def test_it_is_for_models_that_answer_for_masks(manifest: ArtifactManifest) -> None:
+def test_task_fits_only_masked_language_models(manifest: ArtifactManifest) -> None:
     assert TASK.fits(manifest)
     assert not TASK.fits(tiny_manifest())
     assert not TASK.fits(tiny_manifest(labels=("A", "B")))
 
 
 @pytest.mark.parametrize(
-    ("parameters", "claimed"),
+    ("parameters", "matches"),
     [({"targets": ["a"]}, True), ({"targets": None}, False), ({"top_k": 3}, False)],
 )
-def test_targets_are_meant_for_it(parameters: dict[str, Any], claimed: bool) -> None:
-    assert TASK.matches("a", parameters) is claimed
+def test_task_matches_targets(parameters: dict[str, Any], matches: bool) -> None:
+    assert TASK.matches("a", parameters) is matches

@@ -24,9 +24,7 @@ class Question(BaseModel):
     choices: Annotated[list[NonEmptyText], Field(min_length=1)] = ["yes", "no"]
 
 
-class Wishes(BaseModel):
-    """Parameters of a made-up task."""
-
+class ExampleParameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     top_k: int | None = Field(None, ge=1)
@@ -39,12 +37,12 @@ OBJECT: Inputs[Question] = Inputs(Question, "an object with `text`")
 
 
 @pytest.mark.parametrize("value", ["a", " ", ["a"], ["a", "b"]])
-def test_texts_come_alone_or_in_a_list(value: Any) -> None:
+def test_texts_are_a_string_or_a_list(value: Any) -> None:
     assert TEXTS.read(value) == value
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "field", "said"),
+    ("value", "error", "field", "message"),
     [
         ("", EmptyInput, "inputs", "`inputs` is empty"),
         ([], EmptyInput, "inputs", "`inputs` is an empty list"),
@@ -60,15 +58,15 @@ def test_texts_come_alone_or_in_a_list(value: Any) -> None:
         (["a", {}], InvalidField, "inputs[1]", "`inputs[1]` must be a string, not an object"),
     ],
 )
-def test_what_is_no_text_is_refused_where_it_stands(
-    value: Any, error: type[ServeError], field: str, said: str
+def test_invalid_text_is_rejected_with_its_path(
+    value: Any, error: type[ServeError], field: str, message: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TEXTS.read(value)
-    assert (refusal.value.field, refusal.value.message) == (field, said)
+    assert (caught.value.field, caught.value.message) == (field, message)
 
 
-def test_objects_stand_beside_texts() -> None:
+def test_texts_and_objects_may_be_mixed() -> None:
     assert QUESTIONS.read({"text": "a"}) == Question(text="a")
     assert QUESTIONS.read(["a", {"text": "b", "context": "c"}]) == [
         "a",
@@ -77,7 +75,7 @@ def test_objects_stand_beside_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "field", "said"),
+    ("value", "error", "field", "message"),
     [
         ({}, InvalidField, "inputs.text", "Error in `inputs.text`: field required"),
         (["a", {}], InvalidField, "inputs[1].text", "Error in `inputs[1].text`: field required"),
@@ -105,32 +103,32 @@ def test_objects_stand_beside_texts() -> None:
         (7, InvalidField, "inputs", "`inputs` must be a string, an object, or a list"),
     ],
 )
-def test_a_part_of_an_object_is_named_by_its_path(
-    value: Any, error: type[ServeError], field: str, said: str
+def test_invalid_key_of_an_object_is_rejected_with_its_path(
+    value: Any, error: type[ServeError], field: str, message: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         QUESTIONS.read(value)
-    assert (refusal.value.field, refusal.value.message) == (field, said)
+    assert (caught.value.field, caught.value.message) == (field, message)
 
 
-def test_inputs_may_stand_elsewhere_in_a_body() -> None:
-    with pytest.raises(InvalidField, match="`question` must be an object with `text`") as refusal:
+def test_inputs_may_have_another_path() -> None:
+    with pytest.raises(InvalidField, match="`question` must be an object with `text`") as caught:
         OBJECT.read("a", "question")
-    assert refusal.value.field == "question"
-    with pytest.raises(InvalidField, match="Error in `text`: field required") as refusal:
+    assert caught.value.field == "question"
+    with pytest.raises(InvalidField, match="Error in `text`: field required") as caught:
         OBJECT.read({}, "")
-    assert refusal.value.field == "text"
+    assert caught.value.field == "text"
 
 
-def test_a_lone_surrogate_is_refused_by_name() -> None:
-    # JSON can spell it, no UTF-8 and so no tokenizer can.
-    with pytest.raises(InvalidField) as refusal:
+def test_lone_surrogate_is_rejected() -> None:
+    # JSON can encode a lone surrogate, but UTF-8 and therefore tokenizers cannot.
+    with pytest.raises(InvalidField) as caught:
         TEXTS.read(["a", "\ud800"])
-    assert refusal.value.field == "inputs[1]"
-    refusal.value.message.encode()
+    assert caught.value.field == "inputs[1]"
+    caught.value.message.encode()
 
 
-def test_the_schema_says_what_is_read_and_holds_its_own_definitions() -> None:
+def test_schema_describes_inputs_and_includes_definitions() -> None:
     schema = QUESTIONS.schema()
     assert schema["description"] == "a string, an object, or a list"
     assert "Question" in schema["$defs"]
@@ -138,15 +136,15 @@ def test_the_schema_says_what_is_read_and_holds_its_own_definitions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "wishes"),
+    ("raw", "expected"),
     [
-        ({}, Wishes()),
-        ({"top_k": None, "targets": None}, Wishes()),
-        ({"top_k": 3, "targets": ["a"]}, Wishes(top_k=3, targets=["a"])),
+        ({}, ExampleParameters()),
+        ({"top_k": None, "targets": None}, ExampleParameters()),
+        ({"top_k": 3, "targets": ["a"]}, ExampleParameters(top_k=3, targets=["a"])),
     ],
 )
-def test_null_is_not_given(raw: dict[str, Any], wishes: Wishes) -> None:
-    assert parse_parameters(Wishes, raw) == wishes
+def test_null_parameter_is_the_default(raw: dict[str, Any], expected: ExampleParameters) -> None:
+    assert parse_parameters(ExampleParameters, raw) == expected
 
 
 @pytest.mark.parametrize(
@@ -163,24 +161,24 @@ def test_null_is_not_given(raw: dict[str, Any], wishes: Wishes) -> None:
         ({"<one>": 1}, UnknownParameter, "parameters.<one>"),
     ],
 )
-def test_a_parameter_that_cannot_be_met_is_named(
+def test_invalid_parameter_is_rejected_with_its_path(
     raw: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
-        parse_parameters(Wishes, raw)
-    assert refusal.value.field == field
-    assert f"`{field}`" in refusal.value.message
+    with pytest.raises(error) as caught:
+        parse_parameters(ExampleParameters, raw)
+    assert caught.value.field == field
+    assert f"`{field}`" in caught.value.message
 
 
-def test_an_unknown_parameter_hears_which_ones_are_known() -> None:
+def test_unknown_parameter_error_lists_the_known_ones() -> None:
     with pytest.raises(UnknownParameter, match="known: `top_k`, `targets`"):
-        parse_parameters(Wishes, {"poetry": 1})
+        parse_parameters(ExampleParameters, {"poetry": 1})
 
 
-def test_parameters_may_have_another_name() -> None:
-    with pytest.raises(InvalidField) as refusal:
-        parse_parameters(Wishes, {"top_k": 0}, path="options")
-    assert refusal.value.field == "options.top_k"
+def test_parameters_may_have_another_path() -> None:
+    with pytest.raises(InvalidField) as caught:
+        parse_parameters(ExampleParameters, {"top_k": 0}, path="options")
+    assert caught.value.field == "options.top_k"
 
 
 @pytest.mark.parametrize(
@@ -195,5 +193,5 @@ def test_parameters_may_have_another_name() -> None:
         (None, "null"),
     ],
 )
-def test_types_are_called_what_json_calls_them(value: Any, name: str) -> None:
+def test_type_names_are_those_of_json(value: Any, name: str) -> None:
     assert describe_json_type(value) == name

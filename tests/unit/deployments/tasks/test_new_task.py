@@ -1,4 +1,4 @@
-"""A task is one file and one line in TASKS: everything else follows from the task."""
+"""A task in one file, added to TASKS, is served by every route."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RoundingParameters(TextParameters):
 
 
 class VectorLength(Task):
-    """The length of the embedding of each text."""
+    """The norm of the embedding of each text."""
 
     name: ClassVar = NAME
     head: ClassVar = ModelHead.VECTOR

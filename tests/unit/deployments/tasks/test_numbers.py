@@ -24,7 +24,7 @@ ScoreFunction = Callable[[NDArray[np.float32]], NDArray[np.float32]]
         (identity, [-2.5, 7.0], [-2.5, 7.0]),
     ],
 )
-def test_scores_are_what_the_textbook_says_without_overflow(
+def test_score_functions_are_exact_and_do_not_overflow(
     function: ScoreFunction, logits: list[float], scores: list[float]
 ) -> None:
     with np.errstate(over="raise", invalid="raise"):
@@ -33,14 +33,14 @@ def test_scores_are_what_the_textbook_says_without_overflow(
     assert computed.dtype == np.float32
 
 
-def test_softmax_is_over_the_last_axis_whatever_is_before_it() -> None:
+def test_softmax_is_over_the_last_axis() -> None:
     logits = np.random.default_rng(0).standard_normal((2, 3, 4), dtype=np.float32)
     scores = softmax(logits)
     assert scores.sum(axis=-1) == pytest.approx(np.ones((2, 3)), abs=1e-6)
     assert np.array_equal(softmax(logits[1, 2]), scores[1, 2])
 
 
-def test_rows_are_scaled_to_length_one_and_zeros_stay_zeros() -> None:
+def test_normalize_rows_keeps_zero_rows() -> None:
     rows = np.array([[3, 4], [0, 0]], dtype=np.float32)
     assert normalize(rows) == pytest.approx(np.array([[0.6, 0.8], [0, 0]]), abs=1e-7)
     assert normalize(rows).dtype == np.float32

@@ -19,8 +19,8 @@ TASK = QuestionAnswering()
 MANIFEST = tiny_manifest().model_copy(
     update={"tasks": (TaskName.QUESTION_ANSWERING,), "output_width": 2, "max_tokens": 64}
 )
-ASKED = {"question": "was it good", "context": "the night train to the city is good"}
-Marks = dict[str, float]  # what a text is worth as an answer's first or last token
+REQUEST = {"question": "was it good", "context": "the night train to the city is good"}
+LogitsByText = dict[str, float]  # start or end logits of tokens by their text
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +30,30 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> WindowTokenizer:
     return WindowTokenizer(directory, MANIFEST.max_tokens)
 
 
-class Model:
-    """Marks tokens of the context by their text; every other one is worth 0."""
+class QuestionModel:
+    """Gives tokens of the context logits by their text, 0 by default."""
 
-    def __init__(self, encoder: WindowTokenizer, starts: Marks, ends: Marks, null: float = -20):
+    def __init__(
+        self, encoder: WindowTokenizer, starts: LogitsByText, ends: LogitsByText, null: float = -20
+    ):
         self._encoder = encoder
         self._starts, self._ends, self._null = starts, ends, null
 
     def answer(self, inputs: Any, **parameters: Any) -> Any:
-        work = TASK.parse(inputs, parameters, MANIFEST)
-        assert work.windowing is not None
+        parsed = TASK.parse(inputs, parameters, MANIFEST)
+        assert parsed.windowing is not None
         windows = [
             window
-            for i, pair in enumerate(work.texts)
-            for window in self._encoder.windows(pair, i, work.windowing, work.truncation)[0]
+            for i, pair in enumerate(parsed.texts)
+            for window in self._encoder.windows(pair, i, parsed.windowing, parsed.truncation)[0]
         ]
         computed = DecodeContext(
-            rows=[self._logits(window, work.texts[window[1].text][1]) for window in windows],
+            rows=[self._logits(window, parsed.texts[window[1].text][1]) for window in windows],
             items=[item for item, _ in windows],
             token_offsets=[layout for _, layout in windows],
             manifest=MANIFEST,
         )
-        return TASK.decode(computed, work.options)
+        return TASK.decode(computed, parsed.options)
 
     def _logits(self, window: TokenWindow, context: str) -> np.ndarray:
         item, layout = window
@@ -65,89 +67,92 @@ class Model:
 
 
 @pytest.fixture
-def certain(encoder: WindowTokenizer) -> Model:
-    """Sure that the answer goes from "night" to "train"."""
-    return Model(encoder, {"night": 20}, {"train": 20})
+def confident_model(encoder: WindowTokenizer) -> QuestionModel:
+    """Gives the answer from "night" to "train" a probability near 1."""
+    return QuestionModel(encoder, {"night": 20}, {"train": 20})
 
 
 NIGHT_TRAIN = {"score": pytest.approx(1), "start": 4, "end": 15, "answer": "night train"}
 
 
-def test_one_question_gets_one_answer_object(certain: Model) -> None:
-    assert certain.answer(ASKED) == NIGHT_TRAIN
+def test_single_question_returns_an_object(confident_model: QuestionModel) -> None:
+    assert confident_model.answer(REQUEST) == NIGHT_TRAIN
 
 
 @pytest.mark.parametrize(
     "inputs",
     [
-        [ASKED, ASKED],
-        {"question": [ASKED["question"]] * 2, "context": [ASKED["context"]] * 2},
-        {"question": [ASKED["question"]] * 2, "context": ASKED["context"]},
+        [REQUEST, REQUEST],
+        {"question": [REQUEST["question"]] * 2, "context": [REQUEST["context"]] * 2},
+        {"question": [REQUEST["question"]] * 2, "context": REQUEST["context"]},
     ],
 )
-def test_a_list_of_questions_gets_a_list_however_it_is_sent(certain: Model, inputs: Any) -> None:
-    assert certain.answer(inputs) == [NIGHT_TRAIN, NIGHT_TRAIN]
+def test_several_questions_return_a_list_in_every_format(
+    confident_model: QuestionModel, inputs: Any
+) -> None:
+    assert confident_model.answer(inputs) == [NIGHT_TRAIN, NIGHT_TRAIN]
 
 
-def test_a_list_of_one_is_a_list(certain: Model) -> None:
-    assert certain.answer([ASKED]) == [NIGHT_TRAIN]
+def test_list_of_one_question_returns_a_list(confident_model: QuestionModel) -> None:
+    assert confident_model.answer([REQUEST]) == [NIGHT_TRAIN]
 
 
-def test_every_question_is_answered_from_its_own_context(certain: Model) -> None:
+def test_each_question_is_answered_from_its_context(confident_model: QuestionModel) -> None:
     other = {"question": "was it good", "context": "awful food on that night train"}
-    first, second = certain.answer([ASKED, other])
+    first, second = confident_model.answer([REQUEST, other])
     assert (first["start"], second["start"]) == (4, 19)
 
 
-def test_several_answers_come_as_a_list_best_first(encoder: WindowTokenizer) -> None:
-    model = Model(encoder, {"night": 5, "city": 3}, {"train": 5, "city": 3})
-    answers = model.answer(ASKED, top_k=3)
+def test_top_k_returns_a_list_with_the_best_answer_first(encoder: WindowTokenizer) -> None:
+    model = QuestionModel(encoder, {"night": 5, "city": 3}, {"train": 5, "city": 3})
+    answers = model.answer(REQUEST, top_k=3)
     assert [answer["answer"] for answer in answers][:1] == ["night train"]
     assert len(answers) == 3
     scores = [answer["score"] for answer in answers]
     assert scores == sorted(scores, reverse=True)
     assert all(
-        ASKED["context"][answer["start"] : answer["end"]] == answer["answer"] for answer in answers
+        REQUEST["context"][answer["start"] : answer["end"]] == answer["answer"]
+        for answer in answers
     )
 
 
-def test_there_are_no_more_answers_than_the_context_has(encoder: WindowTokenizer) -> None:
-    # One answer is an object also when more were asked for.
-    model = Model(encoder, {}, {})
+def test_top_k_larger_than_the_context_returns_fewer_answers(encoder: WindowTokenizer) -> None:
+    # A single answer is an object even if `top_k` is larger.
+    model = QuestionModel(encoder, {}, {})
     assert model.answer({"question": "a", "context": "city"}, top_k=5)["answer"] == "city"
 
 
-def test_a_score_is_the_product_of_two_softmaxes(encoder: WindowTokenizer) -> None:
-    model = Model(encoder, {"city": np.log(3)}, {"city": np.log(3)}, null=0)
+def test_score_is_the_product_of_two_softmaxes(encoder: WindowTokenizer) -> None:
+    model = QuestionModel(encoder, {"city": np.log(3)}, {"city": np.log(3)}, null=0)
     answer = model.answer({"question": "a", "context": "the city"})
-    # First token, "the" and "city" share 1 : 1 : 3.
+    # The odds of the first token, "the" and "city" are 1 : 1 : 3.
     assert answer["answer"] == "city"
     assert answer["score"] == pytest.approx(3 / 5 * 3 / 5, abs=1e-6)
 
 
-def test_an_answer_has_no_more_tokens_than_allowed(encoder: WindowTokenizer) -> None:
-    model = Model(encoder, {"night": 9}, {"city": 9, "train": 8})
-    assert model.answer(ASKED, max_answer_len=5)["answer"] == "night train to the city"
-    assert model.answer(ASKED, max_answer_len=4)["answer"] == "night train"
+def test_max_answer_len_limits_the_tokens_of_an_answer(encoder: WindowTokenizer) -> None:
+    model = QuestionModel(encoder, {"night": 9}, {"city": 9, "train": 8})
+    assert model.answer(REQUEST, max_answer_len=5)["answer"] == "night train to the city"
+    assert model.answer(REQUEST, max_answer_len=4)["answer"] == "night train"
 
 
-def test_parts_of_words_grow_to_whole_ones_and_their_scores_add_up(
+def test_align_to_words_extends_answers_and_adds_scores(
     encoder: WindowTokenizer,
 ) -> None:
-    # "xyz" is x ##y ##z.
-    asked = {"question": "a", "context": "the xyz is"}
-    model = Model(encoder, {"y": 9, "x": 9}, {"y": 9, "z": 9})
-    whole = model.answer(asked)
+    # The tokens of "xyz" are x ##y ##z.
+    request_body = {"question": "a", "context": "the xyz is"}
+    model = QuestionModel(encoder, {"y": 9, "x": 9}, {"y": 9, "z": 9})
+    whole = model.answer(request_body)
     assert (whole["answer"], whole["start"], whole["end"]) == ("xyz", 4, 7)
-    # x to y, x to z, y to y and y to z: a quarter each.
+    # The spans xy, xyz, y and yz have a quarter each.
     assert whole["score"] == pytest.approx(1, abs=1e-2)
-    parts = model.answer(asked, align_to_words=False, top_k=4)
+    parts = model.answer(request_body, align_to_words=False, top_k=4)
     assert {part["answer"] for part in parts} == {"xy", "xyz", "y", "yz"}
     assert [part["score"] for part in parts] == pytest.approx([0.25] * 4, abs=1e-2)
 
 
-def test_the_same_text_in_another_case_is_the_same_answer(encoder: WindowTokenizer) -> None:
-    model = Model(encoder, {"city": 9}, {"city": 9})
+def test_answers_equal_except_for_case_are_merged(encoder: WindowTokenizer) -> None:
+    model = QuestionModel(encoder, {"city": 9}, {"city": 9})
     answer = model.answer({"question": "a", "context": "CITY is good City"}, max_answer_len=1)
     assert (answer["answer"], answer["start"]) == ("CITY", 0)
     assert answer["score"] == pytest.approx(0.5, abs=1e-2)
@@ -156,32 +161,34 @@ def test_the_same_text_in_another_case_is_the_same_answer(encoder: WindowTokeniz
 LONG = "the food was bad " * 12 + "and the night train was good " + "with that film " * 12
 
 
-def test_an_answer_deep_in_a_long_context_has_offsets_into_the_whole_of_it(certain: Model) -> None:
-    answer = certain.answer({"question": "a", "context": LONG}, doc_stride=10)
-    at = LONG.index("night train")
-    assert (answer["start"], answer["end"], answer["answer"]) == (at, at + 11, "night train")
+def test_offsets_refer_to_the_whole_long_context(confident_model: QuestionModel) -> None:
+    answer = confident_model.answer({"question": "a", "context": LONG}, doc_stride=10)
+    start = LONG.index("night train")
+    assert (answer["start"], answer["end"], answer["answer"]) == (start, start + 11, "night train")
 
 
-def test_what_two_windows_see_is_one_answer_with_both_scores(certain: Model) -> None:
-    # A window has room for ten tokens; the night train is sixth and seventh, so in the first two.
+def test_same_answer_in_two_windows_adds_scores(confident_model: QuestionModel) -> None:
+    # A window has ten context tokens. "night train" is at 6 and 7, so in the first two windows.
     context = "it was a good on the night train is good " + "it was a " * 8
-    answer = certain.answer({"question": "a", "context": context}, max_seq_len=14, doc_stride=5)
+    answer = confident_model.answer(
+        {"question": "a", "context": context}, max_seq_len=14, doc_stride=5
+    )
     assert answer["answer"] == "night train"
     assert answer["score"] == pytest.approx(2, abs=0.01)
 
 
-def test_no_answer_is_an_answer_where_that_is_asked_for(encoder: WindowTokenizer) -> None:
-    model = Model(encoder, {"night": 5}, {"train": 5}, null=9)
-    none = {"score": pytest.approx(0.96, abs=0.01), "start": 0, "end": 0, "answer": ""}
-    assert model.answer(ASKED)["answer"] == "night train"
-    assert model.answer(ASKED, handle_impossible_answer=True) == none
-    best, second = model.answer(ASKED, handle_impossible_answer=True, top_k=2)
-    assert (best, second["answer"]) == (none, "night train")
+def test_handle_impossible_answer_allows_the_null_answer(encoder: WindowTokenizer) -> None:
+    model = QuestionModel(encoder, {"night": 5}, {"train": 5}, null=9)
+    null_answer = {"score": pytest.approx(0.96, abs=0.01), "start": 0, "end": 0, "answer": ""}
+    assert model.answer(REQUEST)["answer"] == "night train"
+    assert model.answer(REQUEST, handle_impossible_answer=True) == null_answer
+    best, second = model.answer(REQUEST, handle_impossible_answer=True, top_k=2)
+    assert (best, second["answer"]) == (null_answer, "night train")
 
 
-def test_the_window_that_is_least_sure_of_no_answer_counts(encoder: WindowTokenizer) -> None:
-    # Only where the night train is does a window see anything but the first token.
-    model = Model(encoder, {"night": 20}, {"train": 20}, null=9)
+def test_null_score_is_the_minimum_over_windows(encoder: WindowTokenizer) -> None:
+    # Only the window with "night train" has a better answer than the null answer.
+    model = QuestionModel(encoder, {"night": 20}, {"train": 20}, null=9)
     answers = model.answer(
         {"question": "a", "context": LONG}, handle_impossible_answer=True, top_k=100, doc_stride=10
     )
@@ -189,21 +196,23 @@ def test_the_window_that_is_least_sure_of_no_answer_counts(encoder: WindowTokeni
     assert null < 1e-6
 
 
-def test_answers_longer_than_may_be_told_are_refused(
-    certain: Model, monkeypatch: pytest.MonkeyPatch
+def test_too_long_answers_are_rejected(
+    confident_model: QuestionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = len("night train")
-    monkeypatch.setattr(question_answering, "MAX_ANSWER_CHARACTERS", 2 * told)
-    assert len(certain.answer([ASKED] * 2)) == 2
-    with pytest.raises(InvalidField, match=f"more than {2 * told} characters") as refusal:
-        certain.answer([ASKED] * 3)
-    assert refusal.value.field == "parameters.top_k"
+    length = len("night train")
+    monkeypatch.setattr(question_answering, "MAX_ANSWER_CHARACTERS", 2 * length)
+    assert len(confident_model.answer([REQUEST] * 2)) == 2
+    with pytest.raises(InvalidField, match=f"more than {2 * length} characters") as caught:
+        confident_model.answer([REQUEST] * 3)
+    assert caught.value.field == "parameters.top_k"
 
 
 @pytest.mark.parametrize("context", ["   ", "\u200b"])
-def test_a_context_without_words_has_the_empty_answer(certain: Model, context: str) -> None:
-    nothing = {"score": 0.0, "start": 0, "end": 0, "answer": ""}
-    assert certain.answer({"question": "a", "context": context}) == nothing
+def test_context_without_words_returns_the_empty_answer(
+    confident_model: QuestionModel, context: str
+) -> None:
+    empty = {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+    assert confident_model.answer({"question": "a", "context": context}) == empty
 
 
 @pytest.mark.parametrize(
@@ -215,19 +224,19 @@ def test_a_context_without_words_has_the_empty_answer(certain: Model, context: s
         ("東京 night train 大阪", "night train"),
     ],
 )
-def test_offsets_are_characters_of_the_text_as_it_was_sent(
-    certain: Model, context: str, answer: str
+def test_offsets_are_characters_of_the_original_text(
+    confident_model: QuestionModel, context: str, answer: str
 ) -> None:
-    found = certain.answer({"question": "a", "context": context})
-    assert found["answer"] == answer
-    assert context[found["start"] : found["end"]] == answer
+    result = confident_model.answer({"question": "a", "context": context})
+    assert result["answer"] == answer
+    assert context[result["start"] : result["end"]] == answer
 
 
-def test_a_long_question_is_cut_and_the_context_still_answers(
-    encoder: WindowTokenizer, certain: Model
+def test_long_question_is_truncated_and_answered(
+    encoder: WindowTokenizer, confident_model: QuestionModel
 ) -> None:
-    asked = {"question": "was it good " * 40, "context": ASKED["context"]}
-    assert certain.answer(asked) == NIGHT_TRAIN
-    pair = (asked["question"], asked["context"])
-    windows, cut = encoder.windows(pair, 0, build_question_windowing(64), Truncation.REFUSE)
-    assert (len(windows), cut) == (1, True)
+    request_body = {"question": "was it good " * 40, "context": REQUEST["context"]}
+    assert confident_model.answer(request_body) == NIGHT_TRAIN
+    pair = (request_body["question"], request_body["context"])
+    windows, truncated = encoder.windows(pair, 0, build_question_windowing(64), Truncation.REFUSE)
+    assert (len(windows), truncated) == (1, True)

@@ -1,4 +1,4 @@
-"""What a question-answering request may be; `test_question_answering` has the answers."""
+"""Inputs and parameters of question-answering; `test_question_answering` tests responses."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from deployments.messages import Windowing
 from deployments.tasks import TASKS, find_tasks
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
 from tests.support.artifacts import tiny_manifest
-from tests.unit.deployments.tasks.test_question_answering import ASKED, MANIFEST
+from tests.unit.deployments.tasks.test_question_answering import REQUEST, MANIFEST
 
 TASK = QuestionAnswering()
 
 
-def test_defaults_are_those_of_the_pipeline() -> None:
-    work = TASK.parse(ASKED, {"top_k": None}, MANIFEST)
-    assert work.options.span_options == (1, 15, False, True)
+def test_defaults_are_those_of_transformers() -> None:
+    parsed = TASK.parse(REQUEST, {"top_k": None}, MANIFEST)
+    assert parsed.options.span_options == (1, 15, False, True)
     assert build_question_windowing(512) == Windowing(tokens=384, stride=128, first_tokens=64)
     assert build_question_windowing(200) == Windowing(tokens=200, stride=100, first_tokens=64)
-    # Of a short window a question takes half at most, unless a limit is set.
+    # Without a limit, a question takes at most half of a short window.
     assert build_question_windowing(64) == Windowing(tokens=64, stride=32, first_tokens=32)
 
 
-def test_windows_are_as_asked_for_but_never_longer_than_the_model_reads() -> None:
-    given = {"max_seq_len": 40, "doc_stride": 0, "max_question_len": 7}
-    assert TASK.parse(ASKED, given, MANIFEST).windowing == Windowing(40, 0, 7)
-    longest = TASK.parse(ASKED, {"max_seq_len": 1_000}, MANIFEST).windowing
+def test_windowing_follows_parameters_up_to_the_model_maximum() -> None:
+    sent = {"max_seq_len": 40, "doc_stride": 0, "max_question_len": 7}
+    assert TASK.parse(REQUEST, sent, MANIFEST).windowing == Windowing(40, 0, 7)
+    longest = TASK.parse(REQUEST, {"max_seq_len": 1_000}, MANIFEST).windowing
     assert longest == build_question_windowing(MANIFEST.max_tokens)
 
 
@@ -48,12 +48,12 @@ def test_windows_are_as_asked_for_but_never_longer_than_the_model_reads() -> Non
         ({"function_to_apply": "none"}, UnknownParameter, "parameters.function_to_apply"),
     ],
 )
-def test_parameters_that_make_no_sense_are_refused_by_name(
+def test_invalid_parameter_is_rejected_with_its_path(
     parameters: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
-        TASK.parse(ASKED, parameters, MANIFEST)
-    assert (refusal.value.field, refusal.value.status) == (
+    with pytest.raises(error) as caught:
+        TASK.parse(REQUEST, parameters, MANIFEST)
+    assert (caught.value.field, caught.value.status) == (
         field,
         422 if error is UnknownParameter else 400,
     )
@@ -64,51 +64,51 @@ def test_parameters_that_make_no_sense_are_refused_by_name(
     [
         ("who", InvalidField, "inputs"),
         ([], EmptyInput, "inputs"),
-        ([ASKED, "who"], InvalidField, "inputs[1]"),
+        ([REQUEST, "who"], InvalidField, "inputs[1]"),
         ({"question": "who"}, InvalidField, "inputs.context"),
         ({"question": "who", "context": ""}, EmptyInput, "inputs.context"),
         ({"question": None, "context": "a"}, InvalidField, "inputs.question"),
-        ([ASKED, {"context": "a"}], InvalidField, "inputs[1].question"),
+        ([REQUEST, {"context": "a"}], InvalidField, "inputs[1].question"),
         ({"question": [], "context": "a"}, EmptyInput, "inputs.question"),
         ({"question": "who", "context": ["a"]}, InvalidField, "inputs.question"),
         ({"question": ["who", ""], "context": "a"}, EmptyInput, "inputs.question[1]"),
         ({"question": ["who"], "context": ["a", "b"]}, InvalidField, "inputs.context"),
     ],
 )
-def test_what_is_no_question_is_refused_by_name(
+def test_invalid_question_is_rejected_with_its_path(
     inputs: Any, error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TASK.parse(inputs, {}, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def test_a_missing_context_is_told_in_the_words_clients_know() -> None:
-    with pytest.raises(InvalidField) as refusal:
+def test_missing_context_has_the_message_of_hugging_face() -> None:
+    with pytest.raises(InvalidField) as caught:
         TASK.parse({"question": "who"}, {}, MANIFEST)
-    assert refusal.value.message == "Error in `inputs.context`: field required"
+    assert caught.value.message == "Error in `inputs.context`: field required"
 
 
-def test_items_are_named_by_the_path_of_their_context() -> None:
+def test_item_path_is_that_of_its_context() -> None:
     def fields(inputs: Any) -> tuple[str, ...]:
         return TASK.parse(inputs, {}, MANIFEST).fields
 
-    assert fields(ASKED) == ("inputs.context",)
-    assert fields([ASKED, ASKED]) == ("inputs[0].context", "inputs[1].context")
+    assert fields(REQUEST) == ("inputs.context",)
+    assert fields([REQUEST, REQUEST]) == ("inputs[0].context", "inputs[1].context")
     assert fields({"question": ["a", "b"], "context": "c"}) == ("inputs.context",) * 2
-    together = {"question": ["a", "b"], "context": ["c", "d"]}
-    assert fields(together) == ("inputs.context[0]", "inputs.context[1]")
+    batch = {"question": ["a", "b"], "context": ["c", "d"]}
+    assert fields(batch) == ("inputs.context[0]", "inputs.context[1]")
 
 
-def test_models_that_answer_spans_are_asked_questions() -> None:
+def test_task_fits_only_span_models() -> None:
     assert TASKS[TaskName.QUESTION_ANSWERING].fits(MANIFEST)
     assert find_tasks(MANIFEST)[0] is TaskName.QUESTION_ANSWERING
     assert not TASK.fits(tiny_manifest())
 
 
 @pytest.mark.parametrize(
-    ("inputs", "meant"),
-    [(ASKED, True), ([ASKED], True), ({"question": "a"}, True), ("a", False), ([], False)],
+    ("inputs", "matches"),
+    [(REQUEST, True), ([REQUEST], True), ({"question": "a"}, True), ("a", False), ([], False)],
 )
-def test_a_question_is_known_when_seen(inputs: Any, meant: bool) -> None:
-    assert TASK.matches(inputs, {}) is meant
+def test_task_matches_questions(inputs: Any, matches: bool) -> None:
+    assert TASK.matches(inputs, {}) is matches

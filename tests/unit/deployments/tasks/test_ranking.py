@@ -39,25 +39,25 @@ def tagger() -> ArtifactManifest:
         (tagger(), False),
     ],
 )
-def test_one_score_or_a_vector_ranks(model: ArtifactManifest, fits: bool) -> None:
+def test_task_fits_single_scores_and_embeddings(model: ArtifactManifest, fits: bool) -> None:
     assert TASK.fits(model) is fits
 
 
 @pytest.mark.parametrize(
-    ("inputs", "claims"),
+    ("inputs", "matches"),
     [(SEARCH, True), ({"query": "a"}, False), ({"texts": ["a"]}, False), ("query, texts", False)],
 )
-def test_a_query_with_texts_is_meant_for_it(inputs: Any, claims: bool) -> None:
-    assert TASK.matches(inputs, {}) is claims
+def test_task_matches_a_query_with_texts(inputs: Any, matches: bool) -> None:
+    assert TASK.matches(inputs, {}) is matches
 
 
-def test_a_cross_encoder_reads_query_and_text_together() -> None:
+def test_cross_encoder_items_are_pairs() -> None:
     parsed = TASK.parse(SEARCH, {}, CROSS_ENCODER)
     assert parsed.texts == (("what?", "this"), ("what?", "that"), ("what?", "those"))
     assert parsed.fields == ("inputs.texts[0]", "inputs.texts[1]", "inputs.texts[2]")
 
 
-def test_an_embedder_reads_query_and_texts_apart() -> None:
+def test_embedder_items_are_separate_texts() -> None:
     parsed = TASK.parse(SEARCH, {}, EMBEDDER)
     assert parsed.texts == ("what?", "this", "that", "those")
     assert parsed.fields == (
@@ -79,13 +79,13 @@ def test_an_embedder_reads_query_and_texts_apart() -> None:
         (with_prompts(similar="S: "), "what?", "this"),
     ],
 )
-def test_prompts_of_a_search_stand_before_the_texts(
+def test_search_prompts_precede_query_and_texts(
     model: ArtifactManifest, query: str, text: str
 ) -> None:
-    asked = {"query": "what?", "texts": ["this"]}
-    parsed = TASK.parse(asked, {"return_text": True}, model)
+    sent = {"query": "what?", "texts": ["this"]}
+    parsed = TASK.parse(sent, {"return_text": True}, model)
     assert parsed.texts == (query, text)
-    assert parsed.options.texts == ("this",)  # what is returned is what was sent
+    assert parsed.options.texts == ("this",)  # without the prompts
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_prompts_of_a_search_stand_before_the_texts(
     ],
 )
 @pytest.mark.parametrize("model", [CROSS_ENCODER, EMBEDDER], ids=["cross-encoder", "embedder"])
-def test_scores_are_raw_and_texts_returned_when_asked_for(
+def test_parse_reads_ranking_options(
     model: ArtifactManifest, parameters: dict[str, Any], options: RankingOptions
 ) -> None:
     assert TASK.parse(SEARCH, parameters, model).options == options
 
 
-def test_long_texts_are_refused_unless_they_may_be_cut() -> None:
+def test_long_texts_are_rejected_unless_truncation_is_set() -> None:
     assert TASK.parse(SEARCH, {}, CROSS_ENCODER).truncation is Truncation.REFUSE
-    cut = {"truncate": True, "truncation_direction": "right"}
-    assert TASK.parse(SEARCH, cut, CROSS_ENCODER).truncation is Truncation.KEEP_START
+    truncated = {"truncate": True, "truncation_direction": "right"}
+    assert TASK.parse(SEARCH, truncated, CROSS_ENCODER).truncation is Truncation.KEEP_START
 
 
 @pytest.mark.parametrize(
@@ -127,28 +127,28 @@ def test_long_texts_are_refused_unless_they_may_be_cut() -> None:
     ],
 )
 @pytest.mark.parametrize("model", [CROSS_ENCODER, EMBEDDER], ids=["cross-encoder", "embedder"])
-def test_what_cannot_be_ranked_is_refused_by_name(
+def test_invalid_request_is_rejected_with_its_path(
     model: ArtifactManifest,
     inputs: Any,
     parameters: dict[str, Any],
     error: type[ServeError],
     field: str,
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TASK.parse(inputs, parameters, model)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def decoded(model: ArtifactManifest, options: RankingOptions, *rows: list[float]) -> Any:
+def decode(model: ArtifactManifest, options: RankingOptions, *rows: list[float]) -> Any:
     outputs = [np.array(row, dtype=np.float32) for row in rows]
     return TASK.decode(
         DecodeContext(rows=outputs, items=(), token_offsets=(), manifest=model), options
     )
 
 
-def test_a_logit_becomes_a_probability_and_the_best_comes_first() -> None:
+def test_entries_have_probabilities_in_descending_order() -> None:
     ln3 = float(np.log(3))
-    answer = decoded(CROSS_ENCODER, PLAIN, [-ln3], [ln3], [0.0])
+    answer = decode(CROSS_ENCODER, PLAIN, [-ln3], [ln3], [0.0])
     assert answer == [
         {"index": 1, "score": pytest.approx(0.75, abs=1e-6)},
         {"index": 2, "score": 0.5},
@@ -158,9 +158,9 @@ def test_a_logit_becomes_a_probability_and_the_best_comes_first() -> None:
     TypeAdapter(TextRanking.response_type).validate_python(answer, strict=True)
 
 
-def test_raw_scores_are_the_logits_and_texts_come_along() -> None:
+def test_raw_scores_returns_logits_and_return_text_returns_texts() -> None:
     options = RankingOptions(raw_scores=True, texts=("this", "that"))
-    answer = decoded(CROSS_ENCODER, options, [-2.5], [7.0])
+    answer = decode(CROSS_ENCODER, options, [-2.5], [7.0])
     assert answer == [
         {"index": 1, "score": 7.0, "text": "that"},
         {"index": 0, "score": -2.5, "text": "this"},
@@ -168,9 +168,9 @@ def test_raw_scores_are_the_logits_and_texts_come_along() -> None:
     TypeAdapter(TextRanking.response_type).validate_python(answer, strict=True)
 
 
-def test_logits_whose_probabilities_are_equal_keep_their_order() -> None:
+def test_large_logits_with_equal_probabilities_keep_their_order() -> None:
     with np.errstate(over="raise"):
-        answer = decoded(CROSS_ENCODER, PLAIN, [500.0], [1000.0], [-1000.0], [-500.0])
+        answer = decode(CROSS_ENCODER, PLAIN, [500.0], [1000.0], [-1000.0], [-500.0])
     assert [(entry["index"], entry["score"]) for entry in answer] == [
         (1, 1.0),
         (0, 1.0),
@@ -180,9 +180,9 @@ def test_logits_whose_probabilities_are_equal_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
-def test_an_embedder_ranks_by_cosine_whatever_the_lengths(raw_scores: bool) -> None:
+def test_embedder_scores_are_cosines_for_any_vector_length(raw_scores: bool) -> None:
     options = RankingOptions(raw_scores, texts=("opposite", "same way", "across", "nothing"))
-    answer = decoded(EMBEDDER, options, [2, 0], [-9, 0], [0.3, 0], [0, 50], [0, 0])
+    answer = decode(EMBEDDER, options, [2, 0], [-9, 0], [0.3, 0], [0, 50], [0, 0])
     assert answer == [
         {"index": 1, "score": pytest.approx(1.0), "text": "same way"},
         {"index": 2, "score": 0.0, "text": "across"},

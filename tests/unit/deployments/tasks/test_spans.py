@@ -18,7 +18,7 @@ SPECIAL, QUESTION, CONTEXT = -1, 0, 1
 
 
 def layout(segments: list[int], words: list[int] | None = None) -> TokenOffsets:
-    """Tokens of two characters each, one word per token unless told otherwise."""
+    """Tokens of two characters each, by default one word per token."""
     count = len(segments)
     starts = np.arange(0, 2 * count, 2, dtype=np.int32)
     return TokenOffsets(
@@ -29,11 +29,11 @@ def layout(segments: list[int], words: list[int] | None = None) -> TokenOffsets:
     )
 
 
-def chances(start: list[float], end: list[float]) -> SpanProbabilities:
+def span_probabilities(start: list[float], end: list[float]) -> SpanProbabilities:
     return SpanProbabilities(np.array(start, np.float32), np.array(end, np.float32), 0.0)
 
 
-def told(spans: Spans) -> list[tuple[int, int, float]]:
+def span_list(spans: Spans) -> list[tuple[int, int, float]]:
     return [
         (first, last, pytest.approx(score))
         for first, last, score in zip(
@@ -42,75 +42,83 @@ def told(spans: Spans) -> list[tuple[int, int, float]]:
     ]
 
 
-def by_brute_force(given: SpanProbabilities, most: int, count: int) -> list[tuple[int, int, float]]:
-    pairs = itertools.product(range(len(given.start)), repeat=2)
+def find_by_brute_force(
+    probabilities: SpanProbabilities, max_tokens: int, count: int
+) -> list[tuple[int, int, float]]:
+    pairs = itertools.product(range(len(probabilities.start)), repeat=2)
     products = [
-        (first, last, float(given.start[first] * given.end[last]))
+        (first, last, float(probabilities.start[first] * probabilities.end[last]))
         for first, last in pairs
-        if first <= last < first + most
+        if first <= last < first + max_tokens
     ]
     return sorted(products, key=lambda span: -span[2])[:count]
 
 
-def test_question_and_closing_tokens_take_no_part_in_the_softmax() -> None:
+def test_softmax_excludes_question_and_closing_tokens() -> None:
     logits = np.array([[0, 0], [50, 50], [50, 50], [0, np.log(3)], [0, 0], [50, 50]], np.float32)
-    found = compute_span_probabilities(
+    result = compute_span_probabilities(
         logits, layout([SPECIAL, QUESTION, SPECIAL, CONTEXT, CONTEXT, SPECIAL])
     )
-    # Left are the first token and the context: 1 : 1 : 1 for starts, 1 : 3 : 1 for ends.
-    assert found.start == pytest.approx([1 / 3, 1 / 3])
-    assert found.end == pytest.approx([3 / 5, 1 / 5])
-    assert found.null == pytest.approx(1 / 3 * 1 / 5)
+    # The first token and the context remain: 1 : 1 : 1 for starts, 1 : 3 : 1 for ends.
+    assert result.start == pytest.approx([1 / 3, 1 / 3])
+    assert result.end == pytest.approx([3 / 5, 1 / 5])
+    assert result.null == pytest.approx(1 / 3 * 1 / 5)
 
 
-def test_a_window_that_begins_with_text_has_no_null_answer() -> None:
-    found = compute_span_probabilities(
+def test_window_without_first_special_token_has_no_null_answer() -> None:
+    result = compute_span_probabilities(
         np.zeros((3, 2), np.float32), layout([QUESTION, CONTEXT, CONTEXT])
     )
-    assert found.start == pytest.approx([0.5, 0.5])
-    assert found.null == 0
+    assert result.start == pytest.approx([0.5, 0.5])
+    assert result.null == 0
 
 
-def test_a_window_without_context_is_sure_of_the_null_answer() -> None:
-    found = compute_span_probabilities(np.zeros((2, 2), np.float32), layout([SPECIAL, QUESTION]))
-    assert (len(found.start), len(found.end), found.null) == (0, 0, 1)
-    assert told(find_best_spans(found, 15, 3)) == []
+def test_window_without_context_has_null_probability_one() -> None:
+    result = compute_span_probabilities(np.zeros((2, 2), np.float32), layout([SPECIAL, QUESTION]))
+    assert (len(result.start), len(result.end), result.null) == (0, 0, 1)
+    assert span_list(find_best_spans(result, 15, 3)) == []
 
 
-def test_an_answer_ends_after_it_begins_and_is_not_too_long() -> None:
-    given = chances([0.1, 0.1, 0.8, 0.0], [0.7, 0.1, 0.1, 0.1])
-    assert told(find_best_spans(given, 1, 1)) == [(2, 2, 0.08)]
-    given = chances([0.9, 0.05, 0.05], [0.1, 0.1, 0.8])
-    assert told(find_best_spans(given, 3, 1)) == [(0, 2, 0.72)]
-    assert told(find_best_spans(given, 2, 2)) == [(0, 0, 0.09), (0, 1, 0.09)]
+def test_best_spans_are_ordered_and_within_max_tokens() -> None:
+    probabilities = span_probabilities([0.1, 0.1, 0.8, 0.0], [0.7, 0.1, 0.1, 0.1])
+    assert span_list(find_best_spans(probabilities, 1, 1)) == [(2, 2, 0.08)]
+    probabilities = span_probabilities([0.9, 0.05, 0.05], [0.1, 0.1, 0.8])
+    assert span_list(find_best_spans(probabilities, 3, 1)) == [(0, 2, 0.72)]
+    assert span_list(find_best_spans(probabilities, 2, 2)) == [(0, 0, 0.09), (0, 1, 0.09)]
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 40, 1_000])
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 40, 1_000])
 @pytest.mark.parametrize("count", [1, 5, 30, 5_000])
-def test_the_best_spans_are_those_that_trying_all_of_them_finds(most: int, count: int) -> None:
-    random = np.random.default_rng(most * 10_000 + count)
+def test_best_spans_equal_brute_force(max_tokens: int, count: int) -> None:
+    random = np.random.default_rng(max_tokens * 10_000 + count)
     for tokens in (1, 2, 9, 40):
-        given = chances(random.random(tokens).tolist(), random.random(tokens).tolist())
-        expected = by_brute_force(given, most, count)
-        assert told(find_best_spans(given, most, count)) == expected
+        probabilities = span_probabilities(
+            random.random(tokens).tolist(), random.random(tokens).tolist()
+        )
+        expected = find_by_brute_force(probabilities, max_tokens, count)
+        assert span_list(find_best_spans(probabilities, max_tokens, count)) == expected
 
 
-def test_spans_of_no_chance_at_all_are_still_spans() -> None:
-    given = chances([0.0, 1.0], [1.0, 0.0])
-    assert sorted(told(find_best_spans(given, 5, 9))) == [(0, 0, 0), (0, 1, 0), (1, 1, 0)]
+def test_spans_with_probability_zero_are_returned() -> None:
+    probabilities = span_probabilities([0.0, 1.0], [1.0, 0.0])
+    assert sorted(span_list(find_best_spans(probabilities, 5, 9))) == [
+        (0, 0, 0),
+        (0, 1, 0),
+        (1, 1, 0),
+    ]
 
 
-def test_bounds_are_the_tokens_own_unless_whole_words_are_asked_for() -> None:
-    # Tokens 2 and 3 are one word; two tokens without a word, 5 and 6, are not one together.
-    given = layout(
+def test_bounds_are_of_tokens_or_whole_words() -> None:
+    # Tokens 2 and 3 are one word. Tokens 5 and 6 are not part of a word.
+    probabilities = layout(
         [SPECIAL, QUESTION, CONTEXT, CONTEXT, CONTEXT, CONTEXT, CONTEXT, SPECIAL],
         words=[-1, 0, 0, 0, 1, -1, -1, -1],
     )
     tokens = [[4, 6], [6, 8], [8, 10], [10, 12], [12, 14]]
-    assert find_character_bounds(given, whole_words=False).tolist() == tokens
+    assert find_character_bounds(probabilities, whole_words=False).tolist() == tokens
     words = [[4, 8], [4, 8], *tokens[2:]]
-    assert find_character_bounds(given, whole_words=True).tolist() == words
+    assert find_character_bounds(probabilities, whole_words=True).tolist() == words
 
 
-def test_a_window_without_context_has_no_bounds() -> None:
+def test_window_without_context_has_no_bounds() -> None:
     assert len(find_character_bounds(layout([SPECIAL, QUESTION]), whole_words=True)) == 0

@@ -19,8 +19,7 @@ def manifest(problem: str | None, labels: tuple[str, ...] = LABELS) -> ArtifactM
     return MANIFEST.model_copy(update={"problem_type": problem, "labels": labels})
 
 
-def computed(*logits: list[float]) -> DecodeContext:
-    """What an encoder knows of texts with these logits."""
+def decode_context(*logits: list[float]) -> DecodeContext:
     rows = [np.array(row, dtype=np.float32) for row in logits]
     return DecodeContext(rows=rows, items=(), token_offsets=(), manifest=MANIFEST)
 
@@ -36,7 +35,7 @@ def computed(*logits: list[float]) -> DecodeContext:
         (manifest("regression", labels=("STARS",)), "none"),
     ],
 )
-def test_the_models_own_kind_of_problem_decides_the_function(
+def test_default_score_function_follows_the_problem_type(
     model: ArtifactManifest, function: str
 ) -> None:
     parse = TextClassification().parse
@@ -47,7 +46,7 @@ def test_the_models_own_kind_of_problem_decides_the_function(
 @pytest.mark.parametrize(
     ("parameters", "top_k"), [({}, 3), ({"top_k": None}, 3), ({"top_k": 1}, 1), ({"top_k": 99}, 99)]
 )
-def test_all_labels_come_unless_fewer_are_asked_for(parameters: dict[str, Any], top_k: int) -> None:
+def test_top_k_is_all_labels_by_default(parameters: dict[str, Any], top_k: int) -> None:
     assert TextClassification().parse("a", parameters, MANIFEST).options.top_k == top_k
 
 
@@ -66,12 +65,12 @@ def test_all_labels_come_unless_fewer_are_asked_for(parameters: dict[str, Any], 
         ("a", {"normalize": True}, UnknownParameter, "parameters.normalize"),
     ],
 )
-def test_what_cannot_be_classified_is_refused_by_name(
+def test_invalid_request_is_rejected_with_its_path(
     inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TextClassification().parse(inputs, parameters, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_what_cannot_be_classified_is_refused_by_name(
         (["a", {"text": "b", "text_pair": "c"}], ("a", ("b", "c")), ("inputs[0]", "inputs[1]")),
     ],
 )
-def test_texts_and_pairs_of_texts_are_items(
+def test_items_are_texts_and_pairs(
     inputs: Any, texts: tuple[Any, ...], fields: tuple[str, ...]
 ) -> None:
     parsed = TextClassification().parse(inputs, {}, MANIFEST)
@@ -92,48 +91,48 @@ def test_texts_and_pairs_of_texts_are_items(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "parameters", "claimed"),
+    ("inputs", "parameters", "matches"),
     [
         ({"text": "a"}, {}, True),
         ([{"text": "a", "text_pair": "b"}], {}, True),
         ("a", {"function_to_apply": "none"}, True),
-        ("a", {"top_k": 2}, False),  # other tasks have it too
+        ("a", {"top_k": 2}, False),  # other tasks have it, too
         (["a"], {}, False),
         ([], {}, False),
         ({"question": "a"}, {}, False),
     ],
 )
-def test_pairs_and_functions_are_meant_for_classification(
-    inputs: Any, parameters: dict[str, Any], claimed: bool
+def test_task_matches_pairs_and_its_parameters(
+    inputs: Any, parameters: dict[str, Any], matches: bool
 ) -> None:
-    assert TextClassification().matches(inputs, parameters) is claimed
+    assert TextClassification().matches(inputs, parameters) is matches
 
 
-def labelled(options: ClassificationOptions, *logits: list[float]) -> list[list[str]]:
-    decoded = TextClassification().decode(computed(*logits), options)
+def classify(options: ClassificationOptions, *logits: list[float]) -> list[list[str]]:
+    decoded = TextClassification().decode(decode_context(*logits), options)
     return [[entry["label"] for entry in entries] for entries in decoded]
 
 
-def test_every_text_has_its_own_list_with_the_best_label_first() -> None:
+def test_each_text_has_a_list_with_the_best_label_first() -> None:
     options = ClassificationOptions(top_k=3, function="softmax")
-    assert labelled(options, [1, 3, 2], [9, 0, 5]) == [
+    assert classify(options, [1, 3, 2], [9, 0, 5]) == [
         ["NEUTRAL", "POSITIVE", "NEGATIVE"],
         ["NEGATIVE", "POSITIVE", "NEUTRAL"],
     ]
 
 
-def test_equal_scores_come_in_label_order() -> None:
-    assert labelled(ClassificationOptions(3, "none"), [5, 5, 5]) == [list(LABELS)]
+def test_equal_scores_have_label_order() -> None:
+    assert classify(ClassificationOptions(3, "none"), [5, 5, 5]) == [list(LABELS)]
 
 
 @pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3)])
-def test_no_more_labels_come_than_asked_for(top_k: int, count: int) -> None:
-    (labels,) = labelled(ClassificationOptions(top_k, "softmax"), [1, 3, 2])
+def test_top_k_limits_labels(top_k: int, count: int) -> None:
+    (labels,) = classify(ClassificationOptions(top_k, "softmax"), [1, 3, 2])
     assert labels == ["NEUTRAL", "POSITIVE", "NEGATIVE"][:count]
 
 
-def test_scores_are_plain_numbers_for_the_wire() -> None:
+def test_scores_are_python_floats() -> None:
     options = ClassificationOptions(top_k=3, function="softmax")
-    ((best, *_),) = TextClassification().decode(computed([0, np.log(3), -1000]), options)
+    ((best, *_),) = TextClassification().decode(decode_context([0, np.log(3), -1000]), options)
     assert type(best["score"]) is float
     assert best == {"label": "NEUTRAL", "score": pytest.approx(0.75, abs=1e-6)}

@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_text_stands_alone_or_in_a_list() -> None:
+def test_texts_are_a_string_or_a_list() -> None:
     single, many = TASK.parse("a", {}, MANIFEST), TASK.parse(["a", "b"], {}, MANIFEST)
     assert single.options == EntityOptions("simple", ("O",), ("a",), single=True)
     assert many.options == EntityOptions("simple", ("O",), ("a", "b"), single=False)
@@ -48,7 +48,7 @@ def test_a_text_stands_alone_or_in_a_list() -> None:
         ({"stride": MAX_TOKENS // 2 - 2}, "simple", ("O",), MAX_TOKENS // 2 - 2),
     ],
 )
-def test_parameters_say_how_tokens_become_entities(
+def test_parse_reads_entity_options(
     parameters: dict[str, Any], strategy: str, ignored: tuple[str, ...], stride: int | None
 ) -> None:
     parsed = TASK.parse("a", parameters, MANIFEST)
@@ -75,22 +75,22 @@ def test_parameters_say_how_tokens_become_entities(
         ("a", {"top_k": 1}, UnknownParameter, "parameters.top_k"),
     ],
 )
-def test_what_cannot_be_met_is_refused_by_name(
+def test_invalid_request_is_rejected_with_its_path(
     inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TASK.parse(inputs, parameters, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def test_a_list_of_wrong_labels_is_refused_at_the_first() -> None:
-    with pytest.raises(ValidationError) as refusal:
+def test_list_of_invalid_labels_has_one_error() -> None:
+    with pytest.raises(ValidationError) as caught:
         EntityParameters.model_validate({"ignore_labels": [7] * 100})
-    assert refusal.value.error_count() == 1
+    assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize(
-    ("parameters", "claimed"),
+    ("parameters", "matches"),
     [
         ({"aggregation_strategy": "max"}, True),
         ({"ignore_labels": []}, True),
@@ -98,13 +98,11 @@ def test_a_list_of_wrong_labels_is_refused_at_the_first() -> None:
         ({}, False),
     ],
 )
-def test_a_body_with_parameters_of_its_own_is_claimed(
-    parameters: dict[str, Any], claimed: bool
-) -> None:
-    assert TASK.matches("a", parameters) is claimed
+def test_task_matches_its_own_parameters(parameters: dict[str, Any], matches: bool) -> None:
+    assert TASK.matches("a", parameters) is matches
 
 
-def test_without_aggregation_every_labelled_token_is_named(directory: Path) -> None:
+def test_without_aggregation_every_labeled_token_is_returned(directory: Path) -> None:
     answer = ask(
         directory, "the filmy City", [["O", "B-PER", "I-PER", "MISC"]], aggregation_strategy="none"
     )
@@ -117,7 +115,7 @@ def test_without_aggregation_every_labelled_token_is_named(directory: Path) -> N
     assert json.loads(json.dumps(answer)) == answer, "plain values"
 
 
-def test_lists_have_a_list_for_every_text_in_order(directory: Path) -> None:
+def test_list_of_texts_returns_a_list_per_text_in_order(directory: Path) -> None:
     texts = ["good", "film bad", " "]
     answers = ask(directory, texts, [["B-PER"], ["O", "B-LOC"], []])
     assert [spans(answer) for answer in answers] == [[("PER", "good")], [("LOC", "bad")], []]
@@ -125,14 +123,16 @@ def test_lists_have_a_list_for_every_text_in_order(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_text_without_tokens_has_no_entities(strategy: str, directory: Path) -> None:
+def test_text_without_tokens_has_no_entities(strategy: str, directory: Path) -> None:
     assert ask(directory, " ", [[]], aggregation_strategy=strategy) == []
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 @pytest.mark.parametrize("stride", [8, 9])
-def test_windows_find_what_one_window_finds(strategy: str, stride: int, directory: Path) -> None:
-    """Labels that depend on the token alone, and no entity longer than windows share."""
+def test_several_windows_find_the_entities_of_one_window(
+    strategy: str, stride: int, directory: Path
+) -> None:
+    """Labels depend on the token alone, and no entity is longer than the overlap of windows."""
     text = " ".join(np.random.default_rng(5).choice(WORDS, 90))
     whole = ask(directory, text, most=1000, aggregation_strategy=strategy)
     windows = ask(directory, text, most=22, aggregation_strategy=strategy, stride=stride)
@@ -141,13 +141,13 @@ def test_windows_find_what_one_window_finds(strategy: str, stride: int, director
     assert windows == [{**group, "score": pytest.approx(group["score"])} for group in whole]
 
 
-def test_decoding_without_the_vocabulary_is_a_bug() -> None:
+def test_decode_without_vocabulary_raises_assertion_error() -> None:
     computed = DecodeContext(rows=(), items=(), token_offsets=(), manifest=MANIFEST)
     with pytest.raises(AssertionError, match="bug: "):
         TASK.decode(computed, EntityOptions("simple", ("O",), (), single=False))
 
 
-def test_the_answer_has_a_schema(directory: Path) -> None:
+def test_response_fits_its_schema(directory: Path) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(TASK.response_type)
     names = set(adapter.json_schema()["$defs"])
     assert names == {"TokenEntity", "EntityGroup"}

@@ -17,7 +17,7 @@ MANIFEST = tiny_manifest()
 PROMPTED = MANIFEST.model_copy(update={"prompts": {"query": "the query: "}})
 
 
-def test_texts_come_alone_or_in_a_list_behind_a_prompt() -> None:
+def test_parse_reads_texts_and_prompt() -> None:
     single = TokenEmbeddings().parse("a", {"prompt_name": "query", "truncate": True}, PROMPTED)
     assert (single.texts, single.fields) == (("the query: a",), ("inputs",))
     assert single.truncation is Truncation.KEEP_START
@@ -37,19 +37,19 @@ def test_texts_come_alone_or_in_a_list_behind_a_prompt() -> None:
         ("a", {"dimensions": 3}, UnknownParameter, "parameters.dimensions"),
     ],
 )
-def test_what_cannot_be_meant_is_named(
+def test_invalid_request_is_rejected_with_its_path(
     inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TokenEmbeddings().parse(inputs, parameters, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def test_no_body_is_plainly_meant_for_it() -> None:
+def test_task_matches_no_body() -> None:
     assert not TokenEmbeddings().matches("a", {"prompt_name": "query"})
 
 
-def test_rows_are_answered_as_they_are_and_hold_on_to_no_batch() -> None:
+def test_response_has_unchanged_rows_that_do_not_share_the_batch() -> None:
     batch = np.arange(2 * 3 * WIDTH, dtype=np.float32).reshape(2, 3, WIDTH)
     computed = DecodeContext(
         rows=[batch[0], batch[1, :2]], items=(), token_offsets=(), manifest=MANIFEST
@@ -58,5 +58,5 @@ def test_rows_are_answered_as_they_are_and_hold_on_to_no_batch() -> None:
     assert [rows.shape for rows in value] == [(3, WIDTH), (2, WIDTH)]
     np.testing.assert_array_equal(value[1], batch[1, :2])
     assert not any(np.shares_memory(rows, batch) for rows in value)
-    told = orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
-    assert TypeAdapter(TokenEmbeddings.response_type).validate_python(told) == told
+    response = orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert TypeAdapter(TokenEmbeddings.response_type).validate_python(response) == response

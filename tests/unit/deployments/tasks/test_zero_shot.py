@@ -45,21 +45,21 @@ TEMPLATE = "parameters.hypothesis_template"
         ((), False),  # an embedding model
     ],
 )
-def test_it_takes_a_classifier_that_judges_entailment(labels: tuple[str, ...], fits: bool) -> None:
+def test_task_fits_classifiers_with_an_entailment_label(
+    labels: tuple[str, ...], fits: bool
+) -> None:
     assert TASK.fits(tiny_manifest(labels=labels)) is fits
 
 
 @pytest.mark.parametrize(
-    ("parameters", "claims"),
+    ("parameters", "matches"),
     [({"candidate_labels": "a,b"}, True), ({"candidate_labels": None}, False), ({}, False)],
 )
-def test_a_body_with_candidate_labels_is_meant_for_it(
-    parameters: dict[str, Any], claims: bool
-) -> None:
-    assert TASK.matches("text", parameters) is claims
+def test_task_matches_candidate_labels(parameters: dict[str, Any], matches: bool) -> None:
+    assert TASK.matches("text", parameters) is matches
 
 
-def test_every_text_meets_every_hypothesis() -> None:
+def test_items_are_pairs_of_every_text_and_hypothesis() -> None:
     parsed = TASK.parse(["one", "two"], {"candidate_labels": ["sport", "art"]}, MANIFEST)
     assert parsed.texts == (
         ("one", "This example is sport."),
@@ -70,7 +70,7 @@ def test_every_text_meets_every_hypothesis() -> None:
     assert parsed.fields == ("inputs[0]", "inputs[0]", "inputs[1]", "inputs[1]")
 
 
-def test_with_one_text_the_labels_are_what_is_many() -> None:
+def test_single_text_counts_the_labels() -> None:
     parsed = TASK.parse("one", {"candidate_labels": ["sport", "art"]}, MANIFEST)
     assert parsed.texts == (("one", "This example is sport."), ("one", "This example is art."))
     assert parsed.fields == ("inputs", "inputs")
@@ -78,7 +78,7 @@ def test_with_one_text_the_labels_are_what_is_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "labels"),
+    ("sent", "labels"),
     [
         (["sport", " art "], ("sport", " art ")),
         ("sport, art ,music", ("sport", "art", "music")),
@@ -87,8 +87,8 @@ def test_with_one_text_the_labels_are_what_is_many() -> None:
         (["same", "same"], ("same", "same")),
     ],
 )
-def test_labels_are_a_list_or_one_string_with_commas(given: Any, labels: tuple[str, ...]) -> None:
-    assert TASK.parse("a", {"candidate_labels": given}, MANIFEST).options.labels == labels
+def test_labels_are_a_list_or_a_string_with_commas(sent: Any, labels: tuple[str, ...]) -> None:
+    assert TASK.parse("a", {"candidate_labels": sent}, MANIFEST).options.labels == labels
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_labels_are_a_list_or_one_string_with_commas(given: Any, labels: tuple[s
         (None, "This example is art."),
     ],
 )
-def test_the_template_becomes_a_hypothesis(template: str | None, hypothesis: str) -> None:
+def test_template_with_label_is_the_hypothesis(template: str | None, hypothesis: str) -> None:
     parameters = {"candidate_labels": "art", "hypothesis_template": template}
     assert TASK.parse("a", parameters, MANIFEST).texts == (("a", hypothesis),)
 
 
-def test_a_label_is_never_read_as_a_template() -> None:
+def test_label_is_not_formatted() -> None:
     assert TASK.parse("a", {"candidate_labels": ["{0.x} {}"]}, MANIFEST).texts == (
         ("a", "This example is {0.x} {}."),
     )
@@ -114,11 +114,11 @@ def test_a_label_is_never_read_as_a_template() -> None:
 @pytest.mark.parametrize(
     "template", ["", "no place", "{} {}", "{1}", "{label}", "{", "{0.__class__}", "{0[0]}", "{!r}"]
 )
-def test_a_template_with_anything_but_one_placeholder_is_refused(template: str) -> None:
+def test_template_without_exactly_one_placeholder_is_rejected(template: str) -> None:
     parameters = {"candidate_labels": "art", "hypothesis_template": template}
-    with pytest.raises(InvalidField, match=r"must contain one placeholder `\{\}`") as refusal:
+    with pytest.raises(InvalidField, match=r"must contain one placeholder `\{\}`") as caught:
         TASK.parse("a", parameters, MANIFEST)
-    assert refusal.value.field == TEMPLATE
+    assert caught.value.field == TEMPLATE
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_template_with_anything_but_one_placeholder_is_refused(template: str) 
         ("", {"candidate_labels": "x"}, EmptyInput, "inputs"),
         (["a", ""], {"candidate_labels": "x"}, EmptyInput, "inputs[1]"),
         ({"sequences": "a"}, {"candidate_labels": "x"}, InvalidField, "inputs"),
-        # A width that a formatter would fill with 10 GB of blanks.
+        # A width that a formatter would fill with 10 GB of spaces.
         (
             "a",
             {"candidate_labels": "x", "hypothesis_template": "{:>9999999999}"},
@@ -154,27 +154,27 @@ def test_a_template_with_anything_but_one_placeholder_is_refused(template: str) 
         ),
     ],
 )
-def test_what_cannot_be_classified_is_refused_by_name(
+def test_invalid_request_is_rejected_with_its_path(
     inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         TASK.parse(inputs, parameters, MANIFEST)
-    assert refusal.value.field == field
+    assert caught.value.field == field
 
 
-def test_a_list_of_wrong_labels_is_refused_at_the_first() -> None:
-    with pytest.raises(ValidationError) as refusal:
+def test_list_of_invalid_labels_has_one_error() -> None:
+    with pytest.raises(ValidationError) as caught:
         ZeroShotParameters.model_validate({"candidate_labels": [7] * 100})
-    assert refusal.value.error_count() == 1
+    assert caught.value.error_count() == 1
 
 
-def test_texts_times_labels_are_bounded_before_they_are_paired() -> None:
+def test_too_many_pairs_are_rejected() -> None:
     texts = ["a"] * 100_000
-    with pytest.raises(TooManyItems, match="10000000000 pairs") as refusal:
+    with pytest.raises(TooManyItems, match="10000000000 pairs") as caught:
         TASK.parse(texts, {"candidate_labels": texts}, MANIFEST)
-    assert refusal.value.field == LABELS
-    most = TASK.parse(["a"] * 2, {"candidate_labels": ["a"] * (MAX_PAIRS // 2)}, MANIFEST)
-    assert len(most.texts) == len(most.fields) == MAX_PAIRS
+    assert caught.value.field == LABELS
+    largest = TASK.parse(["a"] * 2, {"candidate_labels": ["a"] * (MAX_PAIRS // 2)}, MANIFEST)
+    assert len(largest.texts) == len(largest.fields) == MAX_PAIRS
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_texts_times_labels_are_bounded_before_they_are_paired() -> None:
         ({"truncate": False}, Truncation.REFUSE),
     ],
 )
-def test_long_texts_are_cut_unless_forbidden(
+def test_long_texts_are_truncated_by_default(
     parameters: dict[str, Any], truncation: Truncation
 ) -> None:
     parsed = TASK.parse("a", {"candidate_labels": "x", **parameters}, MANIFEST)
@@ -204,7 +204,7 @@ def test_long_texts_are_cut_unless_forbidden(
         ({"candidate_labels": "alone"}, True),
     ],
 )
-def test_labels_compete_unless_several_may_hold_or_there_is_but_one(
+def test_labels_are_independent_with_multi_label_or_a_single_label(
     parameters: dict[str, Any], independent: bool
 ) -> None:
     parsed = TASK.parse("a", {"candidate_labels": "x,y", **parameters}, MANIFEST)
@@ -214,17 +214,17 @@ def test_labels_compete_unless_several_may_hold_or_there_is_but_one(
 @pytest.mark.parametrize(
     ("labels", "independent", "scores"),
     [
-        # e^0 : e^ln3 = 1 : 3 between the candidates; each of them 3 : 1 against contradiction.
+        # e^0 : e^ln3 = 1 : 3 between the candidates; each has 3 : 1 against contradiction.
         (NLI, False, [0.25, 0.75]),
         (NLI, True, [0.75, 0.75]),
-        # Where entailment comes first, contradiction is the last label, else the first.
+        # If entailment is the first label, contradiction is the last; otherwise it is the first.
         (("entailment", "neutral", "contradiction"), False, [0.25, 0.75]),
         (("entailment", "neutral", "contradiction"), True, [0.25, 0.25]),
         (("neutral", "ENTAIL", "contradiction"), False, [0.5, 0.5]),
         (("neutral", "ENTAIL", "contradiction"), True, [1.0, 1.0]),
     ],
 )
-def test_scores_are_what_the_textbook_says_without_overflow(
+def test_label_scores_are_exact_and_do_not_overflow(
     labels: tuple[str, ...], independent: bool, scores: list[float]
 ) -> None:
     ln3 = np.log(3)
@@ -234,7 +234,7 @@ def test_scores_are_what_the_textbook_says_without_overflow(
     assert computed == pytest.approx(np.array([scores]), abs=1e-6)
 
 
-def decoded(
+def decode(
     options: ZeroShotOptions, *logits: list[float], manifest: ArtifactManifest = MANIFEST
 ) -> Any:
     rows = [np.array(row, dtype=np.float32) for row in logits]
@@ -243,9 +243,9 @@ def decoded(
     )
 
 
-def test_one_text_is_answered_by_an_object_with_the_best_label_first() -> None:
+def test_single_text_returns_an_object_with_the_best_label_first() -> None:
     options = ZeroShotOptions(("one",), ("sport", "art", "food"), independent=False, single=True)
-    answer = decoded(options, [0, 0, 0], [0, 0, np.log(6)], [0, 0, np.log(3)])
+    answer = decode(options, [0, 0, 0], [0, 0, np.log(6)], [0, 0, np.log(3)])
     assert answer == {
         "sequence": "one",
         "labels": ["art", "food", "sport"],
@@ -255,17 +255,17 @@ def test_one_text_is_answered_by_an_object_with_the_best_label_first() -> None:
     TypeAdapter(ZeroShotClassification.response_type).validate_python(answer, strict=True)
 
 
-def test_a_list_is_answered_text_by_text_even_a_list_of_one() -> None:
+def test_list_of_texts_returns_a_list() -> None:
     two = ZeroShotOptions(("one", "two"), ("sport", "art"), independent=True, single=False)
-    answer = decoded(two, [0, 9, 5], [0, 9, 1], [4, 9, 0], [0, 9, 4])
+    answer = decode(two, [0, 9, 5], [0, 9, 1], [4, 9, 0], [0, 9, 4])
     assert [(entry["sequence"], entry["labels"]) for entry in answer] == [
         ("one", ["sport", "art"]),
         ("two", ["art", "sport"]),
     ]
     one = two._replace(sequences=("one",))
-    assert decoded(one, [0, 9, 5], [0, 9, 1]) == answer[:1]
+    assert decode(one, [0, 9, 5], [0, 9, 1]) == answer[:1]
 
 
-def test_equal_scores_come_in_the_order_of_the_request() -> None:
+def test_equal_scores_have_request_order() -> None:
     options = ZeroShotOptions(("one",), ("c", "a", "b"), independent=False, single=True)
-    assert decoded(options, [1, 2, 3], [3, 2, 3], [0, 0, 3])["labels"] == ["c", "a", "b"]
+    assert decode(options, [1, 2, 3], [3, 2, 3], [0, 0, 3])["labels"] == ["c", "a", "b"]
