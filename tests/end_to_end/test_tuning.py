@@ -14,13 +14,12 @@ import pytest
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import Cluster, read_title, wait_for
-from tests.support.tuning_artifacts import seal_tunable
-from tests.unit.deployments.tuning.test_session import somebody_tunes
+from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable
 
 
 @pytest.fixture
 def placement(tmp_path: Path) -> TuningTarget:
-    """A tiny model with a slow default candidate and a faster second candidate."""
+    """A tiny model whose portable default is slow, and another graph that is not."""
     return seal_tunable(tmp_path / "store", names=["slow", "int8"])
 
 
@@ -52,7 +51,7 @@ def measuring(cluster: Cluster) -> list[str]:
 def test_it_serves_at_once_and_tunes_itself_meanwhile(
     own_cluster: Cluster, placement: TuningTarget
 ) -> None:
-    with somebody_tunes(placement):
+    with hold_tuning_lock(placement):
         own_cluster.start()
         first = ask(own_cluster)
         assert first.headers["x-compute-type"] == "cpu-fp32"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import fcntl
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ from tests.support.artifacts import (
 from tests.support.cost_tables import row, shape, variant
 from tests.support.fakes import build_item
 
+STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}  # of a stale table
 WRONG_GRAPH_NAME = "graphs/wrong.onnx"
 SLOW_GRAPH_NAME = "graphs/slow.onnx"
 NOWHERE = EngineOptions(providers=("AbacusExecutionProvider",))
@@ -129,3 +132,13 @@ def write_table(target: TuningTarget, winners: dict[str, str], **changes: object
         selection=tuple(zip(map(shape, winners), named, strict=True)),
     )
     return write_costs(target.artifact, table.model_copy(update=changes))
+
+
+@contextmanager
+def hold_tuning_lock(target: TuningTarget) -> Iterator[None]:
+    """Hold the lock of a tuning process for `target` within the block."""
+    lock = target.costs_path.with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -14,8 +14,7 @@ from deployments.config import EncoderSettings
 from deployments.tuning import process
 from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.process import ExitCode
-from tests.support.tuning_artifacts import seal_tunable, write_table
-from tests.unit.deployments.tuning.test_session import STALE, somebody_tunes
+from tests.support.tuning_artifacts import STALE, hold_tuning_lock, seal_tunable, write_table
 
 TIMEOUT_S = 30.0
 HEAVY = {"torch", "transformers", "onnx", "ray", "starlette", "tokenizers", "openvino"}
@@ -27,79 +26,79 @@ def target(tmp_path: Path) -> TuningTarget:
 
 
 @pytest.fixture
-def started(target: TuningTarget) -> Iterator[subprocess.Popen[bytes]]:
-    """The process a replica starts, standing still until the test lets it go on."""
+def suspended_process(target: TuningTarget) -> Iterator[subprocess.Popen[bytes]]:
+    """The suspended tuning process of a replica."""
     with process.start(target) as child:
         psutil.Process(child.pid).suspend()
         yield child
         child.kill()
 
 
-def ended(target: TuningTarget) -> tuple[int, str]:
-    """How the process for `target` ends, and what it says."""
+def run_process(target: TuningTarget) -> tuple[int, str]:
+    """Run the tuning process to its end; return its exit code and stderr."""
     with process.start(target) as child:
         assert child.stderr is not None
-        said = child.stderr.read().decode()
-    return child.returncode, said
+        stderr = child.stderr.read().decode()
+    return child.returncode, stderr
 
 
-def test_it_measures_and_keeps_the_table(target: TuningTarget) -> None:
-    status, said = ended(target)
+def test_process_writes_the_table(target: TuningTarget) -> None:
+    status, stderr = run_process(target)
     table = read_costs(target)
-    assert (status, table is not None) == (ExitCode.TUNED, True), said
+    assert (status, table is not None) == (ExitCode.TUNED, True), stderr
     assert table is not None
     assert {row.variant.candidate for row in table.rows} == {"plain", "twin"}
-    assert said.splitlines()[-1].startswith("tiny/embedder: ")
+    assert stderr.splitlines()[-1].startswith("tiny/embedder: ")
 
 
-def test_it_measures_as_the_encoder_runs(target: TuningTarget) -> None:
-    wide = replace(
+def test_process_measures_with_the_encoder_settings(target: TuningTarget) -> None:
+    two_threads = replace(
         target,
         settings=EncoderSettings(intra_op_threads=2, concurrent_passes=2, tune_seconds=0.1),
     )
     write_table(target, {"1x16": "plain"})
-    assert ended(wide)[0] == ExitCode.TUNED
-    assert read_costs(wide) is not None
+    assert run_process(two_threads)[0] == ExitCode.TUNED
+    assert read_costs(two_threads) is not None
 
 
-def test_a_table_of_another_runtime_is_measured_again(target: TuningTarget) -> None:
+def test_table_of_another_runtime_is_measured_again(target: TuningTarget) -> None:
     write_table(target, {"1x16": "plain"}, **STALE)
-    assert ended(target)[0] == ExitCode.TUNED
+    assert run_process(target)[0] == ExitCode.TUNED
     assert read_costs(target) is not None
 
 
-def test_it_leaves_at_once_when_somebody_else_is_at_it(target: TuningTarget) -> None:
-    with somebody_tunes(target):
-        status, said = ended(target)
+def test_process_exits_while_the_lock_is_held(target: TuningTarget) -> None:
+    with hold_tuning_lock(target):
+        status, stderr = run_process(target)
     assert status == ExitCode.BUSY
-    assert said == "tiny/embedder is being tuned by another process\n"
+    assert stderr == "tiny/embedder is being tuned by another process\n"
 
 
-def test_a_store_that_cannot_be_written_is_told_in_one_line(target: TuningTarget) -> None:
+def test_read_only_store_is_reported_in_one_line(target: TuningTarget) -> None:
     (target.artifact / "hosts").write_text("in the way")
-    status, said = ended(target)
+    status, stderr = run_process(target)
     assert status == ExitCode.STORE_NOT_WRITABLE
-    assert said.startswith(f"error: cannot write to {target.artifact}: ")
-    assert said.count("\n") == 1
+    assert stderr.startswith(f"error: cannot write to {target.artifact}: ")
+    assert stderr.count("\n") == 1
 
 
-def test_a_damaged_artifact_is_told_in_one_line(target: TuningTarget) -> None:
+def test_damaged_artifact_is_reported_in_one_line(target: TuningTarget) -> None:
     (target.artifact / "tokenizer.json").write_text("{}")
-    status, said = ended(target)
+    status, stderr = run_process(target)
     assert status == ExitCode.FAILED
-    assert said.startswith("error: ")
-    assert "tokenizer.json" in said
-    assert said.count("\n") == 1
+    assert stderr.startswith("error: ")
+    assert "tokenizer.json" in stderr
+    assert stderr.count("\n") == 1
 
 
-def test_it_ends_when_its_standard_input_is_closed(started: subprocess.Popen[bytes]) -> None:
-    assert started.stdin is not None
-    started.stdin.close()
-    psutil.Process(started.pid).resume()
-    assert started.wait(TIMEOUT_S) == ExitCode.FAILED
+def test_process_exits_when_stdin_is_closed(suspended_process: subprocess.Popen[bytes]) -> None:
+    assert suspended_process.stdin is not None
+    suspended_process.stdin.close()
+    psutil.Process(suspended_process.pid).resume()
+    assert suspended_process.wait(TIMEOUT_S) == ExitCode.FAILED
 
 
-def test_by_hand_it_needs_no_standard_input(target: TuningTarget) -> None:
+def test_manual_process_runs_without_stdin(target: TuningTarget) -> None:
     command = [sys.executable, "-m", "deployments.tuning", str(target.artifact)]
     done = subprocess.run(
         [*command, "--device", "cpu", "--seconds", "0.1"], stdin=subprocess.DEVNULL, check=False
@@ -107,15 +106,15 @@ def test_by_hand_it_needs_no_standard_input(target: TuningTarget) -> None:
     assert done.returncode == ExitCode.TUNED
 
 
-def test_it_stays_where_those_who_end_its_replica_find_it(
-    started: subprocess.Popen[bytes],
+def test_process_stays_in_the_group_of_its_replica(
+    suspended_process: subprocess.Popen[bytes],
 ) -> None:
     own = psutil.Process()
-    assert os.getsid(started.pid) == os.getsid(own.pid)
-    assert os.getpgid(started.pid) == os.getpgid(own.pid)
+    assert os.getsid(suspended_process.pid) == os.getsid(own.pid)
+    assert os.getpgid(suspended_process.pid) == os.getpgid(own.pid)
 
 
-def test_it_gives_way_and_loads_only_what_it_needs(target: TuningTarget) -> None:
+def test_process_has_low_priority_and_few_modules(target: TuningTarget) -> None:
     code = (
         "import os, sys; from pathlib import Path; from deployments.tuning.process import main;"
         "status = main(sys.argv[1:]);"

@@ -12,7 +12,7 @@ from deployments.messages import Windowing
 from deployments.tasks import TASKS, find_tasks
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
 from tests.support.artifacts import tiny_manifest
-from tests.unit.deployments.tasks.test_question_answering import REQUEST, MANIFEST
+from tests.unit.deployments.tasks.test_question_answering import MANIFEST, REQUEST
 
 TASK = QuestionAnswering()
 

@@ -13,14 +13,14 @@ from deployments.tuning.host import read_host
 def fake_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], None]]:
-    """Puts an `nvidia-smi` of these shell lines first in the path."""
+    """Create an `nvidia-smi` with the given shell lines, first in PATH."""
 
-    def place(lines: str) -> None:
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(f"#!/bin/sh\n{lines}\n")
-        tool.chmod(0o755)
+    def create(lines: str) -> None:
+        executable = tmp_path / "nvidia-smi"
+        executable.write_text(f"#!/bin/sh\n{lines}\n")
+        executable.chmod(0o755)
         read_host.cache_clear()
 
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    yield place
+    yield create
     read_host.cache_clear()

@@ -15,15 +15,14 @@ from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.process import ExitCode
 from tests.support.fakes import TIMEOUT_S
-from tests.support.tuning_artifacts import seal_tunable, write_table
-from tests.unit.deployments.tuning.test_session import somebody_tunes
+from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable, write_table
 
 REF = ModelRef("tiny/embedder", "0123456789ab")
 OTHER = ModelRef("tiny/other", "0123456789ab")
 
 
 class FakeProcesses:
-    """Starts, in place of the process that measures, a shell with a script of the test's."""
+    """Starts a shell script instead of the tuning process."""
 
     def __init__(
         self, script: str, before: Callable[[TuningTarget], object] = lambda _: None
@@ -44,7 +43,7 @@ class FakeProcesses:
 
 
 def processes_electing(winner: str) -> FakeProcesses:
-    """Children that keep a table in which `winner` won."""
+    """Return child processes that write a table in which `winner` won."""
     return FakeProcesses("exit 0", lambda target: write_table(target, {"1x16": winner}))
 
 
@@ -59,8 +58,8 @@ def capture_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         yield
 
 
-class Run:
-    """A tuning, and the engines it would have its replica use."""
+class TunerRun:
+    """A background tuner and the engines that it passes to its replica."""
 
     def __init__(
         self,
@@ -74,13 +73,13 @@ class Run:
     def _adopt(self, ref: ModelRef, engine: EncoderEngine) -> None:
         self.adopted.append((ref, engine))
 
-    def to_its_end(self) -> list[ModelRef]:
-        """Run until nothing is left to tune; the models whose engine was exchanged."""
+    def run(self) -> list[ModelRef]:
+        """Run until all models are tuned, and return the models with a new engine."""
         self.tuning.start()
-        return self.when_done()
+        return self.wait()
 
-    def when_done(self) -> list[ModelRef]:
-        """The models whose engine was exchanged, once nothing is left to tune."""
+    def wait(self) -> list[ModelRef]:
+        """Wait until all models are tuned, and return the models with a new engine."""
         wait_until(lambda: not tuning_threads())
         self.tuning.close()
         return [ref for ref, _ in self.adopted]
@@ -90,53 +89,53 @@ def tuning_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tuning"]
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + TIMEOUT_S
-    while not happened():
-        assert time.monotonic() < give_up_s, "waited in vain"
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not become true"
         time.sleep(0.005)
 
 
-def test_a_winner_takes_the_place_of_the_default(
+def test_winner_replaces_the_default_engine(
     target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Run({REF: target}, processes_electing("twin")).to_its_end() == [REF]
-    begun, ended = (record.message for record in caplog.records)
-    assert begun == "tiny/embedder is being tuned for this host in the background"
-    assert ended.startswith("tiny/embedder is tuned for this host after ")
-    assert ended.endswith(" s: twin")
+    assert TunerRun({REF: target}, processes_electing("twin")).run() == [REF]
+    start_message, end_message = (record.message for record in caplog.records)
+    assert start_message == "tiny/embedder is being tuned for this host in the background"
+    assert end_message.startswith("tiny/embedder is tuned for this host after ")
+    assert end_message.endswith(" s: twin")
 
 
-def test_where_the_default_wins_nothing_is_exchanged(target: TuningTarget) -> None:
-    assert Run({REF: target}, processes_electing("plain")).to_its_end() == []
+def test_winning_default_keeps_its_engine(target: TuningTarget) -> None:
+    assert TunerRun({REF: target}, processes_electing("plain")).run() == []
 
 
-def test_nothing_to_tune_needs_no_thread() -> None:
-    run = Run({}, FakeProcesses("exit 1"))
+def test_no_models_start_no_thread() -> None:
+    run = TunerRun({}, FakeProcesses("exit 1"))
     run.tuning.start()
     assert not tuning_threads()
     run.tuning.close()
 
 
-def test_one_model_after_the_other(tmp_path: Path) -> None:
+def test_models_are_tuned_one_at_a_time(tmp_path: Path) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
-    at_once: list[int] = []
+    running_children: list[int] = []
 
     def before(target: TuningTarget) -> None:
-        at_once.append(sum(child.poll() is None for child in children.processes))
+        running_children.append(sum(child.poll() is None for child in children.processes))
         write_table(target, {"1x16": "twin"})
 
     children = FakeProcesses("sleep 0.05", before)
-    assert Run(targets, children).to_its_end() == [REF, OTHER]
-    assert at_once == [0, 0]
+    assert TunerRun(targets, children).run() == [REF, OTHER]
+    assert running_children == [0, 0]
 
 
-def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
+def test_failure_is_logged_once_and_the_next_model_is_tuned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = FakeProcesses("echo 'a warning' >&2; echo 'error: no graph is right' >&2; exit 1")
-    assert Run(targets, children).to_its_end() == []
+    assert TunerRun(targets, children).run() == []
     failures = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert failures == [
         f"{ref.id} is not tuned for this host: no graph is right (1)" for ref in targets
@@ -149,79 +148,79 @@ def test_a_failure_is_told_once_and_the_next_model_has_its_turn(
     [
         ("kill -9 $$", "it wrote no message (-9)"),
         ("echo Traceback >&2; echo 'KeyError: 1' >&2; exit 1", "KeyError: 1 (1)"),
-        ("exit 0", "it wrote no message (0)"),  # and kept no table that holds
+        ("exit 0", "it wrote no message (0)"),  # without a valid table
     ],
 )
-def test_whatever_happens_to_the_process_it_is_told_once(
+def test_process_failure_is_logged_once(
     target: TuningTarget, script: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     children = FakeProcesses(script)
-    assert Run({REF: target}, children).to_its_end() == []
+    assert TunerRun({REF: target}, children).run() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         f"tiny/embedder is not tuned for this host: {reason}"
     ]
     assert len(children.started) == 1
 
 
-def test_a_process_that_cannot_be_started_is_told_once(
+def test_process_that_does_not_start_is_logged_once(
     target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_more_processes(_: TuningTarget) -> None:
+    def fail_to_start(_: TuningTarget) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    assert Run({REF: target}, FakeProcesses("exit 0", no_more_processes)).to_its_end() == []
-    (capture_log,) = (r.message for r in caplog.records if r.levelname != "INFO")
-    assert (
-        capture_log == "tiny/embedder is not tuned for this host: Resource temporarily unavailable"
-    )
+    assert TunerRun({REF: target}, FakeProcesses("exit 0", fail_to_start)).run() == []
+    (message,) = (r.message for r in caplog.records if r.levelname != "INFO")
+    assert message == "tiny/embedder is not tuned for this host: Resource temporarily unavailable"
 
 
-def test_a_table_that_came_meanwhile_is_used_as_it_is(target: TuningTarget) -> None:
+def test_existing_table_is_used_without_a_process(target: TuningTarget) -> None:
     write_table(target, {"1x16": "twin"})
     children = FakeProcesses("exit 1")
-    assert Run({REF: target}, children).to_its_end() == [REF]
+    assert TunerRun({REF: target}, children).run() == [REF]
     assert children.started == []
 
 
-def test_what_another_replica_measures_is_waited_for(
+def test_tuning_waits_for_another_replica(
     target: TuningTarget,
 ) -> None:
     children = FakeProcesses("exit 1")
-    run = Run({REF: target}, children)
-    with somebody_tunes(target):
+    run = TunerRun({REF: target}, children)
+    with hold_tuning_lock(target):
         run.tuning.start()
         time.sleep(0.1)
         assert not run.adopted
         write_table(target, {"1x16": "twin"})
-    assert run.when_done() == [REF]
+    assert run.wait() == [REF]
     assert children.started == []
 
 
-def test_who_comes_second_to_the_lock_waits_too(
+def test_busy_process_waits_for_another_replica(
     target: TuningTarget,
 ) -> None:
-    turns = iter([lambda _: None, lambda p: write_table(p, {"1x16": "twin"})])
-    children = FakeProcesses(f"exit {ExitCode.BUSY}", lambda target: next(turns)(target))
-    assert Run({REF: target}, children).to_its_end() == [REF]
+    before_each_start = iter([lambda _: None, lambda p: write_table(p, {"1x16": "twin"})])
+    children = FakeProcesses(
+        f"exit {ExitCode.BUSY}", lambda target: next(before_each_start)(target)
+    )
+    assert TunerRun({REF: target}, children).run() == [REF]
     assert len(children.started) == 2
 
 
-def test_a_store_that_cannot_be_written_is_told_once_and_no_other_model_is_tried(
+def test_read_only_store_is_logged_once_and_ends_tuning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = FakeProcesses(f"echo 'error: read-only' >&2; exit {ExitCode.STORE_NOT_WRITABLE}")
-    assert Run(targets, children).to_its_end() == []
+    assert TunerRun(targets, children).run() == []
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
         "models are not tuned for this host: read-only"
     ]
     assert len(children.started) == 1
 
 
-def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
+def test_close_kills_the_process_and_starts_no_other(tmp_path: Path) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = FakeProcesses("exec sleep 60")
-    run = Run(targets, children)
+    run = TunerRun(targets, children)
     run.tuning.start()
     wait_until(lambda: bool(children.processes))
     run.tuning.close()
@@ -230,9 +229,9 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path) -> None:
     assert children.processes[0].returncode == -9
 
 
-def test_closing_does_not_wait_for_another_replica(target: TuningTarget) -> None:
-    run = Run({REF: target}, FakeProcesses("exit 1"), poll_s=TIMEOUT_S)
-    with somebody_tunes(target):
+def test_close_does_not_wait_for_another_replica(target: TuningTarget) -> None:
+    run = TunerRun({REF: target}, FakeProcesses("exit 1"), poll_s=TIMEOUT_S)
+    with hold_tuning_lock(target):
         run.tuning.start()
         started_s = time.monotonic()
         run.tuning.close()

@@ -21,7 +21,7 @@ def target(tmp_path: Path) -> TuningTarget:
     return seal_tunable(tmp_path)
 
 
-def test_a_table_comes_back_as_it_was_kept(target: TuningTarget) -> None:
+def test_read_costs_returns_the_written_table(target: TuningTarget) -> None:
     path = write_table(target, {"1x16": "plain", "8x16": "twin+arena", "32x16": "twin+arena"})
     table = read_costs(target)
     assert table is not None
@@ -29,20 +29,20 @@ def test_a_table_comes_back_as_it_was_kept(target: TuningTarget) -> None:
     assert [v.name for v in table.selected_variants()] == ["twin+arena", "plain"]
 
 
-def test_its_file_is_named_after_host_device_and_threads(target: TuningTarget) -> None:
+def test_costs_path_has_host_device_and_threads(target: TuningTarget) -> None:
     path = write_table(target, {"1x16": "plain"})
     fingerprint = target.host.fingerprint
     assert path == target.artifact / "hosts" / fingerprint / "cpu-1.json"
 
 
-def test_without_a_table_there_is_none_and_nothing_to_tell(
+def test_missing_table_is_none_without_a_log_line(
     target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read_costs(target) is None
     assert not caplog.records
 
 
-def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
     def edit(content: bytes) -> bytes:
         table = json.loads(content)
         change(table)
@@ -56,19 +56,21 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "not text": lambda _: b"\xff\xfe\x00",
     "not a table": lambda _: b"[1, 2]",
-    "unknown key": edited(lambda t: t.update(speed="high")),
-    "of a later release": edited(lambda t: t.update(schema_version=3)),
-    "no winners": edited(lambda t: t.update(selection=[])),
-    "no rows": edited(lambda t: t.update(rows=[])),
-    "a time that is no number": edited(lambda t: t["rows"][0]["costs"][0].update(median_ms=None)),
-    "infinitely slow": edited(lambda t: t["rows"][0]["costs"][0].update(median_ms=float("inf"))),
-    "no time at all": edited(lambda t: t["rows"][0]["costs"][0].update(median_ms=0)),
-    "an empty shape": edited(lambda t: t["selection"][0][0].update(items=0)),
+    "unknown key": edit_json(lambda t: t.update(speed="high")),
+    "of a later release": edit_json(lambda t: t.update(schema_version=3)),
+    "no winners": edit_json(lambda t: t.update(selection=[])),
+    "no rows": edit_json(lambda t: t.update(rows=[])),
+    "a time that is no number": edit_json(
+        lambda t: t["rows"][0]["costs"][0].update(median_ms=None)
+    ),
+    "infinitely slow": edit_json(lambda t: t["rows"][0]["costs"][0].update(median_ms=float("inf"))),
+    "no time at all": edit_json(lambda t: t["rows"][0]["costs"][0].update(median_ms=0)),
+    "an empty shape": edit_json(lambda t: t["selection"][0][0].update(items=0)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_table_is_as_good_as_none(
+def test_damaged_table_is_ignored_with_a_warning(
     target: TuningTarget,
     damage: Callable[[bytes], bytes],
     caplog: pytest.LogCaptureFixture,
@@ -80,7 +82,7 @@ def test_a_damaged_table_is_as_good_as_none(
     assert str(path) in caplog.text
 
 
-def test_what_cannot_be_read_is_as_good_as_none(target: TuningTarget) -> None:
+def test_unreadable_table_is_ignored(target: TuningTarget) -> None:
     path = write_table(target, {"1x16": "plain"})
     path.unlink()
     path.mkdir()
@@ -107,7 +109,7 @@ STALE: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "reason"), STALE.values(), ids=STALE.keys())
-def test_a_stale_table_is_not_used(
+def test_stale_table_is_ignored_with_the_reason(
     target: TuningTarget,
     change: dict[str, object],
     reason: str,
@@ -121,20 +123,20 @@ def test_a_stale_table_is_not_used(
     assert reason in caplog.text
 
 
-def test_a_table_copied_from_another_host_is_not_used(target: TuningTarget) -> None:
+def test_table_of_another_host_is_ignored(target: TuningTarget) -> None:
     path = write_table(target, {"1x16": "plain"})
     table = CostTable.model_validate_json(path.read_bytes())
-    elsewhere = table.host.model_copy(update={"name": "another CPU"})
-    path.write_bytes(table.model_copy(update={"host": elsewhere}).to_json())
+    other_host = table.host.model_copy(update={"name": "another CPU"})
+    path.write_bytes(table.model_copy(update={"host": other_host}).to_json())
     assert read_costs(target) is None
 
 
-def test_a_winner_that_was_never_sealed_is_not_used(target: TuningTarget) -> None:
+def test_table_with_unknown_winner_is_ignored(target: TuningTarget) -> None:
     write_table(target, {"1x16": "plain", "8x16": "stranger"})
     assert read_costs(target) is None
 
 
-def test_winners_of_two_precisions_are_not_used(target: TuningTarget) -> None:
+def test_table_with_winners_of_two_precisions_is_ignored(target: TuningTarget) -> None:
     plain, twin = target.candidates
     mixed = target.manifest.model_copy(
         update={"candidates": (plain, twin.model_copy(update={"precision": "int8"}))}
@@ -145,15 +147,15 @@ def test_winners_of_two_precisions_are_not_used(target: TuningTarget) -> None:
     assert read_costs(changed) is None
 
 
-def test_encoders_with_other_threads_have_tables_of_their_own(target: TuningTarget) -> None:
+def test_table_of_another_thread_count_is_not_used(target: TuningTarget) -> None:
     write_table(target, {"1x16": "plain"})
-    wide = EncoderSettings(intra_op_threads=2)
+    two_threads = EncoderSettings(intra_op_threads=2)
     assert read_costs(target) is not None
-    two = TuningTarget(target.artifact, target.manifest, Device.CPU, wide)
-    assert read_costs(two) is None
+    other_target = TuningTarget(target.artifact, target.manifest, Device.CPU, two_threads)
+    assert read_costs(other_target) is None
 
 
-def test_a_table_is_kept_whole_or_not_at_all(target: TuningTarget) -> None:
+def test_failed_write_leaves_no_temporary_file(target: TuningTarget) -> None:
     path = write_table(target, {"1x16": "plain"})
     table = read_costs(target)
     assert table is not None
@@ -165,18 +167,18 @@ def test_a_table_is_kept_whole_or_not_at_all(target: TuningTarget) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_variant_is_its_candidate_with_other_session_options(target: TuningTarget) -> None:
+def test_variant_options_override_the_sealed_options(target: TuningTarget) -> None:
     plain, _ = target.candidates
     sealed = plain.options.model_copy(update={"arena": True, "disabled_optimizers": ("A",)})
-    as_sealed = Variant.of("plain", sealed)
-    assert as_sealed.name == "plain+arena"
-    assert as_sealed.options(sealed) == sealed
-    without = variant("plain+spinning").options(sealed)
-    assert (without.arena, without.spinning) == (False, True)
-    assert without.disabled_optimizers == ("A",)
+    sealed_variant = Variant.of("plain", sealed)
+    assert sealed_variant.name == "plain+arena"
+    assert sealed_variant.options(sealed) == sealed
+    spinning_options = variant("plain+spinning").options(sealed)
+    assert (spinning_options.arena, spinning_options.spinning) == (False, True)
+    assert spinning_options.disabled_optimizers == ("A",)
 
 
-def test_a_placement_opens_what_was_sealed(target: TuningTarget) -> None:
+def test_target_spec_is_that_of_the_sealed_candidate(target: TuningTarget) -> None:
     plain, twin = target.candidates
     assert target.spec(plain) == GraphSpec.of(target.artifact, target.manifest, plain)
     assert [c.name for c in (plain, twin)] == ["plain", "twin"]

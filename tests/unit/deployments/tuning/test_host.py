@@ -12,9 +12,9 @@ from deployments.tuning.host import Host, read_engine_versions, read_host
 HOST = Host(device=Device.CPU, name="EPYC", generation="25-17-1", flags=("avx2",), cores=2)
 
 
-def test_equal_hosts_have_one_fingerprint() -> None:
-    again = Host.model_validate_json(HOST.model_dump_json())
-    assert again.fingerprint == HOST.fingerprint
+def test_equal_hosts_have_equal_fingerprints() -> None:
+    other = Host.model_validate_json(HOST.model_dump_json())
+    assert other.fingerprint == HOST.fingerprint
     assert len(HOST.fingerprint) == 12
 
 
@@ -28,22 +28,22 @@ def test_equal_hosts_have_one_fingerprint() -> None:
         {"cores": 4},
     ],
 )
-def test_whatever_differs_makes_another_fingerprint(change: dict[str, object]) -> None:
+def test_each_difference_changes_the_fingerprint(change: dict[str, object]) -> None:
     assert HOST.model_copy(update=change).fingerprint != HOST.fingerprint
 
 
-def test_a_cpu_host_is_named_after_its_processor() -> None:
+def test_cpu_host_has_the_name_of_its_processor() -> None:
     host = read_host(Device.CPU)
     assert (host.name, host.flags) == (read_cpu_info().name, read_cpu_info().flags)
 
 
-def test_a_gpu_host_is_named_after_its_first_gpu(fake_nvidia_smi: Callable[[str], None]) -> None:
+def test_gpu_host_has_the_name_of_its_first_gpu(fake_nvidia_smi: Callable[[str], None]) -> None:
     fake_nvidia_smi("echo 'NVIDIA H200, 570.86.15'; echo 'NVIDIA A10, 570.86.15'")
     assert read_host(Device.GPU).name == "NVIDIA H200, 570.86.15"
     assert read_host(Device.CPU).name == read_cpu_info().name
 
 
-def test_a_driver_that_fails_is_told_and_does_not_matter(
+def test_failing_driver_is_logged_and_ignored(
     fake_nvidia_smi: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_nvidia_smi("echo 'NVIDIA-SMI has failed'; exit 9")
@@ -51,7 +51,7 @@ def test_a_driver_that_fails_is_told_and_does_not_matter(
     assert "failed to query" in caplog.text
 
 
-def test_versions_are_those_of_what_is_installed() -> None:
-    found = read_engine_versions(["onnxruntime", "onnxruntime"])
-    assert found == {"onnxruntime": f"onnxruntime {version('onnxruntime')}"}
+def test_versions_are_those_of_installed_packages() -> None:
+    versions = read_engine_versions(["onnxruntime", "onnxruntime"])
+    assert versions == {"onnxruntime": f"onnxruntime {version('onnxruntime')}"}
     assert read_engine_versions([]) == {}

@@ -26,12 +26,12 @@ SHAPES = tuple(map(shape, ("1x16", "4x16", "1x128", "8x128")))
 AMPLE_S = 10_000.0
 
 
-def batch_of(where: Shape) -> tuple[Batch, ...]:
-    return (build_batch(ITEMS, where),)
+def build_batches(target_shape: Shape) -> tuple[Batch, ...]:
+    return (build_batch(ITEMS, target_shape),)
 
 
 class FakeTimeline:
-    """Engines that take, on a clock of ours, as long as they are told to."""
+    """Engines whose passes take a given time of a fake clock."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -46,7 +46,7 @@ class FakeTimeline:
         return ScriptedEngine(act)
 
     def per_token(self, name: str, ms: float) -> ScriptedEngine:
-        """An engine that takes `ms` per padded token."""
+        """Create an engine that takes `ms` per padded token."""
         return self.engine(name, lambda batch: ms / 1e3 * batch.input_ids.size)
 
 
@@ -55,9 +55,9 @@ def medians(costs: dict, name: str) -> dict[str, float]:
 
 
 def test_every_engine_is_measured_at_every_shape() -> None:
-    track = FakeTimeline()
-    engines = {"a": track.per_token("a", 1.0), "b": track.per_token("b", 1.1)}
-    costs = measure(engines, SHAPES, batch_of, AMPLE_S, track.clock)
+    timeline = FakeTimeline()
+    engines = {"a": timeline.per_token("a", 1.0), "b": timeline.per_token("b", 1.1)}
+    costs = measure(engines, SHAPES, build_batches, AMPLE_S, timeline.clock)
     assert medians(costs, "a") == {"1x16": 16, "4x16": 64, "1x128": 128, "8x128": 1024}
     assert medians(costs, "b") == pytest.approx(
         {"1x16": 17.6, "4x16": 70.4, "1x128": 140.8, "8x128": 1126.4}
@@ -65,113 +65,126 @@ def test_every_engine_is_measured_at_every_shape() -> None:
     assert all(cost.rounds == 25 and cost.low_ms > 0 for cost in costs["a"])
 
 
-def test_rounds_are_interleaved_and_another_one_goes_first_each_time() -> None:
-    track = FakeTimeline()
-    engines = {name: track.per_token(name, 1.0) for name in "abc"}
-    measure(engines, SHAPES[:1], batch_of, AMPLE_S, track.clock)
-    warm, rounds = track.passes[:6], "".join(track.passes[6:])
-    assert sorted(warm) == sorted("aabbcc")
+def test_rounds_rotate_the_order_of_engines() -> None:
+    timeline = FakeTimeline()
+    engines = {name: timeline.per_token(name, 1.0) for name in "abc"}
+    measure(engines, SHAPES[:1], build_batches, AMPLE_S, timeline.clock)
+    warm_up, rounds = timeline.passes[:6], "".join(timeline.passes[6:])
+    assert sorted(warm_up) == sorted("aabbcc")
     assert rounds.startswith("aabbccbbccaaccaabb")
 
 
-def test_a_machine_that_slows_down_changes_no_order() -> None:
-    track = FakeTimeline()
-    started_s = track.clock()
+def test_host_slowdown_keeps_the_ratio_of_engines() -> None:
+    timeline = FakeTimeline()
+    started_s = timeline.clock()
 
-    def slowing(factor: float) -> Callable[[Batch], float]:
-        return lambda _: factor * (0.010 + 0.001 * (track.clock() - started_s))
+    def slow_down(factor: float) -> Callable[[Batch], float]:
+        return lambda _: factor * (0.010 + 0.001 * (timeline.clock() - started_s))
 
-    engines = {"a": track.engine("a", slowing(1.0)), "b": track.engine("b", slowing(1.05))}
-    costs = measure(engines, SHAPES[:1], batch_of, AMPLE_S, track.clock)
+    engines = {
+        "a": timeline.engine("a", slow_down(1.0)),
+        "b": timeline.engine("b", slow_down(1.05)),
+    }
+    costs = measure(engines, SHAPES[:1], build_batches, AMPLE_S, timeline.clock)
     ratio = costs["b"][0].median_ms / costs["a"][0].median_ms
     assert ratio == pytest.approx(1.05, abs=0.01)
 
 
-def test_short_passes_are_repeated_and_told_per_pass() -> None:
-    track = FakeTimeline()
+def test_short_passes_are_repeated_and_reported_per_pass() -> None:
+    timeline = FakeTimeline()
     costs = measure(
-        {"a": track.engine("a", lambda _: 0.0001)}, SHAPES[:1], batch_of, AMPLE_S, track.clock
+        {"a": timeline.engine("a", lambda _: 0.0001)},
+        SHAPES[:1],
+        build_batches,
+        AMPLE_S,
+        timeline.clock,
     )
     assert costs["a"][0].median_ms == pytest.approx(0.1)
-    assert len(track.passes) > 25 * 30
+    assert len(timeline.passes) > 25 * 30
 
 
-def test_who_is_far_behind_is_spared_the_later_rounds() -> None:
-    track = FakeTimeline()
-    engines = {"slow": track.per_token("slow", 2.0), "fast": track.per_token("fast", 1.0)}
-    costs = measure(engines, SHAPES[:1], batch_of, AMPLE_S, track.clock)
+def test_slow_engine_is_left_out_of_later_rounds() -> None:
+    timeline = FakeTimeline()
+    engines = {"slow": timeline.per_token("slow", 2.0), "fast": timeline.per_token("fast", 1.0)}
+    costs = measure(engines, SHAPES[:1], build_batches, AMPLE_S, timeline.clock)
     assert costs["slow"][0].rounds == 5
     assert costs["fast"][0].rounds == 25
     assert costs["slow"][0].median_ms == pytest.approx(32)
 
 
-def test_shapes_beyond_the_budget_are_left_out_for_everybody() -> None:
-    track = FakeTimeline()
-    engines = {"a": track.per_token("a", 1.0), "b": track.per_token("b", 1.0)}
-    budget_s = 12.0  # 8x128 alone needs more than 14 s
-    costs = measure(engines, SHAPES, batch_of, budget_s, track.clock)
+def test_shapes_beyond_the_budget_are_left_out_for_all_engines() -> None:
+    timeline = FakeTimeline()
+    engines = {"a": timeline.per_token("a", 1.0), "b": timeline.per_token("b", 1.0)}
+    budget_s = 12.0  # less than the 14 s of 8x128
+    costs = measure(engines, SHAPES, build_batches, budget_s, timeline.clock)
     assert list(medians(costs, "a")) == list(medians(costs, "b")) == ["1x16", "4x16", "1x128"]
-    assert track.clock() - 1_000 <= budget_s
+    assert timeline.clock() - 1_000 <= budget_s
 
 
-def test_what_a_shape_leaves_of_its_share_is_there_for_the_next() -> None:
-    track = FakeTimeline()
-    budget_s = 30.0  # a fourth of it would not do for 8x128
-    costs = measure({"a": track.per_token("a", 1.0)}, SHAPES, batch_of, budget_s, track.clock)
+def test_unused_budget_of_a_shape_is_available_to_the_next() -> None:
+    timeline = FakeTimeline()
+    budget_s = 30.0  # a quarter of it is too little for 8x128
+    costs = measure(
+        {"a": timeline.per_token("a", 1.0)}, SHAPES, build_batches, budget_s, timeline.clock
+    )
     assert "8x128" in medians(costs, "a")
-    assert track.clock() - 1_000 <= budget_s + 1.1
+    assert timeline.clock() - 1_000 <= budget_s + 1.1
 
 
-def test_a_guess_by_a_small_shape_does_not_rule_out_a_large_one() -> None:
-    track = FakeTimeline()
-    # As on a GPU: whatever the size, a pass takes 10 ms.
-    costs = measure({"a": track.engine("a", lambda _: 0.010)}, SHAPES, batch_of, 4.0, track.clock)
+def test_constant_pass_time_does_not_exclude_large_shapes() -> None:
+    timeline = FakeTimeline()
+    # As on a GPU, a pass takes 10 ms for every size.
+    costs = measure(
+        {"a": timeline.engine("a", lambda _: 0.010)}, SHAPES, build_batches, 4.0, timeline.clock
+    )
     assert len(costs["a"]) == len(SHAPES)
 
 
-def test_the_first_shape_is_measured_whatever_the_budget() -> None:
-    track = FakeTimeline()
-    costs = measure({"a": track.per_token("a", 1.0)}, SHAPES, batch_of, 1e-9, track.clock)
+def test_first_shape_is_measured_with_any_budget() -> None:
+    timeline = FakeTimeline()
+    costs = measure(
+        {"a": timeline.per_token("a", 1.0)}, SHAPES, build_batches, 1e-9, timeline.clock
+    )
     assert list(medians(costs, "a")) == ["1x16"]
 
 
-def test_an_engine_that_fails_is_left_out_altogether() -> None:
-    track = FakeTimeline()
+def test_failing_engine_is_left_out_of_all_shapes() -> None:
+    timeline = FakeTimeline()
 
-    def too_large(batch: Batch) -> float:
+    def fail_if_large(batch: Batch) -> float:
         if batch.input_ids.size > 100:
             raise EngineFailed("out of memory")
         return 0.001
 
-    engines = {"a": track.per_token("a", 0.1), "b": track.engine("b", too_large)}
-    costs = measure(engines, SHAPES, batch_of, AMPLE_S, track.clock)
+    engines = {"a": timeline.per_token("a", 0.1), "b": timeline.engine("b", fail_if_large)}
+    costs = measure(engines, SHAPES, build_batches, AMPLE_S, timeline.clock)
     assert set(costs) == {"a"}
     assert len(costs["a"]) == len(SHAPES)
 
 
-def test_when_all_fail_nothing_was_measured() -> None:
+def test_no_working_engine_returns_no_costs() -> None:
     def fail(batch: Batch) -> Outputs:
         raise EngineFailed("no")
 
-    assert measure({"a": ScriptedEngine(fail)}, SHAPES, batch_of, AMPLE_S) == {}
-    assert measure({}, SHAPES, batch_of, AMPLE_S) == {}
+    assert measure({"a": ScriptedEngine(fail)}, SHAPES, build_batches, AMPLE_S) == {}
+    assert measure({}, SHAPES, build_batches, AMPLE_S) == {}
 
 
 @pytest.mark.parametrize(
     ("device", "threads", "clock"),
     [
         (Device.CPU, 1, time.process_time),
-        (Device.CPU, 2, time.perf_counter),  # whose passes are as long as their longest thread
-        (Device.GPU, 1, time.perf_counter),  # which computes while this process waits
+        (Device.CPU, 2, time.perf_counter),  # a pass takes as long as its slowest thread
+        (Device.GPU, 1, time.perf_counter),  # the GPU computes while this process waits
     ],
 )
-def test_a_thread_that_has_to_wait_for_its_core_is_not_slower(
+def test_clock_is_process_time_only_for_one_cpu_thread(
     device: Device, threads: int, clock: ClockFunction
 ) -> None:
     assert choose_clock(device, threads) is clock
 
 
-def test_usual_shapes_stop_at_what_the_model_reads() -> None:
+def test_supported_shapes_end_at_the_model_maximum() -> None:
     assert {str(s) for s in supported_shapes(100)} == {
         f"{items}x{tokens}" for items in (1, 4, 8, 32) for tokens in (16, 64)
     }
@@ -181,7 +194,7 @@ def test_usual_shapes_stop_at_what_the_model_reads() -> None:
     assert areas == sorted(areas)
 
 
-def test_a_batch_is_full_of_real_tokens_and_the_same_each_time() -> None:
+def test_batch_is_deterministic_and_without_padding() -> None:
     batch = build_batch(ITEMS, shape("3x5"))
     assert batch.input_ids.shape == (3, 5)
     assert batch.attention_mask.all()
@@ -191,8 +204,8 @@ def test_a_batch_is_full_of_real_tokens_and_the_same_each_time() -> None:
     np.testing.assert_array_equal(batch.input_ids, build_batch(ITEMS, shape("3x5")).input_ids)
 
 
-@pytest.mark.parametrize(("spins_s", "waited_s"), [(0.0, 0.005), (0.036, 0.045), (9.0, 0.2)])
-def test_rest_comes_when_no_thread_spins_any_more(spins_s: float, waited_s: float) -> None:
-    slept: list[float] = []
-    wait_until_idle(lambda: min(sum(slept), spins_s), slept.append)
-    assert sum(slept) == pytest.approx(waited_s)
+@pytest.mark.parametrize(("spins_s", "expected_s"), [(0.0, 0.005), (0.036, 0.045), (9.0, 0.2)])
+def test_wait_until_idle_ends_when_no_thread_spins(spins_s: float, expected_s: float) -> None:
+    sleeps_s: list[float] = []
+    wait_until_idle(lambda: min(sum(sleeps_s), spins_s), sleeps_s.append)
+    assert sum(sleeps_s) == pytest.approx(expected_s)

@@ -13,7 +13,7 @@ MB = 1_000_000
 
 @pytest.fixture
 def graphs(tmp_path: Path) -> list[Path]:
-    """Three graphs of 1, 2 and 1 MB; half of the second lies beside it."""
+    """Three graphs of 1, 2 and 1 MB; half of the second is in an external data file."""
     for name, size in {"a.onnx": 1, "b.onnx": 1, "b.onnx.data": 1, "c.onnx": 1}.items():
         (tmp_path / name).write_bytes(b"\0" * size * MB)
     return [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]
@@ -22,17 +22,17 @@ def graphs(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("room_mb", "fitting"), [(0, 0), (5.9, 0), (6, 1), (17.9, 1), (18, 2), (24, 3), (1_000, 3)]
 )
-def test_the_first_ones_are_taken_while_half_of_the_room_holds_three_times_their_files(
+def test_graphs_fit_until_three_times_their_files_exceed_half_of_the_memory(
     graphs: list[Path], room_mb: float, fitting: int
 ) -> None:
     assert count_fitting(graphs, int(room_mb * MB)) == fitting
 
 
-def test_this_machine_has_memory_left() -> None:
+def test_available_memory_of_this_host_is_positive() -> None:
     assert free_bytes(Device.CPU) > 10 * MB
 
 
-def test_on_a_gpu_its_own_memory_counts_too(fake_nvidia_smi: Callable[[str], None]) -> None:
+def test_gpu_memory_limits_available_memory(fake_nvidia_smi: Callable[[str], None]) -> None:
     fake_nvidia_smi("echo 3; echo 80000")
     assert free_bytes(Device.GPU) == 3 << 20
     assert free_bytes(Device.CPU) > 10 * MB

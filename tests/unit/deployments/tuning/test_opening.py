@@ -18,28 +18,30 @@ from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, seal_tunable, write
 ITEM = build_item([5, 9, 31])
 
 
-def answer(engine: EncoderEngine) -> np.ndarray:
+def run_item(engine: EncoderEngine) -> np.ndarray:
     return np.array(engine.run(collate([ITEM])).items[0])
 
 
-def same(a: EncoderEngine, b: EncoderEngine) -> bool:
-    return bool(np.allclose(answer(a), answer(b), atol=1e-5))
+def have_equal_outputs(a: EncoderEngine, b: EncoderEngine) -> bool:
+    return bool(np.allclose(run_item(a), run_item(b), atol=1e-5))
 
 
-def on_the_gpu(target: TuningTarget) -> TuningTarget:
+def with_gpu(target: TuningTarget) -> TuningTarget:
     return TuningTarget(target.artifact, target.manifest, Device.GPU, target.settings)
 
 
-def test_without_a_table_the_portable_default_serves(tmp_path: Path) -> None:
+def test_default_candidate_is_opened_without_a_table(tmp_path: Path) -> None:
     default, is_tuned = open_tuned_engine(
         seal_tunable(tmp_path / "a", names=["astray", "plain"], wrong=["astray"])
     )
     plain, _ = open_tuned_engine(seal_tunable(tmp_path / "b"))
     assert not is_tuned
-    assert not same(default, plain)  # the first one it was, right or wrong
+    assert not have_equal_outputs(
+        default, plain
+    )  # the first candidate, which has wrong outputs here
 
 
-def test_a_default_that_cannot_run_here_gives_way_to_the_next(tmp_path: Path) -> None:
+def test_unsupported_default_is_replaced_by_the_next_candidate(tmp_path: Path) -> None:
     engine, is_tuned = open_tuned_engine(
         seal_tunable(tmp_path, names=["far", "plain"], absent=["far"])
     )
@@ -47,29 +49,31 @@ def test_a_default_that_cannot_run_here_gives_way_to_the_next(tmp_path: Path) ->
     assert engine.info.compute_type == "cpu-fp32"
 
 
-def test_the_winner_is_opened_with_its_options(tmp_path: Path) -> None:
+def test_winner_is_opened_with_its_options(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
     default, _ = open_tuned_engine(target)
     write_table(target, {"1x16": "plain+arena"})
     engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, OnnxEngine)
-    assert not same(engine, default)
+    assert not have_equal_outputs(engine, default)
 
 
-def test_several_winners_become_one_engine(tmp_path: Path) -> None:
+def test_several_winners_open_one_engine(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
     default, _ = open_tuned_engine(target)
     write_table(target, {"1x4": "plain", "1x16": "astray"})
     engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, ShapeDispatchEngine)
-    assert same(engine, default)
-    long = collate([build_item(np.arange(5, 21))])
-    assert not np.allclose(engine.run(long).items[0], default.run(long).items[0], atol=1e-3)
+    assert have_equal_outputs(engine, default)
+    long_batch = collate([build_item(np.arange(5, 21))])
+    assert not np.allclose(
+        engine.run(long_batch).items[0], default.run(long_batch).items[0], atol=1e-3
+    )
 
 
-def test_a_stale_table_is_as_good_as_none(tmp_path: Path) -> None:
+def test_stale_table_opens_the_default(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path)
     write_table(target, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
     assert not open_tuned_engine(target)[1]
@@ -78,7 +82,7 @@ def test_a_stale_table_is_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "winners", [{"1x16": "astray"}, {"1x4": "twin", "1x16": "astray"}], ids=["alone", "of two"]
 )
-def test_a_winner_that_cannot_be_opened_leaves_the_default(
+def test_damaged_winner_opens_the_default(
     tmp_path: Path, winners: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     target = seal_tunable(tmp_path, names=["plain", "twin", "astray"], wrong=["astray"])
@@ -90,21 +94,21 @@ def test_a_winner_that_cannot_be_opened_leaves_the_default(
     assert "the default candidate is used" in caplog.text
 
 
-def test_the_default_is_not_one_that_tuning_refused(tmp_path: Path) -> None:
+def test_default_is_not_a_rejected_candidate(tmp_path: Path) -> None:
     names = ["astray", "plain", "gone"]
     target = seal_tunable(tmp_path / "a", names=names, wrong=["astray"], absent=["gone"])
     write_table(target, {"1x16": "gone"}, rejected={"astray": "mean cosine 0.1 < 0.985"})
     engine, is_tuned = open_tuned_engine(target)
     assert not is_tuned
-    assert same(engine, open_tuned_engine(seal_tunable(tmp_path / "b"))[0])
+    assert have_equal_outputs(engine, open_tuned_engine(seal_tunable(tmp_path / "b"))[0])
 
 
-def test_a_device_without_a_graph_is_unavailable_hardware(tmp_path: Path) -> None:
+def test_device_without_graph_raises_hardware_unavailable(tmp_path: Path) -> None:
     with pytest.raises(HardwareUnavailable, match="tiny/embedder has no graph for the gpu encoder"):
-        open_tuned_engine(on_the_gpu(seal_tunable(tmp_path)))
+        open_tuned_engine(with_gpu(seal_tunable(tmp_path)))
 
 
-def test_when_nothing_can_run_here_every_reason_is_told(tmp_path: Path) -> None:
+def test_no_supported_candidate_raises_with_every_reason(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["plain", "far"], absent=["far"])
     only_far = target.manifest.model_copy(update={"candidates": target.candidates[1:]})
     with pytest.raises(EngineFailed, match=r"cannot run on the cpu encoder: far: .*Abacus"):

@@ -16,9 +16,7 @@ SMALL, LARGE = variant("small"), variant("large")
 WINNERS = ((shape("1x4"), SMALL), (shape("8x64"), LARGE))
 
 
-class Closing(FakeEngine):
-    """An engine that remembers that it was closed."""
-
+class ClosableEngine(FakeEngine):
     closed = False
 
     def close(self) -> None:
@@ -30,24 +28,26 @@ def batch(items: int, tokens: int) -> Batch:
 
 
 @pytest.fixture
-def engines() -> dict[Variant, Closing]:
-    return {SMALL: Closing(), LARGE: Closing()}
+def engines() -> dict[Variant, ClosableEngine]:
+    return {SMALL: ClosableEngine(), LARGE: ClosableEngine()}
 
 
-def test_each_batch_goes_to_the_winner_at_its_size(engines: dict[Variant, Closing]) -> None:
+def test_batch_runs_on_the_winner_of_its_shape(engines: dict[Variant, ClosableEngine]) -> None:
     engine = ShapeDispatchEngine(WINNERS, engines)
     for items, tokens in ((1, 1), (2, 5), (8, 60), (30, 100), (1, 4)):
-        answered: Outputs = engine.run(batch(items, tokens))
-        assert [float(row[0]) for row in answered.items] == [7.0] * items
+        outputs: Outputs = engine.run(batch(items, tokens))
+        assert [float(row[0]) for row in outputs.items] == [7.0] * items
     assert [len(markers) for markers in engines[SMALL].passes] == [1, 2, 1]
     assert [len(markers) for markers in engines[LARGE].passes] == [8, 30]
 
 
-def test_it_says_what_its_engines_say(engines: dict[Variant, Closing]) -> None:
+def test_info_is_that_of_its_engines(engines: dict[Variant, ClosableEngine]) -> None:
     assert ShapeDispatchEngine(WINNERS, engines).info == EngineInfo(compute_type="cpu-fake")
 
 
-def test_tokens_are_asked_of_an_engine_that_gives_them(engines: dict[Variant, Closing]) -> None:
+def test_unpooled_batch_runs_on_an_engine_that_supports_it(
+    engines: dict[Variant, ClosableEngine],
+) -> None:
     engines[LARGE].info = EngineInfo("cpu-fake", supports_unpooled=True)
     engine = ShapeDispatchEngine(WINNERS, engines)
     assert engine.info.supports_unpooled
@@ -57,12 +57,12 @@ def test_tokens_are_asked_of_an_engine_that_gives_them(engines: dict[Variant, Cl
     assert engines[SMALL].passes == []
 
 
-def test_closing_closes_all_of_them(engines: dict[Variant, Closing]) -> None:
+def test_close_closes_all_engines(engines: dict[Variant, ClosableEngine]) -> None:
     ShapeDispatchEngine(WINNERS, engines).close()
     assert all(engine.closed for engine in engines.values())
 
 
-def test_two_precisions_in_one_model_are_a_bug(engines: dict[Variant, Closing]) -> None:
+def test_two_precisions_raise_assertion_error(engines: dict[Variant, ClosableEngine]) -> None:
     engines[LARGE].info = EngineInfo(compute_type="cpu-int8")
     with pytest.raises(AssertionError, match="bug: "):
         ShapeDispatchEngine(WINNERS, engines)

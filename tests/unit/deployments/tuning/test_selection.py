@@ -60,12 +60,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("rows", "winners"), CASES.values(), ids=CASES.keys())
-def test_what_is_chosen(rows: list[VariantCosts], winners: dict[str, str]) -> None:
-    chosen = select_variants(rows)
-    assert {str(where): who.name for where, who in chosen} == winners
+def test_select_variants_returns_the_expected_winners(
+    rows: list[VariantCosts], winners: dict[str, str]
+) -> None:
+    selection = select_variants(rows)
+    assert {str(where): winner.name for where, winner in selection} == winners
 
 
-def test_shapes_are_in_order_of_size() -> None:
+def test_selection_is_in_order_of_shape_size() -> None:
     rows = [row("a", {"8x16": 1.0, "1x16": 1.0, "1x128": 1.0, "2x64": 1.0})]
     assert [str(where) for where, _ in select_variants(rows)] == ["1x16", "1x128", "2x64", "8x16"]
 
@@ -80,12 +82,10 @@ def test_shapes_are_in_order_of_size() -> None:
         (1, 9_000, "long"),
         (200, 16, "many"),
         (2, 16, "small"),
-        (8, 100, "long"),  # length counts more than company
+        (8, 100, "long"),  # the length counts more than the number of items
     ],
 )
-def test_the_measured_shape_most_like_the_batch_decides(
-    items: int, tokens: int, winner: str
-) -> None:
+def test_nearest_measured_shape_selects_the_variant(items: int, tokens: int, winner: str) -> None:
     winners = [
         (shape("1x16"), variant("small")),
         (shape("32x16"), variant("many")),
