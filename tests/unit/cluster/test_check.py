@@ -1,4 +1,4 @@
-"""The linter finds what Serve would ignore, at every level, and says where."""
+"""The linter reports keys and values that Serve would ignore, with their path."""
 
 import copy
 from pathlib import Path
@@ -19,8 +19,8 @@ INGRESS, TOKENIZER, CPU_ENCODER, GPU_ENCODER, CPU_GENERATOR = (
 )
 
 
-def config_with(changes: dict[str, Any]) -> dict[str, Any]:
-    """serve_config.yaml with values set by dotted path; missing mappings are made."""
+def create_config(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return serve_config.yaml with values set by dotted path; create missing mappings."""
     config = yaml.safe_load(CONFIG.read_text())
     for path, value in changes.items():
         *parents, last = (int(p) if p.isdigit() else p for p in path.split("."))
@@ -31,21 +31,21 @@ def config_with(changes: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def problems_with(changes: dict[str, Any]) -> list[LintProblem]:
-    return check_text(yaml.safe_dump(config_with(changes), sort_keys=False))
+def check_config(changes: dict[str, Any]) -> list[LintProblem]:
+    return check_text(yaml.safe_dump(create_config(changes), sort_keys=False))
 
 
-def dotted(path: str) -> str:
+def to_dotted_path(path: str) -> str:
     return path.replace("[", ".").replace("]", "")
 
 
-def test_the_config_of_this_repository_is_clean() -> None:
+def test_config_of_the_repository_has_no_problems() -> None:
     assert check_text(CONFIG.read_text()) == []
     assert not ray.is_initialized()
 
 
 @pytest.mark.parametrize(
-    ("where", "key", "meant"),
+    ("where", "key", "suggestion"),
     [
         ("", "http_option", "http_options"),
         ("http_options.", "hosts", "host"),
@@ -78,25 +78,27 @@ def test_the_config_of_this_repository_is_clean() -> None:
         (f"{GPU_ENCODER}.user_config.", "batchin", "batching"),
     ],
 )
-def test_a_typing_error_is_found_on_every_level(where: str, key: str, meant: str) -> None:
-    unknown = [p for p in problems_with({where + key: 1}) if "unknown key" in p.message]
-    assert [(dotted(p.path), p.message) for p in unknown] == [
-        (where + key, f"unknown key `{key}`; did you mean `{meant}`?")
+def test_unknown_key_is_reported_on_every_level(where: str, key: str, suggestion: str) -> None:
+    unknown = [p for p in check_config({where + key: 1}) if "unknown key" in p.message]
+    assert [(to_dotted_path(p.path), p.message) for p in unknown] == [
+        (where + key, f"unknown key `{key}`; did you mean `{suggestion}`?")
     ]
 
 
 @pytest.mark.parametrize(
-    ("list_at", "item", "key"),
+    ("list_path", "item", "key"),
     [
         (f"{CPU_ENCODER}.deployment_actors", {"name": "a", "actor_class": "m.A"}, "actor_option"),
         (f"{CPU_ENCODER}.ray_actor_options.fallback_strategy", {}, "label_select"),
     ],
 )
-def test_a_typing_error_in_a_list_of_mappings_is_found(
-    list_at: str, item: dict[str, Any], key: str
+def test_unknown_key_in_a_list_of_mappings_is_reported(
+    list_path: str, item: dict[str, Any], key: str
 ) -> None:
-    found = problems_with({list_at: [{**item, key: {}}]})
-    assert f"{list_at}.0.{key}" in [dotted(p.path) for p in found if "unknown" in p.message]
+    problems = check_config({list_path: [{**item, key: {}}]})
+    assert f"{list_path}.0.{key}" in [
+        to_dotted_path(p.path) for p in problems if "unknown" in p.message
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +127,14 @@ def test_a_typing_error_in_a_list_of_mappings_is_found(
         (f"{GPU_ENCODER}.user_config.batching.max_batch_tokens", 0),
     ],
 )
-def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
-    found = problems_with({path: value})
-    assert any(dotted(p.path).startswith(path) for p in found), found
+def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
+    problems = check_config({path: value})
+    assert any(to_dotted_path(p.path).startswith(path) for p in problems), problems
     assert check_text(CONFIG.read_text()) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "path", "says"),
+    ("changes", "path", "expected"),
     [
         ({f"{TOKENIZER}.max_queued_requests": -1}, f"{TOKENIZER}.max_queued_requests", "set"),
         (
@@ -200,11 +202,11 @@ def test_a_wrong_value_is_found_where_it_stands(path: str, value: Any) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_work_together_are_found(
-    changes: dict[str, Any], path: str, says: str
+def test_conflicting_settings_are_reported(
+    changes: dict[str, Any], path: str, expected: str
 ) -> None:
-    found = [p for p in problems_with(changes) if dotted(p.path) == path]
-    assert any(says in p.message for p in found), problems_with(changes)
+    problems = [p for p in check_config(changes) if to_dotted_path(p.path) == path]
+    assert any(expected in p.message for p in problems), check_config(changes)
 
 
 @pytest.mark.parametrize(
@@ -218,35 +220,37 @@ def test_settings_that_cannot_work_together_are_found(
         {f"{APP}.route_prefix": None},
     ],
 )
-def test_the_last_value_that_works_is_accepted(changes: dict[str, Any]) -> None:
-    assert problems_with(changes) == []
+def test_boundary_value_is_accepted(changes: dict[str, Any]) -> None:
+    assert check_config(changes) == []
 
 
-def test_a_deployment_of_an_encoder_that_is_not_declared_is_refused() -> None:
-    found = problems_with({f"{APP}.args.encoders": {"cpu": {}}})
-    assert [(dotted(p.path), p.message) for p in found] == [
+def test_deployment_of_undeclared_encoder_is_reported() -> None:
+    problems = check_config({f"{APP}.args.encoders": {"cpu": {}}})
+    assert [(to_dotted_path(p.path), p.message) for p in problems] == [
         (f"{GPU_ENCODER}.name", "there is no deployment `GpuEncoder`; did you mean `CpuEncoder`?")
     ]
 
 
-def test_somebody_elses_application_is_held_to_serves_rules_only() -> None:
+def test_other_application_is_checked_only_by_rules_of_serve() -> None:
     other = {"name": "other", "route_prefix": "/x", "import_path": "their.app", "args": {"a": 1}}
-    config = config_with({})
+    config = create_config({})
     config["applications"].append(
         {**other, "deployments": [{"name": "D", "user_config": {"k": 1}}]}
     )
-    found = check_text(yaml.safe_dump(config))
-    assert [dotted(p.path) for p in found] == ["applications.1.deployments.0.max_queued_requests"]
+    problems = check_text(yaml.safe_dump(config))
+    assert [to_dotted_path(p.path) for p in problems] == [
+        "applications.1.deployments.0.max_queued_requests"
+    ]
 
 
-def test_all_problems_are_told_in_one_go() -> None:
+def test_all_problems_are_reported_together() -> None:
     changes = {
         "http_options.hosts": 1,
         f"{APP}.args.encoders.cpu.run": 2,
         f"{TOKENIZER}.max_queued_requests": -1,
         f"{GPU_ENCODER}.ray_actor_options.num_gpu": 1,
     }
-    assert {dotted(p.path) for p in problems_with(changes)} == set(changes)
+    assert {to_dotted_path(p.path) for p in check_config(changes)} == set(changes)
 
 
 @pytest.mark.parametrize(
@@ -265,18 +269,18 @@ def test_all_problems_are_told_in_one_go() -> None:
         (f"{CPU_ENCODER}.gang_scheduling_config", {"gang_size": 2, "runtime_failure_policy": "x"}),
     ],
 )
-def test_nonsense_is_a_problem_and_not_a_crash(path: str, value: Any) -> None:
-    assert problems_with({path: value}) != []
+def test_malformed_section_is_reported(path: str, value: Any) -> None:
+    assert check_config({path: value}) != []
 
 
 @pytest.mark.parametrize(
     "text", ["", "just a word", "- a\n- list\n", "a: [1\nb: 2\n", "a: \t\tb: c:"]
 )
-def test_what_is_not_a_config_is_a_problem(text: str) -> None:
+def test_text_without_config_is_reported(text: str) -> None:
     assert len(check_text(text)) == 1
 
 
-def test_the_command_prints_file_line_path_and_message(
+def test_check_prints_file_line_path_and_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "c.yaml"
@@ -287,12 +291,12 @@ def test_the_command_prints_file_line_path_and_message(
     )
 
 
-def test_the_command_is_content_with_a_clean_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_returns_zero_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(CONFIG)]) == 0
     assert capsys.readouterr().out == f"{CONFIG}: no problems\n"
 
 
-def test_a_file_that_is_not_there_is_an_error_with_a_hint(
+def test_check_of_missing_file_prints_error_and_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", str(tmp_path / "none.yaml")]) == 2
@@ -302,7 +306,7 @@ def test_a_file_that_is_not_there_is_an_error_with_a_hint(
 
 
 def test_check_accepts_config_without_generators() -> None:
-    config = config_with({})
+    config = create_config({})
     del config["applications"][0]["args"]["generators"]
     deployments = config["applications"][0]["deployments"]
     config["applications"][0]["deployments"] = [
@@ -312,7 +316,7 @@ def test_check_accepts_config_without_generators() -> None:
 
 
 def test_check_rejects_deployments_of_undeclared_generators() -> None:
-    config = config_with({})
+    config = create_config({})
     del config["applications"][0]["args"]["generators"]["gpu"]
     (problem,) = check_text(yaml.safe_dump(config))
     assert problem.message.startswith("there is no deployment `GpuGenerator`")

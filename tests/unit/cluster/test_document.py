@@ -1,4 +1,4 @@
-"""A YAML file keeps its lines."""
+"""A YAML document with the line of every key and item."""
 
 import pytest
 
@@ -17,7 +17,7 @@ items:
 """
 
 
-def test_every_key_and_item_has_its_line() -> None:
+def test_document_has_the_line_of_every_key_and_item() -> None:
     document = read_document(TEXT)
     assert document.value["items"][1] == {"name": "b", "size": 3}
     assert document.lines[("http",)] == 2
@@ -27,24 +27,24 @@ def test_every_key_and_item_has_its_line() -> None:
     assert document.lines[("items", 1, "size")] == 8
 
 
-def test_a_key_that_is_missing_is_reported_at_its_nearest_ancestor() -> None:
+def test_missing_key_is_reported_at_its_nearest_ancestor() -> None:
     problem = read_document(TEXT).problem(("items", 0, "shape", "depth"), "missing")
     assert (problem.line, problem.path) == (6, "items[0].shape.depth")
 
 
-def test_a_key_given_twice_is_a_problem() -> None:
+def test_duplicate_key_is_reported() -> None:
     document = read_document("a:\n  b: 1\n  b: 2\n")
     assert document.duplicates == (("a", "b"),)
-    found = check_text("applications: []\nhttp_options:\n  port: 1\n  port: 2\n")
-    assert [(p.line, p.path) for p in found] == [(4, "http_options.port")]
+    problems = check_text("applications: []\nhttp_options:\n  port: 1\n  port: 2\n")
+    assert [(p.line, p.path) for p in problems] == [(4, "http_options.port")]
 
 
-def test_a_syntax_error_has_its_line() -> None:
+def test_syntax_error_has_its_line() -> None:
     with pytest.raises(UnreadableConfig) as caught:
         read_document("a: 1\nb: [1, 2\nc: 3\n")
     assert caught.value.problem.line == 3
 
 
-def test_aliases_are_read_and_an_anchor_within_itself_ends() -> None:
+def test_aliases_and_recursive_anchors_are_read() -> None:
     assert read_document("a: &x {k: 1}\nb: *x\n").lines[("b", "k")] == 1
     assert read_document("a: &x [1, *x]\n").lines[("a", 1)] == 1

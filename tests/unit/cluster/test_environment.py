@@ -1,4 +1,4 @@
-"""The variables exist in the pinned Ray: a name it does not know would be ignored silently."""
+"""The variables exist in the pinned Ray, which ignores unknown names silently."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Dockerfiles say what the cluster relies on. No docker here: they are read, not built."""
+"""The Dockerfiles fulfill the requirements of the cluster; the tests read them without a build."""
 
 import re
 import tomllib
@@ -13,82 +13,82 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 IMAGES = ("cpu", "gpu")
 
 
-def dockerfile(image: str) -> list[str]:
-    """Its instructions: comments gone, continued lines joined."""
+def read_dockerfile(image: str) -> list[str]:
+    """Read instructions without comments, with continued lines joined."""
     text = (REPOSITORY / f"cluster/images/Dockerfile.{image}").read_text()
-    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return [line for line in kept.replace("\\\n", " ").splitlines() if line.strip()]
+    included = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return [line for line in included.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def arguments(image: str, instruction: str) -> list[str]:
+def find_arguments(image: str, instruction: str) -> list[str]:
     return [
         line.removeprefix(instruction).strip()
-        for line in dockerfile(image)
+        for line in read_dockerfile(image)
         if line.startswith(instruction + " ")
     ]
 
 
-def final_stage(image: str) -> str:
-    lines = dockerfile(image)
+def read_final_stage(image: str) -> str:
+    lines = read_dockerfile(image)
     last = max(n for n, line in enumerate(lines) if line.startswith("FROM "))
     return "\n".join(lines[last:])
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_bases_are_pinned(image: str) -> None:
-    for base in arguments(image, "FROM"):
+def test_base_images_are_pinned(image: str) -> None:
+    for base in find_arguments(image, "FROM"):
         tag = base.split()[0].partition(":")[2]
         assert re.match(r"\d+\.\d+\.\d+-", tag), base
 
 
-def test_both_images_run_the_python_that_the_project_asks_for() -> None:
-    builders = [arguments(image, "FROM")[0] for image in IMAGES]
+def test_images_have_the_python_of_the_project() -> None:
+    builders = [find_arguments(image, "FROM")[0] for image in IMAGES]
     assert builders[0] == builders[1] == "python:3.11.14-slim-bookworm AS build"
     assert PROJECT["requires-python"].startswith(">=3.11,")
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_the_image_installs_its_own_extra_and_nothing_that_trains(image: str) -> None:
-    (install,) = (run for run in arguments(image, "RUN") if "pip install" in run)
-    extras = dict(each.split("=") for each in arguments(image, "ARG"))
-    (asked,) = re.findall(r"\.\[(.*?)\]", install)
-    assert asked == image or (asked, extras["EXTRAS"]) == ("${EXTRAS}", image)
+def test_image_installs_its_extra_without_torch(image: str) -> None:
+    (install,) = (run for run in find_arguments(image, "RUN") if "pip install" in run)
+    extras = dict(assignment.split("=") for assignment in find_arguments(image, "ARG"))
+    (installed_extra,) = re.findall(r"\.\[(.*?)\]", install)
+    assert installed_extra == image or (installed_extra, extras["EXTRAS"]) == ("${EXTRAS}", image)
     allowed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][image]]
     assert not any(re.match(r"torch|transformers", package) for package in allowed)
-    assert not re.search(r"\btorch\b|\btransformers\b", "\n".join(dockerfile(image)))
+    assert not re.search(r"\btorch\b|\btransformers\b", "\n".join(read_dockerfile(image)))
 
 
-def test_the_cuda_base_is_what_the_pinned_onnxruntime_was_built_for() -> None:
-    # Another onnxruntime-gpu may need another CUDA: read its wheel again, then change both.
+def test_cuda_base_fits_the_pinned_onnxruntime() -> None:
+    # Another onnxruntime-gpu may need another CUDA: check its wheel, then change both.
     assert "onnxruntime-gpu==1.31.1" in (REPOSITORY / "constraints.txt").read_text().splitlines()
-    assert arguments("gpu", "FROM")[-1].startswith("nvidia/cuda:13.0.")
-    assert "-cudnn-runtime-" in arguments("gpu", "FROM")[-1]
+    assert find_arguments("gpu", "FROM")[-1].startswith("nvidia/cuda:13.0.")
+    assert "-cudnn-runtime-" in find_arguments("gpu", "FROM")[-1]
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_the_image_runs_as_the_user_of_the_pods(image: str) -> None:
-    assert arguments(image, "USER") == [f"{USER_ID}:{USER_ID}"]
-    assert f"useradd --uid {USER_ID} --gid {USER_ID}" in final_stage(image)
+def test_image_runs_as_the_user_of_the_pods(image: str) -> None:
+    assert find_arguments(image, "USER") == [f"{USER_ID}:{USER_ID}"]
+    assert f"useradd --uid {USER_ID} --gid {USER_ID}" in read_final_stage(image)
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_the_image_has_what_kuberay_and_the_probes_call(image: str) -> None:
-    (packages,) = (run for run in arguments(image, "RUN") if "apt-get install" in run)
+def test_image_has_the_programs_of_kuberay_and_the_probes(image: str) -> None:
+    (packages,) = (run for run in find_arguments(image, "RUN") if "apt-get install" in run)
     assert {"bash", "tini", "util-linux", "wget"} <= set(packages.split())
-    assert arguments(image, "ENTRYPOINT") == ['["/usr/bin/tini", "--"]']
+    assert find_arguments(image, "ENTRYPOINT") == ['["/usr/bin/tini", "--"]']
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_only_what_serves_is_copied(image: str) -> None:
+def test_image_contains_only_files_for_serving(image: str) -> None:
     sources = [
         source
-        for copy in arguments(image, "COPY")
+        for copy in find_arguments(image, "COPY")
         if not copy.startswith("--from")
         for source in copy.split()[:-1]
     ]
     project = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "NOTICE"}
     assert set(sources) == project | {"hundredfold", "deployments", "cluster"}
     ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
-    kept = {line.removeprefix("!") for line in ignore if line.startswith("!")}
+    included = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     assert "*" in ignore
-    assert kept == set(sources)
+    assert included == set(sources)
