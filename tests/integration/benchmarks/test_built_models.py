@@ -52,9 +52,9 @@ def test_graphs_measures_all_systems_and_goals(
     command = ["graphs", built.manifest.id, *places(built, out), "--threads", "2"]
     command += ["--shapes", "1x4", "8x128", "--rounds", "2", "--eval", str(pairs)]
     assert main(command) == 0
-    figures = only_result(out)["results"]
-    assert figures["missing"] == {}
-    assert set(figures["systems"]) == {
+    results = only_result(out)["results"]
+    assert results["missing"] == {}
+    assert set(results["systems"]) == {
         TORCH,
         "onnx",
         COMMON_RECIPE,
@@ -62,17 +62,17 @@ def test_graphs_measures_all_systems_and_goals(
         "cpu-int8",
         STATIC.name,
     }
-    together, shared = figures["runs"]
+    together, shared = results["runs"]
     assert together["split"] == {"threads": 2, "passes": 1}
-    assert {one["system"] for one in together["latencies"]} == set(figures["systems"])
-    assert {one["system"] for one in shared["latencies"]} == set(figures["systems"]) - {TORCH}
+    assert {one["system"] for one in together["latencies"]} == set(results["systems"])
+    assert {one["system"] for one in shared["latencies"]} == set(results["systems"]) - {TORCH}
     assert {one["shape"] for one in shared["latencies"]} == {"8x64"}
     assert all(len(one["ms"]["values"]) == 2 for one in together["latencies"])
     near = {one["system"]: one for one in together["parity"]}
     assert near[TORCH]["cosine_worst"] == pytest.approx(1.0)
     assert near[SEALED]["violations"] == []
-    assert set(figures["scores"]) == {TORCH, COMMON_RECIPE, SEALED, STATIC.name}
-    reached = [goal["reached"] is not None for goal in figures["goals"]]
+    assert set(results["scores"]) == {TORCH, COMMON_RECIPE, SEALED, STATIC.name}
+    reached = [goal["reached"] is not None for goal in results["goals"]]
     assert reached == [True, True, True, False, True, True, False]
     assert "\ntargets\ntorch / sealed at 8x" in capsys.readouterr().out
 
@@ -82,10 +82,10 @@ def test_tuning_measures_the_selected_variants(
 ) -> None:
     command = ["tuning", built.manifest.id, *places(built, tmp_path), "--seconds", "1"]
     assert main(command) == 0
-    figures = only_result(tmp_path)["results"]
-    assert "cpu-int8" in figures["measured"]
-    assert figures["skipped"] == {}
-    assert all(one["ratio"] >= 1.0 for one in figures["checks"])
+    results = only_result(tmp_path)["results"]
+    assert "cpu-int8" in results["measured"]
+    assert results["skipped"] == {}
+    assert all(one["ratio"] >= 1.0 for one in results["checks"])
     assert "winner / fastest at the worst shape" in capsys.readouterr().out
 
 
@@ -104,13 +104,15 @@ def test_graphs_without_checkpoint_is_an_error(
     built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = built.directory / "manifest.json"
-    whole = manifest.read_bytes()
-    told = orjson.loads(whole)
+    content = manifest.read_bytes()
+    document = orjson.loads(content)
     try:
-        manifest.write_bytes(orjson.dumps({**told, "source": {**told["source"], "ref": "/gone"}}))
+        manifest.write_bytes(
+            orjson.dumps({**document, "source": {**document["source"], "ref": "/gone"}})
+        )
         assert main(["graphs", built.manifest.id, *places(built, tmp_path)]) == 1
     finally:
-        manifest.write_bytes(whole)
+        manifest.write_bytes(content)
     assert "/gone` is no directory" in capsys.readouterr().err
 
 
@@ -122,7 +124,7 @@ def test_engine_compares_with_torch(
     out = tmp_path / "out"
     command = ["engine", "--model", built.manifest.id, *places(built, out), "--torch"]
     assert main([*command, "--data", str(tmp_path), "--rounds", "1", "--batch", "2"]) == 0
-    figures = only_result(out)["results"]
-    assert figures["torch_over_engine"] > 0
-    agreement = figures["checks"][-1]
+    results = only_result(out)["results"]
+    assert results["torch_over_engine"] > 0
+    agreement = results["checks"][-1]
     assert (agreement["what"], agreement["compared"]) == ("the engine and torch eager fp32", 6)

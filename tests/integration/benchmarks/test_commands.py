@@ -67,17 +67,17 @@ def test_serving_measures_server_and_engine(
     assert result["run"]["seed"] == 7
     assert result["run"]["command"].startswith("python -m benchmarks serving --url http://127.")
     assert result["run"]["host"]["usable_cores"] >= 1
-    figures = result["results"]
-    assert [level["connections"] for level in figures["levels"]] == [1, 4]
-    for level in figures["levels"]:
+    results = result["results"]
+    assert [level["connections"] for level in results["levels"]] == [1, 4]
+    for level in results["levels"]:
         assert level["requests"] > 0
         assert level["failures"] == {}
         assert set(level["latency_ms"]) == {"p50", "p90", "p95", "p99"}
         assert level["client_cpu_s_per_request"] > 0
-    best = max(level["sentences_per_s"]["median"] for level in figures["engine"])
-    most = figures["levels"][-1]["requests_per_s"]["median"]
-    assert figures["served_over_engine"] == pytest.approx(most / best)
-    assert [agreement["compared"] > 0 for agreement in figures["checks"]] == [True, True]
+    best = max(level["sentences_per_s"]["median"] for level in results["engine"])
+    most = results["levels"][-1]["requests_per_s"]["median"]
+    assert results["served_over_engine"] == pytest.approx(most / best)
+    assert [agreement["compared"] > 0 for agreement in results["checks"]] == [True, True]
     assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
     assert "served / raw engine at 4 connections" in capsys.readouterr().out
 
@@ -137,13 +137,13 @@ def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_
     out = tmp_path / "out"
     command = ["engine", "--model", EMBEDDER, "--store", str(tiny_store), "--data", str(data)]
     assert main([*command, "--out", str(out), "--rounds", "2", "--batch", "1", "8"]) == 0
-    figures = only_result(out)["results"]
-    assert {speed["batch_size"] for speed in figures["throughput"]} == {1, 8}
-    assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in figures["throughput"])
-    shapes = [cell["shape"] for cell in figures["latencies"]]
+    results = only_result(out)["results"]
+    assert {speed["batch_size"] for speed in results["throughput"]} == {1, 8}
+    assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in results["throughput"])
+    shapes = [cell["shape"] for cell in results["latencies"]]
     assert shapes == ["1x16", "8x16"]
-    assert figures["torch_over_engine"] is None
-    assert np.isclose(figures["checks"][0]["worst_cosine"], 1.0)
+    assert results["torch_over_engine"] is None
+    assert np.isclose(results["checks"][0]["worst_cosine"], 1.0)
     assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}
 
 

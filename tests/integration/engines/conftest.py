@@ -59,10 +59,10 @@ KINDS = {
 
 @pytest.fixture(params=list(KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:
-    found = KINDS[request.param]
-    if find_spec(found.engine) is None:
-        pytest.skip(f"`{found.engine}` is not installed")
-    return found
+    kind = KINDS[request.param]
+    if find_spec(kind.engine) is None:
+        pytest.skip(f"`{kind.engine}` is not installed")
+    return kind
 
 
 def spec_of(kind: Kind, path: Path, head: ModelHead = ModelHead.VECTOR) -> GraphSpec:

@@ -155,8 +155,8 @@ def test_unreadable_file_is_named(kind: Kind, content: bytes | None, tmp_path: P
 
 def test_truncated_file_fails(kind: Kind, written: Written, tmp_path: Path) -> None:
     path = tmp_path / "half.graph"
-    whole = written(kind, ModelHead.VECTOR).read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    content = written(kind, ModelHead.VECTOR).read_bytes()
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(EngineFailed, match=r"half\.graph"):
         open_engine(spec_of(kind, path), SETTINGS)
 

@@ -69,12 +69,12 @@ def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
     decoder.prefill(0, list(range(10, 40)), 0)
     decoder.prefill(1, list(range(90, 83, -1)), 0)
     decoder.copy(0, 2, 30)
-    found = []
+    steps = []
     for step, rows in enumerate((4, 1, 3, 3, 1, 4, 2)):
         ids = np.arange(rows) + 5 * step
-        found.append(decoder.decode(ids, lengths[:rows]).copy())
+        steps.append(decoder.decode(ids, lengths[:rows]).copy())
         lengths[:rows] += 1
-    return found
+    return steps
 
 
 @pytest.mark.parametrize("kind", ["program", "checkpoint", "offloaded"])
@@ -99,10 +99,10 @@ def test_captured_step_matches_uncaptured_step(tmp_path: Path, kind: str) -> Non
     ):
         due = decoded(host)
         for decoder in (captured, plain):
-            for found, expected in zip(decoded(decoder), due, strict=True):
-                np.testing.assert_allclose(found, expected, atol=0.5)
-        for found, expected in zip(decoded(captured), decoded(plain), strict=True):
-            np.testing.assert_allclose(found, expected, atol=0.01)
+            for steps, expected in zip(decoded(decoder), due, strict=True):
+                np.testing.assert_allclose(steps, expected, atol=0.5)
+        for steps, expected in zip(decoded(captured), decoded(plain), strict=True):
+            np.testing.assert_allclose(steps, expected, atol=0.01)
 
 
 def test_onnx_decoder_on_gpu_matches_host(tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_onnx_decoder_on_gpu_matches_host(tmp_path: Path) -> None:
         closing(OnnxDecoder(spec, on_gpu, slots=4, context=CONTEXT)) as device,
         closing(OnnxDecoder(spec, on_cpu, slots=4, context=CONTEXT)) as host,
     ):
-        for found, due in zip(decoded(device), decoded(host), strict=True):
-            np.testing.assert_allclose(found, due, atol=0.05)
+        for steps, due in zip(decoded(device), decoded(host), strict=True):
+            np.testing.assert_allclose(steps, due, atol=0.05)

@@ -102,8 +102,8 @@ def test_candidate_providers_override_settings() -> None:
 
 
 def ort_exceptions() -> list[type[Exception]]:
-    found = [getattr(ort_state, name) for name in dir(ort_state)]
-    return [kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)]
+    exceptions = [getattr(ort_state, name) for name in dir(ort_state)]
+    return [kind for kind in exceptions if isinstance(kind, type) and issubclass(kind, Exception)]
 
 
 @pytest.mark.parametrize("kind", [*ort_exceptions(), RuntimeError, ValueError])

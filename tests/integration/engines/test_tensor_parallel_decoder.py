@@ -186,12 +186,12 @@ def test_missing_gpus_are_reported(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
-    said = (
+    message = (
         "the model needs 2 GPUs .tensor parallelism., the replica has 1"
         if found
         else "sees no CUDA device"
     )
-    with pytest.raises(EngineFailed, match=said):
+    with pytest.raises(EngineFailed, match=message):
         open_decoder(spec, on_gpus)
-    with pytest.raises(EngineFailed, match=said):
+    with pytest.raises(EngineFailed, match=message):
         TensorParallelDecoder(spec, on_gpus, slots=1, context=64)

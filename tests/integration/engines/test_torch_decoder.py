@@ -86,20 +86,20 @@ def test_logits_match_transformers(checkpoint: Path, open_rows: OpenRows) -> Non
 
 @pytest.mark.parametrize("part", [1, 2, 7, 16, 33])
 def test_chunked_prefill_matches_whole_prefill(open_rows: OpenRows, part: int) -> None:
-    whole = open_rows().prefill(0, PROMPT, 0).copy()
+    expected = open_rows().prefill(0, PROMPT, 0).copy()
     decoder = open_rows()
     for start in range(0, len(PROMPT), part):
         logits = decoder.prefill(1, PROMPT[start : start + part], start)
-    near(logits, whole)
+    near(logits, expected)
 
 
 @pytest.mark.parametrize("context", [63, 64, 65, 128])
 def test_slot_fits_its_last_token(open_rows: OpenRows, context: int) -> None:
     ids = (np.arange(context) % 200).tolist()
     decoder = open_rows(context=context)
-    whole = decoder.prefill(0, ids, 0).copy()
+    expected = decoder.prefill(0, ids, 0).copy()
     decoder.prefill(1, ids[:-1], 0)
-    near(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], whole)
+    near(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], expected)
 
 
 def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
@@ -228,11 +228,11 @@ def test_open_decoder_uses_the_engine_of_the_spec(spec: DecoderSpec) -> None:
 
 def test_model_of_another_shape_is_rejected(spec: DecoderSpec) -> None:
     taller = spec.generation_config.model_copy(update={"layers": 3})
-    said = {
+    expected = {
         "torch": "the program has the inputs input_ids, lengths",
         "transformers": r"has \(2, 266\) layers and tokens; expected \(3,",
     }
-    with pytest.raises(EngineFailed, match=said[spec.engine]):
+    with pytest.raises(EngineFailed, match=expected[spec.engine]):
         open_decoder(replace(spec, generation_config=taller), GeneratorSettings())
 
 

@@ -52,9 +52,9 @@ def command(store: Path, out: Path, url: str, *options: str) -> list[str]:
     return ["generation", "--model", DECODER, *places, *SHORT, *options]
 
 
-def part(figures: list[dict[str, Any]], name: str, system: str) -> dict[str, Any]:
-    (found,) = [f for f in figures if (f["part"], f["system"]) == (name, system)]
-    return found["metrics"]
+def part(results: list[dict[str, Any]], name: str, system: str) -> dict[str, Any]:
+    (result,) = [f for f in results if (f["part"], f["system"]) == (name, system)]
+    return result["metrics"]
 
 
 def test_generation_measures_process_and_server(
@@ -64,40 +64,40 @@ def test_generation_measures_process_and_server(
     assert main(command(store, tmp_path, url, *baselines, "--churn", "40")) == 0
     result = only_result(tmp_path)
     assert result["run"]["benchmark"] == "generation"
-    figures = result["results"]
-    assert (figures["missing"], figures["notes"]) == ({}, [])
+    results = result["results"]
+    assert (results["missing"], results["notes"]) == ({}, [])
     for system in (IN_PROCESS, NO_DRAFTS, OVER_HTTP):
         for name in ("1 stream", "8 streams"):
-            level = part(figures["streams"], name, system)
+            level = part(results["streams"], name, system)
             assert len(level["tokens_per_s"]["values"]) == 2
             assert level["ttft_ms_p50"]["median"] > 0
-        assert part(figures["scenarios"], "long-prompt", system)["joining_ttft_ms"]["median"] > 0
-        assert part(figures["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
-        prefix = part(figures["scenarios"], "shared-prefix", system)
+        assert part(results["scenarios"], "long-prompt", system)["joining_ttft_ms"]["median"] > 0
+        assert part(results["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
+        prefix = part(results["scenarios"], "shared-prefix", system)
         assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
     # A server may send several tokens in one event; the in-process loop yields single tokens.
-    alone = part(figures["streams"], "1 stream", IN_PROCESS)
+    alone = part(results["streams"], "1 stream", IN_PROCESS)
     assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]
-    assert figures["churn"]["requests"] == 40
-    schemas = figures["structured_output"]
+    assert results["churn"]["requests"] == 40
+    schemas = results["structured_output"]
     assert (schemas["requests"], schemas["invalid"], schemas["rejected"]) == (50, 0, 0)
     assert schemas["valid"] == 50 - schemas["truncated"] == 50 - len(schemas["faults"])
-    alone = figures["batch_invariance"]
+    alone = results["batch_invariance"]
     assert (alone["compared"], alone["same"]) == (8, 8)
-    assert len(figures["answer_agreements"]) == 2
-    for likeness in figures["answer_agreements"]:
+    assert len(results["answer_agreements"]) == 2
+    for likeness in results["answer_agreements"]:
         assert (likeness["compared"], likeness["same"]) == (18, 18)
-    assert figures["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
+    assert results["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
     assert "\ngoals\n" in capsys.readouterr().out
 
 
 def test_generation_runs_the_requested_parts_only(store: Path, tmp_path: Path) -> None:
     few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama", "http"]
     assert main(command(store, tmp_path, NOBODY, *few)) == 0
-    figures = only_result(tmp_path)["results"]
-    assert (figures["scenarios"], figures["churn"], figures["missing"]) == ([], None, {})
-    assert figures["structured_output"] is None
-    parts = [(level["part"], level["system"]) for level in figures["streams"]]
+    results = only_result(tmp_path)["results"]
+    assert (results["scenarios"], results["churn"], results["missing"]) == ([], None, {})
+    assert results["structured_output"] is None
+    parts = [(level["part"], level["system"]) for level in results["streams"]]
     expected = [
         (name, who) for name in ("1 stream", "8 streams") for who in (IN_PROCESS, NO_DRAFTS)
     ]
@@ -110,17 +110,17 @@ def test_generation_skips_unavailable_baselines(
     gone = str(tmp_path / "gone")
     few = ["--parts", "streams", "shared-prefix", "--genai", gone, "--source", gone]
     assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
-    figures = only_result(tmp_path / "out")["results"]
-    missing = figures["missing"]
+    results = only_result(tmp_path / "out")["results"]
+    missing = results["missing"]
     assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED_TRANSFORMERS, LLAMA_CPP}
     assert "no response from http://127.0.0.1:9" in missing[OVER_HTTP]
     assert "has no genai_config.json" in missing[GENAI]
     assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
     assert missing[LLAMA_CPP] == "llama.cpp requires a GGUF file"
-    measured = {goal["what"] for goal in figures["goals"] if goal["reached"] is not None}
+    measured = {goal["what"] for goal in results["goals"] if goal["reached"] is not None}
     # The rate is missing if the eight short answers never overlap.
     assert measured <= {"eight streams / one stream without drafts"}
-    assert len(figures["goals"]) == 9
+    assert len(results["goals"]) == 9
     assert "skipped: hundredfold over HTTP: no response" in capsys.readouterr().out
 
 
@@ -140,10 +140,10 @@ def test_generation_drops_a_failing_server(store: Path, tmp_path: Path) -> None:
     few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama"]
     with serve_http(InProcess(store, models=(DECODER,), generator=generator)) as running:
         assert main(command(store, tmp_path, running.url, *few)) == 0
-    figures = only_result(tmp_path)["results"]
-    assert "gone" in figures["missing"][OVER_HTTP]
-    assert len(part(figures["streams"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
-    assert "eight clients over HTTP / eight streams" not in figures["ratios"]
+    results = only_result(tmp_path)["results"]
+    assert "gone" in results["missing"][OVER_HTTP]
+    assert len(part(results["streams"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
+    assert "eight clients over HTTP / eight streams" not in results["ratios"]
 
 
 def test_generation_rejects_answers_above_the_context(

@@ -80,7 +80,7 @@ def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[i
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
-    found = []
+    answers = []
     for prompt in PROMPTS:
         ids = list(prompt)
         for _ in range(new_tokens):
@@ -88,15 +88,15 @@ def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[i
                 logits = model(torch.tensor([ids])).logits[0, -1]
             logits[END] = -torch.inf
             ids.append(int(logits.argmax()))
-        found.append(tuple(ids[len(prompt) :]))
-    return found
+        answers.append(tuple(ids[len(prompt) :]))
+    return answers
 
 
 def test_transformers_ignores_the_end_of_sequence(checkpoint: Path) -> None:
     loop = TransformersSystem(checkpoint, [END], threads=1)
     group = loop.run(PROMPTS, 6)
-    assert [found.tokens for found in group.answers] == [6, 6]
-    assert all(END not in found.ids for found in group.answers)
+    assert [answer.tokens for answer in group.answers] == [6, 6]
+    assert all(END not in answer.ids for answer in group.answers)
     alone = loop.run(PROMPTS[:1], 6)
     assert alone.answers[0].ids[:1] == right_answers(checkpoint, 1, "bfloat16")[0]
     assert list(group.answers[0].arrivals_s) == sorted(set(group.answers[0].arrivals_s))
@@ -107,12 +107,12 @@ def test_paged_transformers_answers_have_the_requested_length(checkpoint: Path) 
     loop = PagedTransformersSystem(checkpoint, [END], threads=1)
     group = loop.run(PROMPTS, 6)
     loop.close()
-    assert [found.tokens for found in group.answers] == [6, 6]
-    first = [found.ids[0] for found in group.answers]
+    assert [answer.tokens for answer in group.answers] == [6, 6]
+    first = [answer.ids[0] for answer in group.answers]
     assert first == [END, END], "nothing keeps it from what it loves"
-    for found in group.answers:
-        assert list(found.arrivals_s) == sorted(found.arrivals_s)
-        assert found.submitted_s < found.arrivals_s[0]
+    for answer in group.answers:
+        assert list(answer.arrivals_s) == sorted(answer.arrivals_s)
+        assert answer.submitted_s < answer.arrivals_s[0]
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_genai_directory_is_built_from_the_source(
     )
     assert not has_same_weights(model, directory)
     group = GenaiSystem(directory, threads=1).run(PROMPTS, 6)
-    assert [found.ids for found in group.answers] == right_answers(checkpoint, 6, "float32")
+    assert [answer.ids for answer in group.answers] == right_answers(checkpoint, 6, "float32")
 
 
 class TalkingLlama:
@@ -149,8 +149,8 @@ def test_llama_resets_before_each_stream() -> None:
     loop = LlamaCppSystem(TalkingLlama())
     assert loop.max_streams == 1
     for prompt in PROMPTS:
-        (found,) = loop.run([prompt], 3).answers
-        assert found.ids == (prompt[-1] + 1, prompt[-1] + 2, prompt[-1] + 3)
+        (answer,) = loop.run([prompt], 3).answers
+        assert answer.ids == (prompt[-1] + 1, prompt[-1] + 2, prompt[-1] + 3)
 
 
 def test_llama_open_passes_file_and_threads(
@@ -180,9 +180,9 @@ def test_missing_package_raises_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(BenchmarkError, match="`llama_cpp` is not installed") as refused:
+    with pytest.raises(BenchmarkError, match="`llama_cpp` is not installed") as raised:
         LlamaCppSystem.open(tmp_path / "model.gguf", 256, threads=1)
-    assert refused.value.hint == "pip install llama-cpp-python"
+    assert raised.value.hint == "pip install llama-cpp-python"
 
 
 def test_require_genai_directory_rejects_other_directories(tmp_path: Path) -> None:

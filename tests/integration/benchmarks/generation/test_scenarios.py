@@ -49,11 +49,11 @@ async def test_long_prompt_starts_after_all_first_tokens() -> None:
     scenario = LongPromptScenario(CONTEXT, written_tokens=40)
     requests = scenario.sample(sampler(), random.Random(1))
     generator = ScriptedText()
-    figures = await scenario.run(generator, requests)
+    results = await scenario.run(generator, requests)
     assert [len(request.prompt) for request in generator.requests] == [16] * 7 + [1_500]
     assert generator.max_concurrent == 8
-    assert figures[JOINING_TTFT] >= 1.0
-    assert 1.0 <= figures[RUNNING_INTER_TOKEN_MAX] < 1_000
+    assert results[JOINING_TTFT] >= 1.0
+    assert 1.0 <= results[RUNNING_INTER_TOKEN_MAX] < 1_000
 
 
 async def test_mixed_load_uses_eight_clients_and_bounded_lengths() -> None:
@@ -65,20 +65,20 @@ async def test_mixed_load_uses_eight_clients_and_bounded_lengths() -> None:
     )
     assert len({request.new_tokens for request in requests}) > 8
     generator = ScriptedText()
-    figures = await scenario.run(generator, requests)
+    results = await scenario.run(generator, requests)
     assert generator.max_concurrent == 8
-    assert figures["tokens_per_s"] > 0
+    assert results["tokens_per_s"] > 0
 
 
 async def test_shared_prefix_requests_share_the_system_prompt() -> None:
     scenario = SharedPrefixScenario(CONTEXT)
     generator = ScriptedText()
-    figures = await scenario.run(generator, scenario.sample(sampler(), random.Random(1)))
+    results = await scenario.run(generator, scenario.sample(sampler(), random.Random(1)))
     first, second = (request.prompt for request in generator.requests)
     assert first[:500] == second[:500]
     assert first[500:] != second[500:]
     assert generator.max_concurrent == 1
-    assert {COLD_TTFT, WARM_TTFT, CACHED_TOKENS} == set(figures)
+    assert {COLD_TTFT, WARM_TTFT, CACHED_TOKENS} == set(results)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from tests.support.in_process import InProcess
 SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=0.5))
 
 
-def run_against(world: InProcess, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    with serve_http(world) as running:
+def run_against(server: InProcess, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    with serve_http(server) as running:
         command = ["hostile", "--url", running.url, "--out", str(out), *options]
         status = main([*command, "--requests", "150", "--connections", "4"])
     (path,) = out.glob("hostile-*.json")
@@ -36,8 +36,8 @@ def test_run_with_a_healthy_server_passes(
     monkeypatch.setattr(
         hostile_command, "read_replica_memory", lambda: {"ServeReplica:a:Ingress 1": 100}
     )
-    world = InProcess(tiny_store, raise_bugs=False, settings=SETTINGS)
-    status, results = run_against(world, tmp_path)
+    server = InProcess(tiny_store, raise_bugs=False, settings=SETTINGS)
+    status, results = run_against(server, tmp_path)
     assert (status, results["failures"], results["unexpected"]) == (0, {}, {})
     assert sum(results["statuses"].values()) == results["requests"] == 150
     assert results["background_requests"] > 0
@@ -66,9 +66,9 @@ def test_run_rejects_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_count_sorts_statuses_into_failures_and_unexpected() -> None:
     counts = HostileCounts()
-    refused = HostileRequest("refused", b"", frozenset({400}))
+    rejected = HostileRequest("refused", b"", frozenset({400}))
     for status in (400, 429, 503, 408, 200, 500, 504, NO_ANSWER):
-        counts.count(refused, status)
+        counts.count(rejected, status)
     counts.count(HostileRequest("made", b"", frozenset()), 418)
     assert counts.unexpected == {"200 refused": 1}
     assert set(counts.failures) == {"500 refused", "504 refused", "-1 refused"}
@@ -82,8 +82,8 @@ def test_is_complete_requires_the_content_length() -> None:
 
 
 def test_parse_response_without_status_line_is_closed() -> None:
-    whole = parse_response(b"HTTP/1.1 404 Not Found\r\na: b\r\n\r\n{}")
-    assert (whole.status, whole.body) == (404, b"{}")
+    complete = parse_response(b"HTTP/1.1 404 Not Found\r\na: b\r\n\r\n{}")
+    assert (complete.status, complete.body) == (404, b"{}")
     assert [parse_response(raw).status for raw in (b"", b"HTTP/1.1", b"garbage here")] == [0, 0, 0]
 
 
@@ -93,8 +93,8 @@ def test_read_replica_memory_finds_process_titles_of_ray() -> None:
     try:
         while replica.pid not in {int(key.split()[1]) for key in read_replica_memory()}:
             assert replica.poll() is None
-        found = read_replica_memory()[f"ServeReplica:hundredfold:Ingress {replica.pid}"]
+        memory = read_replica_memory()[f"ServeReplica:hundredfold:Ingress {replica.pid}"]
     finally:
         replica.kill()
         replica.wait()
-    assert found > 0
+    assert memory > 0

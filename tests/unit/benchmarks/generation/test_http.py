@@ -32,13 +32,13 @@ THROUGHPUT = [text("Hel"), text("lo"), event({"choices": [], "usage": USAGE}), b
 
 async def request(answer: FakeAnswer, wanted: StreamRequest = ASK) -> Any:
     async with FakeServer(lambda n, request: answer).running() as server:
-        found = await HttpGenerator(server.target, "org/model").generate(wanted)
-        (seen,) = server.requests
-    return found, orjson.loads(seen.body)
+        result = await HttpGenerator(server.target, "org/model").generate(wanted)
+        (received,) = server.requests
+    return result, orjson.loads(received.body)
 
 
 async def test_generate_sends_a_greedy_request_and_reads_the_usage() -> None:
-    found, body = await request(FakeAnswer(body=b"".join(THROUGHPUT)))
+    answer, body = await request(FakeAnswer(body=b"".join(THROUGHPUT)))
     assert body == {
         "model": "org/model",
         "prompt": [5, 6, 7],
@@ -48,10 +48,10 @@ async def test_generate_sends_a_greedy_request_and_reads_the_usage() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    assert (found.text, found.tokens, found.cached_tokens) == ("Hello", 3, 2)
-    assert len(found.arrivals_s) == 2, "events with text"
-    assert found.submitted_s < found.arrivals_s[0] <= found.arrivals_s[1]
-    assert found.ids == ()
+    assert (answer.text, answer.tokens, answer.cached_tokens) == ("Hello", 3, 2)
+    assert len(answer.arrivals_s) == 2, "events with text"
+    assert answer.submitted_s < answer.arrivals_s[0] <= answer.arrivals_s[1]
+    assert answer.ids == ()
 
 
 def test_parse_events_uses_the_arrival_of_the_last_byte() -> None:
@@ -87,8 +87,8 @@ async def test_generate_incomplete_stream_raises(answer: FakeAnswer, reason: str
 
 
 async def test_generate_disconnects_after_the_requested_tokens() -> None:
-    found, _ = await request(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
-    assert (found.text, found.tokens) == ("Hel", 1)
+    answer, _ = await request(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
+    assert (answer.text, answer.tokens) == ("Hel", 1)
 
 
 def test_connect_rejects_a_server_without_the_model() -> None:
@@ -121,8 +121,8 @@ def test_connect_reads_the_served_version() -> None:
 async def test_post_returns_status_and_body(answer: FakeAnswer, told: tuple[int, bytes]) -> None:
     async with FakeServer(lambda n, request: answer).running() as server:
         assert await HttpGenerator(server.target, "org/model").post("/a/path", b"{}") == told
-        (seen,) = server.requests
-    assert (seen.method, seen.path, seen.body) == ("POST", "/a/path", b"{}")
+        (received,) = server.requests
+    assert (received.method, received.path, received.body) == ("POST", "/a/path", b"{}")
 
 
 async def test_post_without_response_raises_with_the_path() -> None:

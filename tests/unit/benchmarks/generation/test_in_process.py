@@ -40,11 +40,11 @@ async def running(model: LocalModel, kv_slots: int = 4) -> AsyncIterator[InProce
 
 async def test_generate_records_the_time_of_every_token(model: LocalModel) -> None:
     async with running(model) as generator:
-        found = await generator.generate(StreamRequest(tuple(range(40)), 20))
-    assert found.tokens == len(found.ids) == len(found.arrivals_s) == 20
-    assert found.submitted_s < found.arrivals_s[0]
-    assert list(found.arrivals_s) == sorted(set(found.arrivals_s))
-    assert found.text
+        answer = await generator.generate(StreamRequest(tuple(range(40)), 20))
+    assert answer.tokens == len(answer.ids) == len(answer.arrivals_s) == 20
+    assert answer.submitted_s < answer.arrivals_s[0]
+    assert list(answer.arrivals_s) == sorted(set(answer.arrivals_s))
+    assert answer.text
 
 
 async def test_answers_are_batch_invariant_and_report_cached_tokens(model: LocalModel) -> None:
@@ -71,12 +71,12 @@ async def test_disconnect_releases_the_kv_slot(model: LocalModel, tokens: int) -
 async def test_churn_is_clean(model: LocalModel) -> None:
     prompts = PromptSampler.open(model, 3)
     async with running(model) as generator:
-        figures = await churn(generator, prompts, random.Random(3), request_count=60, kv_slots=4)
-    assert figures.requests == 60 == figures.disconnected + figures.compared
-    assert 15 < figures.disconnected < 45
-    assert figures.is_clean
-    assert figures.resident_bytes_before > 0
-    assert figures.seconds > 0
+        metrics = await churn(generator, prompts, random.Random(3), request_count=60, kv_slots=4)
+    assert metrics.requests == 60 == metrics.disconnected + metrics.compared
+    assert 15 < metrics.disconnected < 45
+    assert metrics.is_clean
+    assert metrics.resident_bytes_before > 0
+    assert metrics.seconds > 0
 
 
 class Leaky:
@@ -102,10 +102,10 @@ async def test_churn_detects_leaks_and_wrong_answers(
 ) -> None:
     monkeypatch.setattr("benchmarks.generation.scenarios.DRAIN_TIMEOUT_S", 0.05)
     prompts = PromptSampler.open(model, 3)
-    figures = await churn(Leaky(), prompts, random.Random(3), request_count=40, kv_slots=4)
-    assert figures.still_active == 1
-    assert figures.different > 0
-    assert not figures.is_clean
+    metrics = await churn(Leaky(), prompts, random.Random(3), request_count=40, kv_slots=4)
+    assert metrics.still_active == 1
+    assert metrics.different > 0
+    assert not metrics.is_clean
 
 
 def test_random_request_disconnects_before_the_last_token() -> None:

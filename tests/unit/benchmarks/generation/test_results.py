@@ -85,7 +85,7 @@ JOINS = (
 
 def build_results(**changed: object) -> GenerationResults:
     table = RatioTable((*STREAM_RESULTS, *JOINS))
-    whole = GenerationResults(
+    results = GenerationResults(
         model_id="org/model",
         version="0123",
         compute_type="cpu-int4",
@@ -104,7 +104,7 @@ def build_results(**changed: object) -> GenerationResults:
         ratios=table.ratios(),
         goals=evaluate_goals(table, table.ratios(), CLEAN, SCHEMAS),
     )
-    return replace(whole, **changed)
+    return replace(results, **changed)
 
 
 def test_summarize_drops_metrics_missing_in_a_round() -> None:
@@ -139,17 +139,17 @@ def test_goals_use_median_ratios_and_worst_latencies() -> None:
 
 def test_compare_counts_equal_leading_tokens() -> None:
     one, other = answer([1.0] * 3, ids=(1, 2, 3)), answer([1.0] * 3, ids=(1, 9, 3))
-    found = AnswerAgreement.compare("a beside b", [(one, one), (one, other)])
-    assert (found.compared, found.same, found.leading_tokens) == (2, 1, 2.0)
+    agreement = AnswerAgreement.compare("a beside b", [(one, one), (one, other)])
+    assert (agreement.compared, agreement.same, agreement.leading_tokens) == (2, 1, 2.0)
 
 
 def test_compare_without_token_ids_uses_texts() -> None:
     in_process = answer([1.0])._replace(text="Hello")
-    found = AnswerAgreement.compare(
+    agreement = AnswerAgreement.compare(
         "a beside b", [(in_process, StreamResult(0.0, (1.0,), 1, text="Hello"))]
     )
-    assert (found.same, found.leading_tokens) == (1, None)
-    assert found.sentence == "a beside b: 1 of 1 answers are equal"
+    assert (agreement.same, agreement.leading_tokens) == (1, None)
+    assert agreement.sentence == "a beside b: 1 of 1 answers are equal"
 
 
 def test_describe_lists_all_results() -> None:

@@ -41,12 +41,12 @@ def test_decode_rate_without_token_ids_is_none() -> None:
 
 def test_metrics_are_in_milliseconds() -> None:
     quick, slow = answer([0.5, 0.6, 0.7]), answer([1.5, 1.6, 2.0], submitted_s=0.5)
-    figures = StreamGroup((quick, slow)).metrics
-    assert figures[THROUGHPUT] == 3.0
-    assert figures[TTFT] == pytest.approx(750.0)
-    assert figures[TTFT_MAX] == pytest.approx(1_000.0)
-    assert figures[INTER_TOKEN] == pytest.approx(100.0)
-    assert figures[INTER_TOKEN_MAX] == pytest.approx(400.0)
+    metrics = StreamGroup((quick, slow)).metrics
+    assert metrics[THROUGHPUT] == 3.0
+    assert metrics[TTFT] == pytest.approx(750.0)
+    assert metrics[TTFT_MAX] == pytest.approx(1_000.0)
+    assert metrics[INTER_TOKEN] == pytest.approx(100.0)
+    assert metrics[INTER_TOKEN_MAX] == pytest.approx(400.0)
 
 
 def test_metrics_of_one_token_have_no_inter_token_time() -> None:
@@ -57,7 +57,7 @@ async def test_run_streams_keeps_the_order_of_answers() -> None:
     generator = ScriptedText(lambda request: request.prompt)
     requests = [StreamRequest((number, number), 2) for number in range(9)]
     answers = await run_streams(generator, requests, clients=3)
-    assert [found.ids for found in answers] == [request.prompt for request in requests]
+    assert [answer.ids for answer in answers] == [request.prompt for request in requests]
     assert generator.max_concurrent == 3
 
 

@@ -35,20 +35,20 @@ GOOD = '{"stars": 4}'
 
 def completion(text: str | None = GOOD, reason: str = "stop", tokens: int = 7) -> FakeAnswer:
     choice = {"index": 0, "message": {"content": text}, "finish_reason": reason}
-    told = {"choices": [choice], "usage": {"completion_tokens": tokens}}
-    return FakeAnswer(body=orjson.dumps(told))
+    body = {"choices": [choice], "usage": {"completion_tokens": tokens}}
+    return FakeAnswer(body=orjson.dumps(body))
 
 
 async def filled(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
     async with FakeServer(lambda n, request: answer).running() as server:
-        found = await answer_schema(HttpGenerator(server.target, "org/model"), FORM)
-        (seen,) = server.requests
-    assert (seen.method, seen.path) == ("POST", "/v1/chat/completions")
-    return found, orjson.loads(seen.body)
+        result = await answer_schema(HttpGenerator(server.target, "org/model"), FORM)
+        (received,) = server.requests
+    assert (received.method, received.path) == ("POST", "/v1/chat/completions")
+    return result, orjson.loads(received.body)
 
 
 async def test_answer_schema_sends_an_openai_request() -> None:
-    found, body = await filled(completion())
+    result, body = await filled(completion())
     assert body == {
         "model": "org/model",
         "messages": [{"role": "user", "content": "How many stars?"}],
@@ -59,8 +59,8 @@ async def test_answer_schema_sends_an_openai_request() -> None:
             "json_schema": {"name": "review_1", "schema": SCHEMA, "strict": True},
         },
     }
-    assert (found.outcome, found.reason, found.tokens) == (SchemaOutcome.VALID, "", 7)
-    assert found.seconds > 0
+    assert (result.outcome, result.reason, result.tokens) == (SchemaOutcome.VALID, "", 7)
+    assert result.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ async def test_answer_schema_sends_an_openai_request() -> None:
     ],
 )
 async def test_check_answer_reports_the_outcome(answer: FakeAnswer, verdict: str, why: str) -> None:
-    found, _ = await filled(answer)
-    assert (found.name, found.outcome) == ("review_1", verdict)
-    assert why in found.reason
+    result, _ = await filled(answer)
+    assert (result.name, result.outcome) == ("review_1", verdict)
+    assert why in result.reason
 
 
 def test_find_violation_accepts_valid_text() -> None:
@@ -108,15 +108,17 @@ async def test_answer_all_counts_outcomes() -> None:
         completion("[", "length", 200),
     )
     async with FakeServer(script, delay_s=0.002).running() as server:
-        figures = await answer_all(HttpGenerator(server.target, "org/model"), forms)
-        prompts = {orjson.loads(seen.body)["messages"][0]["content"] for seen in server.requests}
+        metrics = await answer_all(HttpGenerator(server.target, "org/model"), forms)
+        prompts = {
+            orjson.loads(request.body)["messages"][0]["content"] for request in server.requests
+        }
     assert prompts == {form.prompt for form in forms}
-    assert (figures.requests, figures.valid, figures.truncated) == (50, 0, 20)
-    assert (figures.invalid, figures.rejected) == (20, 10)
-    assert len(figures.faults) == 50
-    assert list(figures.faults) == sorted(figures.faults)
-    assert figures.tokens == 10 * (1 + 200 + 3 + 200)
-    assert 2.0 <= figures.answer_ms["p50"] <= figures.answer_ms["p95"] <= figures.seconds * 1e3
+    assert (metrics.requests, metrics.valid, metrics.truncated) == (50, 0, 20)
+    assert (metrics.invalid, metrics.rejected) == (20, 10)
+    assert len(metrics.faults) == 50
+    assert list(metrics.faults) == sorted(metrics.faults)
+    assert metrics.tokens == 10 * (1 + 200 + 3 + 200)
+    assert 2.0 <= metrics.answer_ms["p50"] <= metrics.answer_ms["p95"] <= metrics.seconds * 1e3
 
 
 async def test_answer_all_limits_concurrency() -> None:
@@ -133,22 +135,22 @@ async def test_answer_all_limits_concurrency() -> None:
             return 200, completion().body
 
     generator = Counting(FakeServer().target, "org/model")
-    figures = await answer_all(generator, [FORM] * 30)
-    assert (figures.requests, figures.valid, figures.tokens) == (30, 30, 210)
+    metrics = await answer_all(generator, [FORM] * 30)
+    assert (metrics.requests, metrics.valid, metrics.tokens) == (30, 30, 210)
     assert max(under_way) == AT_ONCE
-    assert figures.faults == ()
+    assert metrics.faults == ()
 
 
 def test_sentence_without_answers_has_no_latency() -> None:
-    figures = SchemaResults.summarize(
+    metrics = SchemaResults.summarize(
         [SchemaAnswer("a_1", SchemaOutcome.REJECTED, "503: busy")], 1.0
     )
-    assert figures.answer_ms == {}
-    assert figures.sentence == "schemas: 0 of 1 answers valid, 0 truncated, 0 invalid, 1 rejected"
-    assert figures.faults == ("a_1 is rejected: 503: busy",)
+    assert metrics.answer_ms == {}
+    assert metrics.sentence == "schemas: 0 of 1 answers valid, 0 truncated, 0 invalid, 1 rejected"
+    assert metrics.faults == ("a_1 is rejected: 503: busy",)
 
 
 def test_sentence_reports_latency_and_rate() -> None:
-    found = [SchemaAnswer(f"a_{n}", SchemaOutcome.VALID, "", 10, n / 10) for n in range(1, 10)]
-    told = SchemaResults.summarize(found, 3.0).sentence
-    assert told.endswith("0 rejected; 0.50 s per answer, p95 0.86 s, 30.0 tokens/s")
+    answers = [SchemaAnswer(f"a_{n}", SchemaOutcome.VALID, "", 10, n / 10) for n in range(1, 10)]
+    body = SchemaResults.summarize(answers, 3.0).sentence
+    assert body.endswith("0 rejected; 0.50 s per answer, p95 0.86 s, 30.0 tokens/s")

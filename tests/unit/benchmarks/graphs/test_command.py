@@ -128,8 +128,8 @@ def graph_results(*parity: ParityRow) -> GraphResults:
 
 def test_compute_ratios_divides_round_by_round() -> None:
     # The machine is half as fast in round 2; a ratio of medians would hide that round.
-    found = compute_ratios([latency(TORCH, 20.0, 44.0, 24.0), latency(SEALED, 10.0, 20.0, 8.0)])
-    (ratio,) = found
+    ratios = compute_ratios([latency(TORCH, 20.0, 44.0, 24.0), latency(SEALED, 10.0, 20.0, 8.0)])
+    (ratio,) = ratios
     assert (ratio.name, ratio.shape) == ("torch / sealed", SHAPE)
     assert ratio.ratio.values == pytest.approx((2.0, 2.2, 3.0))
     assert ratio.ratio.median == pytest.approx(2.2)
@@ -137,14 +137,14 @@ def test_compute_ratios_divides_round_by_round() -> None:
 
 def test_compute_ratios_requires_both_systems_at_a_shape() -> None:
     other = Shape(items=1, tokens=16)
-    found = compute_ratios(
+    result = compute_ratios(
         [
             latency(SEALED, 2.0),
             latency(COMMON_RECIPE, 3.0, shape=other),
             latency(OPENVINO_BASELINES[0], 1.0),
         ]
     )
-    assert [(one.name, one.ratio.median) for one in found] == [
+    assert [(one.name, one.ratio.median) for one in result] == [
         (f"sealed / {OPENVINO_BASELINES[0]}", 2.0)
     ]
 
@@ -236,18 +236,18 @@ def test_select_systems_for_concurrent_passes() -> None:
 @pytest.mark.parametrize(("sign", "is_accurate"), [(1.0, True), (-1.0, False)])
 def test_compare_with_reference_applies_the_gate(sign: float, is_accurate: bool) -> None:
     engine = Sums(sign)
-    found = compare_with_reference(engine, candidate("sealed", engine), run_inputs(SHAPE))
-    assert found.probes == PROBES
+    result = compare_with_reference(engine, candidate("sealed", engine), run_inputs(SHAPE))
+    assert result.probes == PROBES
     assert engine.sizes == [1] * PROBES
-    assert found.cosine_worst == pytest.approx(sign)
-    assert (not found.violations) is is_accurate
+    assert result.cosine_worst == pytest.approx(sign)
+    assert (not result.violations) is is_accurate
 
 
 def test_compare_with_reference_rejects_nan_outputs() -> None:
     engine = Sums(float("nan"))
-    found = compare_with_reference(engine, candidate("sealed", engine), run_inputs(SHAPE))
-    assert found.cosine_mean is None
-    assert found.violations == ("an output is not a finite number",)
+    result = compare_with_reference(engine, candidate("sealed", engine), run_inputs(SHAPE))
+    assert result.cosine_mean is None
+    assert result.violations == ("an output is not a finite number",)
 
 
 @pytest.mark.parametrize("text", ["8", "x128", "8x", "0x8", "8x-1", "8x12.5", "8x128x2"])

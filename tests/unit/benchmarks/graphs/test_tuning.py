@@ -20,19 +20,19 @@ def costs(*ms: float) -> tuple[Cost, ...]:
 
 
 def test_check_selection_compares_with_the_fastest() -> None:
-    found = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
-    assert [(one.shape, one.selected, one.fastest) for one in found] == [
+    check = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
+    assert [(one.shape, one.selected, one.fastest) for one in check] == [
         ("1x16", "first", "second+arena"),
         ("8x128", "second+arena", "first"),
     ]
-    assert [one.ratio for one in found] == pytest.approx([1.25, 1.125])
-    assert evaluate_goal(found) == Goal.at_most("selected / fastest at the worst shape", 1.25, 1.05)
+    assert [one.ratio for one in check] == pytest.approx([1.25, 1.125])
+    assert evaluate_goal(check) == Goal.at_most("selected / fastest at the worst shape", 1.25, 1.05)
 
 
 def test_check_selection_ignores_unmeasured_shapes() -> None:
-    found = check_selection(SELECTION, {"first": costs(1.0), "second+arena": costs(1.04)})
-    assert [one.shape for one in found] == ["1x16"]
-    assert evaluate_goal(found).reached
+    check = check_selection(SELECTION, {"first": costs(1.0), "second+arena": costs(1.04)})
+    assert [one.shape for one in check] == ["1x16"]
+    assert evaluate_goal(check).reached
     assert evaluate_goal(()).reached is None
 
 
@@ -42,7 +42,7 @@ def test_check_selection_raises_for_an_unmeasured_selection() -> None:
 
 
 def test_describe_counts_shapes_within_the_bound() -> None:
-    found = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
+    check = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
     text = describe(
         TuningResults(
             model_id="org/model",
@@ -52,9 +52,9 @@ def test_describe_counts_shapes_within_the_bound() -> None:
             seconds=1.0,
             measured=("first", "second+arena"),
             skipped={"third": "inaccurate"},
-            checks=found,
+            checks=check,
             unmeasured=("32x512",),
-            goal=evaluate_goal(found),
+            goal=evaluate_goal(check),
         )
     )
     assert "1 of 2 shapes within 5%" in text

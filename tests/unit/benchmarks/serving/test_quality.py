@@ -70,8 +70,8 @@ def first_two_words(n: int, request: ReceivedRequest) -> FakeAnswer:
         return FakeAnswer(body=orjson.dumps({"id": "toy"}))
     assert request.path == "/pipeline/question-answering/toy"
     answers = [
-        {"answer": " ".join(asked["context"].split()[:2]), "score": 0.5, "start": 0, "end": 1}
-        for asked in orjson.loads(request.body)["inputs"]
+        {"answer": " ".join(item["context"].split()[:2]), "score": 0.5, "start": 0, "end": 1}
+        for item in orjson.loads(request.body)["inputs"]
     ]
     return FakeAnswer(body=orjson.dumps(answers))
 
@@ -90,14 +90,14 @@ def test_score_answers_uses_the_api() -> None:
 
 
 def test_read_answerable_questions_skips_the_others(tmp_path: Path) -> None:
-    asked = [
+    item = [
         {"question": "a?", "answers": [{"text": "x"}]},
         {"question": "b?", "answers": [], "is_impossible": True},
     ]
     path = tmp_path / "squad.json"
-    path.write_bytes(orjson.dumps({"data": [{"paragraphs": [{"context": "x", "qas": asked}]}]}))
+    path.write_bytes(orjson.dumps({"data": [{"paragraphs": [{"context": "x", "qas": item}]}]}))
     assert [question.question for question in read_answerable_questions(path)] == ["a?"]
-    path.write_bytes(orjson.dumps({"data": [{"paragraphs": [{"context": "x", "qas": asked[1:]}]}]}))
+    path.write_bytes(orjson.dumps({"data": [{"paragraphs": [{"context": "x", "qas": item[1:]}]}]}))
     with pytest.raises(BenchmarkError, match="no question with an answer"):
         read_answerable_questions(path)
 
@@ -123,8 +123,8 @@ def test_answers_rejects_a_short_response() -> None:
 
 
 def test_answers_reports_an_error_response() -> None:
-    refusal = FakeAnswer(status=404, body=b'{"error": "Model toy does not exist"}')
-    server = FakeServer(lambda n, request: refusal)
+    error = FakeAnswer(status=404, body=b'{"error": "Model toy does not exist"}')
+    server = FakeServer(lambda n, request: error)
     with server.in_thread(), Client(server.target) as client:
         served = ServedModelClient(client, "toy", use_gpu=False)
         with pytest.raises(BenchmarkError, match=r"404: .*Model toy does not exist"):

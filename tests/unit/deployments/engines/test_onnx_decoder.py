@@ -49,23 +49,23 @@ def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
 
 def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> list[int]:
     """Decode greedily in one slot while all slots take part."""
-    found = [int(decoder.prefill(row, prompt, 0).argmax())]
+    tokens = [int(decoder.prefill(row, prompt, 0).argmax())]
     for step in range(count - 1):
         ids = np.zeros(decoder.info.slots, np.int64)
         lengths = np.zeros(decoder.info.slots, np.int64)
-        ids[row], lengths[row] = found[-1], len(prompt) + step
-        found.append(int(decoder.decode(ids, lengths)[row].argmax()))
-    return found
+        ids[row], lengths[row] = tokens[-1], len(prompt) + step
+        tokens.append(int(decoder.decode(ids, lengths)[row].argmax()))
+    return tokens
 
 
 @pytest.mark.parametrize("part", [2, 3, 7, 16, 33])
 def test_chunked_prefill_matches_whole_prefill(open_rows: OpenRows, part: int) -> None:
-    whole = open_rows().prefill(0, PROMPT, 0).copy()
+    expected = open_rows().prefill(0, PROMPT, 0).copy()
     decoder = open_rows()
     starts = [start for start in range(0, len(PROMPT), part) if len(PROMPT) - start > 1]
     for start, end in zip(starts, [*starts[1:], len(PROMPT)], strict=True):
         logits = decoder.prefill(1, PROMPT[start:end], start)
-    np.testing.assert_allclose(logits, whole, atol=1e-5)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def test_all_logits_match_separate_prefills(open_rows: OpenRows) -> None:
@@ -108,14 +108,14 @@ def test_copied_prefix_matches_computed_prefix(open_rows: OpenRows) -> None:
 def test_swapped_slots_continue(open_rows: OpenRows) -> None:
     expected = [tokens_of(open_rows(), 0, prompt, 4) for prompt in (PROMPT, OTHER)]
     decoder = open_rows()
-    found = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
+    tokens = [[int(decoder.prefill(row, p, 0).argmax())] for row, p in enumerate((PROMPT, OTHER))]
     decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
     for step in range(3):
-        ids = np.array([found[1][-1], found[0][-1]])
+        ids = np.array([tokens[1][-1], tokens[0][-1]])
         logits = decoder.decode(ids, np.array([len(OTHER) + step, len(PROMPT) + step]))
-        found[1].append(int(logits[0].argmax()))
-        found[0].append(int(logits[1].argmax()))
-    assert found == expected
+        tokens[1].append(int(logits[0].argmax()))
+        tokens[0].append(int(logits[1].argmax()))
+    assert tokens == expected
 
 
 class OnDevice(OnnxDecoder):
@@ -214,9 +214,9 @@ class Uneven(OnnxDecoder):
     """Verification results differ in the last bit of the last token."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
-        found = super().verify(row, ids, start)
-        found[-1, 0] = np.nextafter(found[-1, 0], np.float32(np.inf))
-        return found
+        tokens = super().verify(row, ids, start)
+        tokens[-1, 0] = np.nextafter(tokens[-1, 0], np.float32(np.inf))
+        return tokens
 
 
 class UnevenPairs(Uneven):

@@ -13,10 +13,10 @@ from tests.support.loop_harness import LoopHarness
 def harnesses() -> Iterator[list[LoopHarness]]:
     made: list[LoopHarness] = []
     yield made
-    for bench in made:
-        if bench.decoder.held is not None:
-            bench.decoder.held.set()
-        bench.loop.close()
+    for harness in made:
+        if harness.decoder.held is not None:
+            harness.decoder.held.set()
+        harness.loop.close()
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def make_bench(harnesses: list[LoopHarness]):
             "min_prefill_chunk_tokens": 4,
             "max_prefill_stall_ms": 20.0,
         } | rules
-        bench = LoopHarness(decoder or FakeDecoder(), SchedulingSettings(**settings))
-        harnesses.append(bench)
-        bench.loop.start()
-        return bench
+        harness = LoopHarness(decoder or FakeDecoder(), SchedulingSettings(**settings))
+        harnesses.append(harness)
+        harness.loop.start()
+        return harness
 
     return make

@@ -224,11 +224,11 @@ def test_accept_of_forbidden_token_is_a_bug(compiler: GrammarCompiler) -> None:
 def test_invalid_grammar_is_rejected_with_the_reason(
     grammar: Grammar, reason: str, compiler: GrammarCompiler
 ) -> None:
-    with pytest.raises(InvalidField, match=f"cannot be used: .*{re.escape(reason)}") as refused:
+    with pytest.raises(InvalidField, match=f"cannot be used: .*{re.escape(reason)}") as raised:
         compiler.compile(grammar)
-    assert refused.value.field == "grammar"
-    assert len(refused.value.message) < MAX_REASON_CHARACTERS + 100
-    assert "\n" not in refused.value.message
+    assert raised.value.field == "grammar"
+    assert len(raised.value.message) < MAX_REASON_CHARACTERS + 100
+    assert "\n" not in raised.value.message
 
 
 @pytest.mark.parametrize(
@@ -253,17 +253,17 @@ def test_growing_grammar_is_rejected(grammar: Grammar, compiler: GrammarCompiler
             allowed = np.flatnonzero(constraint.compute_allowed()).tolist()
             constraint.accept(draw.choice([i for i in allowed if i not in ENDS]))
 
-    with pytest.raises(InvalidField) as refused:
+    with pytest.raises(InvalidField) as raised:
         read()
-    assert refused.value.field == "grammar"
+    assert raised.value.field == "grammar"
 
 
 def test_tokenizer_without_bytes_is_rejected() -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     compiler = GrammarCompiler(words.to_str(), 2, (1,))
-    with pytest.raises(InvalidField, match="tokenizer") as refused:
+    with pytest.raises(InvalidField, match="tokenizer") as raised:
         compiler.compile(Grammar("json_object"))
-    assert refused.value.field == "grammar"
+    assert raised.value.field == "grammar"
 
 
 def test_compile_is_thread_safe() -> None:

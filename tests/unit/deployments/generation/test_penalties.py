@@ -82,9 +82,9 @@ def test_prompt_tokens_without_logits_are_ignored() -> None:
 
 @pytest.mark.parametrize("token", [-1, SIZE])
 def test_bias_of_unknown_token_is_rejected(token: int) -> None:
-    with pytest.raises(UnknownToken, match=str(token)) as refused:
+    with pytest.raises(UnknownToken, match=str(token)) as raised:
         Penalties.from_params(SamplingParams(logit_bias=((0, 1.0), (token, 1.0))), [], SIZE)
-    assert refused.value.field == "logit_bias"
+    assert raised.value.field == "logit_bias"
 
 
 @pytest.mark.filterwarnings("error")

@@ -81,24 +81,24 @@ def test_token_ids_are_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unknown", [-1, TOKENIZER.get_vocab_size(), 2**70])
 def test_token_ids_beyond_the_vocabulary_are_rejected(unknown: int, tmp_path: Path) -> None:
-    with pytest.raises(UnknownToken, match=str(unknown)) as refused:
+    with pytest.raises(UnknownToken, match=str(unknown)) as raised:
         reader(tmp_path).tokenize((5, unknown, 7))
-    assert refused.value.field == "prompt"
+    assert raised.value.field == "prompt"
 
 
 @pytest.mark.parametrize(
     ("prompt", "field"), [("", "prompt"), ((), "prompt"), (Chat(()), "messages")]
 )
 def test_empty_prompt_is_rejected(prompt: Any, field: str, tmp_path: Path) -> None:
-    with pytest.raises(EmptyInput) as refused:
+    with pytest.raises(EmptyInput) as raised:
         reader(tmp_path).tokenize(prompt)
-    assert refused.value.field == field
+    assert raised.value.field == field
 
 
 def test_chat_rendered_to_empty_text_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(EmptyInput) as refused:
+    with pytest.raises(EmptyInput) as raised:
         reader(tmp_path, "{# nothing #}").tokenize(HELLO)
-    assert refused.value.field == "messages"
+    assert raised.value.field == "messages"
 
 
 def test_chat_is_rendered_by_the_template(tmp_path: Path) -> None:
@@ -174,16 +174,16 @@ def test_template_has_the_functions_of_the_hub(tmp_path: Path) -> None:
 
 def test_template_error_is_reported(tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InvalidField, match="roles must alternate") as refused:
+    with pytest.raises(InvalidField, match="roles must alternate") as raised:
         reader(tmp_path, template).tokenize(HELLO)
-    assert refused.value.field == "messages"
+    assert raised.value.field == "messages"
 
 
 def test_missing_template_names_the_completions_route(tmp_path: Path) -> None:
     own = reader(tmp_path, template=None)
-    with pytest.raises(InvalidField, match=r"no chat template.*completions") as refused:
+    with pytest.raises(InvalidField, match=r"no chat template.*completions") as raised:
         own.tokenize(HELLO)
-    assert refused.value.field == "messages"
+    assert raised.value.field == "messages"
     assert own.tokenize("hello")
 
 
@@ -214,9 +214,9 @@ HOSTILE = {
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_template_is_rejected_in_time(template: str, tmp_path: Path) -> None:
     began = time.perf_counter()
-    with pytest.raises(InvalidField, match=r"the chat template rejects `messages`: .") as refused:
+    with pytest.raises(InvalidField, match=r"the chat template rejects `messages`: .") as raised:
         reader(tmp_path, template).tokenize(HELLO)
-    assert refused.value.field == "messages"
+    assert raised.value.field == "messages"
     assert time.perf_counter() - began < 5
 
 
@@ -238,9 +238,9 @@ def test_sandboxed_attributes_are_not_rendered(template: str, tmp_path: Path) ->
 
 def test_rendered_length_is_limited(tmp_path: Path) -> None:
     template = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
-    with pytest.raises(InputTooLong, match=str(MAX_CHARACTERS)) as refused:
+    with pytest.raises(InputTooLong, match=str(MAX_CHARACTERS)) as raised:
         reader(tmp_path, template).tokenize(HELLO)
-    assert refused.value.field == "messages"
+    assert raised.value.field == "messages"
 
 
 def test_step_limit_is_reset_per_rendering(tmp_path: Path) -> None:

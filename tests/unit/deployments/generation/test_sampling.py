@@ -53,25 +53,25 @@ def reference(logits: Row, sampling: SamplingParams) -> NDArray[np.float64]:
         possible = chances[chances > 0]
         entropy = -(possible * np.log(possible)).sum()
         with np.errstate(divide="ignore"):
-            surprise = np.abs(-np.log(chances) - entropy)
-        chances = shared(chances, np.argsort(surprise, kind="stable"), sampling.typical_p)
+            distance = np.abs(-np.log(chances) - entropy)
+        chances = shared(chances, np.argsort(distance, kind="stable"), sampling.typical_p)
     return chances
 
 
 def shared(
     chances: NDArray[np.float64], order: NDArray[np.intp], share: float
 ) -> NDArray[np.float64]:
-    kept = np.zeros_like(chances)
+    allowed = np.zeros_like(chances)
     for token in order:
-        kept[token] = chances[token]
-        if kept.sum() >= share:
+        allowed[token] = chances[token]
+        if allowed.sum() >= share:
             break
-    return kept / kept.sum()
+    return allowed / allowed.sum()
 
 
 def named(sampling: SamplingParams) -> str:
-    given = {k: v for k, v in sampling._asdict().items() if v != SamplingParams()._asdict()[k]}
-    return ",".join(f"{name}={str(value)[:12]}" for name, value in given.items()) or "plain"
+    changed = {k: v for k, v in sampling._asdict().items() if v != SamplingParams()._asdict()[k]}
+    return ",".join(f"{name}={str(value)[:12]}" for name, value in changed.items()) or "plain"
 
 
 CUTS = [
@@ -103,11 +103,11 @@ def test_samples_follow_the_distribution(sampling: SamplingParams) -> None:
     assert not counts[chances == 0].any(), "a token that was cut off came"
     likely = chances * draws >= 5
     expected = np.append(chances[likely], chances[~likely].sum()) * draws
-    seen = np.append(counts[likely], counts[~likely].sum())
-    expected, seen = expected[expected > 0], seen[expected > 0]
-    squares = ((seen - expected) ** 2 / expected).sum()
-    freedom = len(expected) - 1
-    assert squares <= freedom + 5 * np.sqrt(2 * freedom), "not the distribution"
+    observed = np.append(counts[likely], counts[~likely].sum())
+    expected, observed = expected[expected > 0], observed[expected > 0]
+    squares = ((observed - expected) ** 2 / expected).sum()
+    freedom_degrees = len(expected) - 1
+    assert squares <= freedom_degrees + 5 * np.sqrt(2 * freedom_degrees), "not the distribution"
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
@@ -190,8 +190,8 @@ def test_penalties_count_generated_tokens() -> None:
 
 def test_huge_bias_selects_the_token() -> None:
     logits = logits_of()
-    wanted = sampler(SamplingParams(logit_bias=((17, 1e300),), seed=1))
-    assert {wanted.next(logits) for _ in range(20)} == {17}
+    biased = sampler(SamplingParams(logit_bias=((17, 1e300),), seed=1))
+    assert {biased.next(logits) for _ in range(20)} == {17}
     banned = sampler(SamplingParams(logit_bias=((int(logits.argmax()), -1e300),), temperature=0))
     assert banned.next(logits) == top_indices(logits, 2)[1]
 
@@ -302,5 +302,5 @@ def test_top_indices_matches_a_full_sort(size: int, count: int) -> None:
         row = logits_of(seed, size).round(1 if seed % 2 else 6)  # many ties, or almost none
         if seed % 3 == 0:
             row = np.sort(row)
-        found = top_indices(row, count).tolist()
-        assert found == np.argsort(-row, kind="stable")[:count].tolist()
+        indices = top_indices(row, count).tolist()
+        assert indices == np.argsort(-row, kind="stable")[:count].tolist()

@@ -24,13 +24,13 @@ from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context
 
 
 def test_stream_has_started_chunks_and_finish_reason(make_bench) -> None:
-    bench = make_bench()
-    job = bench.job([1, 2, 3], new_tokens=4)
-    (tokens,) = bench.run_jobs(job)
-    started = bench.collector.started(job)
+    harness = make_bench()
+    job = harness.job([1, 2, 3], new_tokens=4)
+    (tokens,) = harness.run_jobs(job)
+    started = harness.collector.started(job)
     assert (started.prompt_tokens, started.cached_tokens) == (3, 0)
     assert started.compute_type == "cpu-fake"
-    last = bench.collector.events[job.number][-1]
+    last = harness.collector.events[job.number][-1]
     assert isinstance(last, Chunk)
     assert last.finished is not None
     if last.finished.reason is FinishReason.LENGTH:
@@ -40,9 +40,9 @@ def test_stream_has_started_chunks_and_finish_reason(make_bench) -> None:
 
 
 def test_answer_is_limited_by_the_context(make_bench) -> None:
-    bench = make_bench(FakeDecoder(context=20))
+    harness = make_bench(FakeDecoder(context=20))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
-    (tokens,) = bench.run_jobs(bench.job(range(15), options=never_end))
+    (tokens,) = harness.run_jobs(harness.job(range(15), options=never_end))
     assert len(tokens) == 5
 
 
@@ -67,8 +67,8 @@ def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
     ]
     alone = []
     for prompt, options in zip(prompts, orders, strict=True):
-        bench = make_bench()
-        alone += bench.run_jobs(bench.job(prompt, options=options))
+        harness = make_bench()
+        alone += harness.run_jobs(harness.job(prompt, options=options))
     crowd = make_bench()
     jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
     dropped = set(chance.sample(range(len(jobs)), 6))
@@ -76,27 +76,27 @@ def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
         crowd.loop.submit(job)
         if number in dropped:
             threading.Timer(chance.random() * 0.02, crowd.loop.cancel, (job,)).start()
-    kept = [number for number in range(len(jobs)) if number not in dropped]
-    crowd.collector.wait_until_done(*(jobs[number] for number in kept))
-    for number in kept:
+    remaining = [number for number in range(len(jobs)) if number not in dropped]
+    crowd.collector.wait_until_done(*(jobs[number] for number in remaining))
+    for number in remaining:
         assert crowd.collector.tokens(jobs[number]) == alone[number], f"prompt {number}"
     assert crowd.decoder.moved > 0, "nothing was shared or moved: the test shows nothing"
 
 
 def test_shared_prefix_is_prefilled_once(make_bench) -> None:
-    bench = make_bench()
-    jobs = [bench.job([*SYSTEM, n, n + 1, n + 2]) for n in range(3)]
-    bench.run_jobs(*jobs)
-    assert [bench.collector.started(job).cached_tokens for job in jobs] == [0, 30, 30]
-    assert sum(tokens for _, tokens in bench.decoder.parts) == 33 + 3 + 3
+    harness = make_bench()
+    jobs = [harness.job([*SYSTEM, n, n + 1, n + 2]) for n in range(3)]
+    harness.run_jobs(*jobs)
+    assert [harness.collector.started(job).cached_tokens for job in jobs] == [0, 30, 30]
+    assert sum(tokens for _, tokens in harness.decoder.parts) == 33 + 3 + 3
 
 
 def test_prompt_logprobs_skip_the_prefix_cache(make_bench) -> None:
-    bench = make_bench()
+    harness = make_bench()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=2, prompt_logprobs=True)
-    first, second = bench.job(SYSTEM, 2), bench.job(SYSTEM, options=options)
-    bench.run_jobs(first, second)
-    started = bench.collector.started(second)
+    first, second = harness.job(SYSTEM, 2), harness.job(SYSTEM, options=options)
+    harness.run_jobs(first, second)
+    started = harness.collector.started(second)
     assert started.cached_tokens == 0
     assert [token.id for token in started.prompt] == SYSTEM
     assert started.prompt[0].logprob is None
@@ -104,10 +104,10 @@ def test_prompt_logprobs_skip_the_prefix_cache(make_bench) -> None:
 
 
 def test_waiting_jobs_run_in_order(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=1))
-    jobs = [bench.job([n, n + 1, n + 2]) for n in range(5)]
-    bench.run_jobs(*jobs)
-    assert [job.number for job in jobs] == list(bench.collector.events)
+    harness = make_bench(FakeDecoder(slots=1))
+    jobs = [harness.job([n, n + 1, n + 2]) for n in range(5)]
+    harness.run_jobs(*jobs)
+    assert [job.number for job in jobs] == list(harness.collector.events)
 
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("beams", [2, 3])
 def test_beam_search_runs_next_to_other_jobs(make_bench, beams: int) -> None:
-    bench = make_bench()
+    harness = make_bench()
     prompts = [[*SYSTEM, n, 5] for n in range(6)]
     alone = [found_beams(prompt, beams, 9) for prompt in prompts]
     options = GenerationOptions(beam_search=BeamSearchParams(beams), max_new_tokens=9)
@@ -137,105 +137,105 @@ def test_beam_search_runs_next_to_other_jobs(make_bench, beams: int) -> None:
                 prompt, options, BeamSearchParams(beams), build_model_context(96), far_deadline()
             )
         )
-        jobs.append(bench.job(prompt, new_tokens=15))
-    answers = bench.run_jobs(*jobs)
+        jobs.append(harness.job(prompt, new_tokens=15))
+    answers = harness.run_jobs(*jobs)
     assert [tuple(tokens) for tokens in answers[::2]] == alone
     (expected,) = (fresh := make_bench()).run_jobs(fresh.job(prompts[0], new_tokens=15))
     assert answers[1] == expected
 
 
 def test_beam_search_job_waits_for_all_its_slots_in_order(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=3, held=threading.Event()))
+    harness = make_bench(FakeDecoder(slots=3, held=threading.Event()))
     options = GenerationOptions(beam_search=BeamSearchParams(3), max_new_tokens=4)
-    first = bench.job([1, 2], new_tokens=4)
+    first = harness.job([1, 2], new_tokens=4)
     wide = BeamSearchJob(
         [3, 4], options, BeamSearchParams(3), build_model_context(96), far_deadline()
     )
-    last = bench.job([5, 6], new_tokens=4)
+    last = harness.job([5, 6], new_tokens=4)
     for job in (first, wide, last):
-        bench.loop.submit(job)
-    bench.decoder.held.set()
-    bench.collector.wait_until_done(first, wide, last)
-    assert list(bench.collector.events) == [first.number, wide.number, last.number]
+        harness.loop.submit(job)
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(first, wide, last)
+    assert list(harness.collector.events) == [first.number, wide.number, last.number]
 
 
 def test_full_queue_rejects_at_once(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
-    first = bench.job([1, 2])
-    bench.loop.submit(first)
+    harness = make_bench(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
+    first = harness.job([1, 2])
+    harness.loop.submit(first)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while bench.loop.load != (1, 0):
+    while harness.loop.load != (1, 0):
         assert time.monotonic() < deadline_s
-    others = [bench.job([3, 4]), bench.job([5, 6])]
+    others = [harness.job([3, 4]), harness.job([5, 6])]
     for job in others:
-        bench.loop.submit(job)
+        harness.loop.submit(job)
     with pytest.raises(Overloaded):
-        bench.loop.submit(bench.job([7, 8]))
-    bench.decoder.held.set()
-    bench.collector.wait_until_done(first, *others)
+        harness.loop.submit(harness.job([7, 8]))
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(first, *others)
 
 
 def test_cancelled_job_frees_its_slot_within_a_step(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=1, context=4096))
+    harness = make_bench(FakeDecoder(slots=1, context=4096))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
-    endless = bench.job([1, 2], options=never_end)
-    bench.loop.submit(endless)
-    bench.collector.wait_for_tokens(endless, 3)
-    bench.loop.cancel(endless)
-    decodes = len(bench.decoder.decodes)
-    next_one = bench.job([3, 4], new_tokens=2)
-    bench.run_jobs(next_one)
-    assert len(bench.collector.tokens(endless)) < 4000
-    assert len(bench.decoder.decodes) - decodes <= 4
-    assert not bench.collector.is_done(endless)
+    endless = harness.job([1, 2], options=never_end)
+    harness.loop.submit(endless)
+    harness.collector.wait_for_tokens(endless, 3)
+    harness.loop.cancel(endless)
+    decodes = len(harness.decoder.decodes)
+    next_one = harness.job([3, 4], new_tokens=2)
+    harness.run_jobs(next_one)
+    assert len(harness.collector.tokens(endless)) < 4000
+    assert len(harness.decoder.decodes) - decodes <= 4
+    assert not harness.collector.is_done(endless)
 
 
 def test_waiting_job_can_be_cancelled(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=1, held=threading.Event()))
-    first, second, third = (bench.job([n, n + 1]) for n in range(3))
+    harness = make_bench(FakeDecoder(slots=1, held=threading.Event()))
+    first, second, third = (harness.job([n, n + 1]) for n in range(3))
     for job in (first, second, third):
-        bench.loop.submit(job)
-    bench.loop.cancel(second)
-    bench.decoder.held.set()
-    bench.collector.wait_until_done(first, third)
-    assert second.number not in bench.collector.events
+        harness.loop.submit(job)
+    harness.loop.cancel(second)
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(first, third)
+    assert second.number not in harness.collector.events
 
 
 def test_expired_jobs_get_deadline_exceeded(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=1, context=4096))
+    harness = make_bench(FakeDecoder(slots=1, context=4096))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
-    running = bench.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
-    waiting = bench.job([3, 4], deadline_s=time.time() + 0.1)
-    bench.run_jobs(running, waiting)
+    running = harness.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
+    waiting = harness.job([3, 4], deadline_s=time.time() + 0.1)
+    harness.run_jobs(running, waiting)
     for job in (running, waiting):
-        assert isinstance(bench.collector.events[job.number][-1], DeadlineExceeded)
+        assert isinstance(harness.collector.events[job.number][-1], DeadlineExceeded)
 
 
 def test_failed_step_ends_only_its_jobs(make_bench) -> None:
-    bench = make_bench(FakeDecoder(failing_decode=2))
-    jobs = [bench.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
+    harness = make_bench(FakeDecoder(failing_decode=2))
+    jobs = [harness.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
     for job in jobs:
-        bench.loop.submit(job)
-    bench.collector.wait_until_done(*jobs)
-    assert any(isinstance(bench.collector.events[job.number][-1], EngineFailed) for job in jobs)
-    (again,) = bench.run_jobs(bench.job([1, 2, 3]))
+        harness.loop.submit(job)
+    harness.collector.wait_until_done(*jobs)
+    assert any(isinstance(harness.collector.events[job.number][-1], EngineFailed) for job in jobs)
+    (again,) = harness.run_jobs(harness.job([1, 2, 3]))
     (alone,) = (fresh := make_bench()).run_jobs(fresh.job([1, 2, 3]))
     assert again == alone
 
 
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
 def test_engine_lost_is_stored(make_bench, failure: EngineFailed) -> None:
-    bench = make_bench(FakeDecoder(failing_decode=2, failure=failure))
-    bench.loop.health.check()
-    job = bench.job([1, 2, 5], new_tokens=20)
-    bench.loop.submit(job)
-    bench.collector.wait_until_done(job)
-    bench.loop.close()
+    harness = make_bench(FakeDecoder(failing_decode=2, failure=failure))
+    harness.loop.health.check()
+    job = harness.job([1, 2, 5], new_tokens=20)
+    harness.loop.submit(job)
+    harness.collector.wait_until_done(job)
+    harness.loop.close()
     if isinstance(failure, EngineLost):
         with pytest.raises(EngineLost, match="all of it"):
-            bench.loop.health.check()
+            harness.loop.health.check()
     else:
-        bench.loop.health.check()
+        harness.loop.health.check()
 
 
 def test_consecutive_failures_lose_the_engine(make_bench) -> None:
@@ -243,24 +243,24 @@ def test_consecutive_failures_lose_the_engine(make_bench) -> None:
         def prefill(self, row, ids, start, *, all_logits=False):
             raise EngineFailed("an illegal access")
 
-    bench = make_bench(Broken())
+    harness = make_bench(Broken())
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        bench.loop.health.check()
-        job = bench.job([1, 2, 5])
-        bench.run_jobs(job)
-        assert isinstance(bench.collector.events[job.number][-1], EngineFailed)
-    bench.loop.close()
+        harness.loop.health.check()
+        job = harness.job([1, 2, 5])
+        harness.run_jobs(job)
+        assert isinstance(harness.collector.events[job.number][-1], EngineFailed)
+    harness.loop.close()
     with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} calls failed"):
-        bench.loop.health.check()
+        harness.loop.health.check()
 
 
 def test_successful_call_resets_the_failures(make_bench) -> None:
-    bench = make_bench(FakeDecoder(failing_decode=0))
+    harness = make_bench(FakeDecoder(failing_decode=0))
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
-        bench.decoder.failing_decode = len(bench.decoder.decodes)
-        bench.run_jobs(bench.job([1, 2, 5]))
-    bench.loop.close()
-    bench.loop.health.check()
+        harness.decoder.failing_decode = len(harness.decoder.decodes)
+        harness.run_jobs(harness.job([1, 2, 5]))
+    harness.loop.close()
+    harness.loop.health.check()
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["failed call", "NaN logits"])
@@ -276,25 +276,25 @@ def test_failed_prefill_ends_only_its_job(make_bench, prompt_logprobs: bool) -> 
 
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
     (alone,) = (fresh := make_bench()).run_jobs(fresh.job([1, 2, 5], options=endless))
-    bench = make_bench(Picky())
-    running = bench.job([1, 2, 5], options=endless)
-    bench.loop.submit(running)
-    bench.collector.wait_for_tokens(running, 1)
+    harness = make_bench(Picky())
+    running = harness.job([1, 2, 5], options=endless)
+    harness.loop.submit(running)
+    harness.collector.wait_for_tokens(running, 1)
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=prompt_logprobs)
-    bad = bench.job([3, 13, 4], options=options)
-    bench.loop.submit(bad)
-    bench.collector.wait_until_done(bad, running)
-    assert isinstance(bench.collector.events[bad.number][-1], EngineFailed)
-    assert bench.collector.tokens(running) == alone
-    bench.loop.close()
-    assert bench.loop.load == (0, 0)
+    bad = harness.job([3, 13, 4], options=options)
+    harness.loop.submit(bad)
+    harness.collector.wait_until_done(bad, running)
+    assert isinstance(harness.collector.events[bad.number][-1], EngineFailed)
+    assert harness.collector.tokens(running) == alone
+    harness.loop.close()
+    assert harness.loop.load == (0, 0)
 
 
 def test_failed_job_is_not_recorded_as_active(make_bench) -> None:
-    bench = make_bench(FakeDecoder(failing_decode=2))
-    bench.run_jobs(bench.job([1, 2, 5], new_tokens=20))
-    bench.loop.close()
-    assert bench.steps.records[-1].active == 0
+    harness = make_bench(FakeDecoder(failing_decode=2))
+    harness.run_jobs(harness.job([1, 2, 5], new_tokens=20))
+    harness.loop.close()
+    assert harness.steps.records[-1].active == 0
 
 
 def test_job_failed_in_prefill_is_not_recorded_as_active(make_bench) -> None:
@@ -304,58 +304,58 @@ def test_job_failed_in_prefill_is_not_recorded_as_active(make_bench) -> None:
                 raise EngineFailed("no room for a second part")
             return super().prefill(row, ids, start, all_logits=all_logits)
 
-    bench = make_bench(Short())
-    job = bench.job(range(40))
-    bench.run_jobs(job)
-    bench.loop.close()
-    assert [step.active for step in bench.steps.records] == [1, 0]
+    harness = make_bench(Short())
+    job = harness.job(range(40))
+    harness.run_jobs(job)
+    harness.loop.close()
+    assert [step.active for step in harness.steps.records] == [1, 0]
 
 
 def test_long_prefill_does_not_block_decoding(make_bench) -> None:
-    bench = make_bench(FakeDecoder(slots=2, context=512))
+    harness = make_bench(FakeDecoder(slots=2, context=512))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
-    running = bench.job([1, 2], options=endless)
-    bench.loop.submit(running)
-    bench.collector.wait_for_tokens(running, 1)
-    bench.decoder.parts.clear()
-    long = bench.job([n % 50 for n in range(200)], new_tokens=1)
-    bench.loop.submit(long)
-    bench.collector.wait_until_done(long)
-    assert len(bench.decoder.parts) >= 200 / 16
-    assert max(tokens for _, tokens in bench.decoder.parts) <= 17
-    bench.loop.cancel(running)
+    running = harness.job([1, 2], options=endless)
+    harness.loop.submit(running)
+    harness.collector.wait_for_tokens(running, 1)
+    harness.decoder.parts.clear()
+    long = harness.job([n % 50 for n in range(200)], new_tokens=1)
+    harness.loop.submit(long)
+    harness.collector.wait_until_done(long)
+    assert len(harness.decoder.parts) >= 200 / 16
+    assert max(tokens for _, tokens in harness.decoder.parts) <= 17
+    harness.loop.cancel(running)
 
 
 def test_close_finishes_accepted_jobs(make_bench) -> None:
-    bench = make_bench()
-    jobs = [bench.job([n, n + 1]) for n in range(6)]
+    harness = make_bench()
+    jobs = [harness.job([n, n + 1]) for n in range(6)]
     for job in jobs:
-        bench.loop.submit(job)
-    bench.loop.close()
-    assert all(bench.collector.is_done(job) for job in jobs)
+        harness.loop.submit(job)
+    harness.loop.close()
+    assert all(harness.collector.is_done(job) for job in jobs)
     with pytest.raises(Overloaded):
-        bench.loop.submit(bench.job([1, 2]))
+        harness.loop.submit(harness.job([1, 2]))
 
 
 def test_step_elapsed_reports_a_hanging_step(make_bench) -> None:
-    bench = make_bench(FakeDecoder(held=threading.Event()))
-    assert bench.loop.health.running_s() == 0
-    job = bench.job([1, 2])
-    bench.loop.submit(job)
+    harness = make_bench(FakeDecoder(held=threading.Event()))
+    assert harness.loop.health.running_s() == 0
+    job = harness.job([1, 2])
+    harness.loop.submit(job)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while bench.loop.health.running_s() < 0.02:
+    while harness.loop.health.running_s() < 0.02:
         assert time.monotonic() < deadline_s
-    bench.decoder.held.set()
-    bench.collector.wait_until_done(job)
-    bench.loop.close()
-    assert bench.loop.health.running_s() == 0
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(job)
+    harness.loop.close()
+    assert harness.loop.health.running_s() == 0
 
 
 def test_steps_are_recorded(make_bench) -> None:
-    bench = make_bench()
-    job = bench.job([1, 2, 3], new_tokens=5)
-    (tokens,) = bench.run_jobs(job)
-    bench.loop.close()
-    assert sum(step.prompt_tokens for step in bench.steps.records) == 3
+    harness = make_bench()
+    job = harness.job([1, 2, 3], new_tokens=5)
+    (tokens,) = harness.run_jobs(job)
+    harness.loop.close()
+    assert sum(step.prompt_tokens for step in harness.steps.records) == 3
     # The prefill yields the first token.
-    assert sum(step.answer_tokens for step in bench.steps.records) == len(tokens) - 1
+    assert sum(step.answer_tokens for step in harness.steps.records) == len(tokens) - 1

@@ -146,9 +146,9 @@ def test_random_operations_keep_slots_unique(seed: int) -> None:
                 memory[move.target][: move.tokens] = memory[move.source][: move.tokens]
             else:
                 one, two = memory[move.first], memory[move.second]
-                kept = one[: move.tokens]
+                copied = one[: move.tokens]
                 memory[move.first] = two[: move.tokens] + one[move.tokens :]
-                memory[move.second] = kept + two[move.tokens :]
+                memory[move.second] = copied + two[move.tokens :]
 
     for owner in range(200):
         if rows.free_slots and chance.random() < 0.6:

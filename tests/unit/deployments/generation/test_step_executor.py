@@ -41,7 +41,8 @@ SAMPLINGS = (
 def test_drafts_do_not_change_answers(make_bench, sampling: SamplingParams) -> None:
     plain, drafting = make_bench(repetitive(), max_draft_tokens=0), make_bench(repetitive())
     answers = [
-        bench.run_jobs(bench.job(PROMPT, options=options(sampling))) for bench in (plain, drafting)
+        harness.run_jobs(harness.job(PROMPT, options=options(sampling)))
+        for harness in (plain, drafting)
     ]
     assert answers[0] == answers[1]
     assert len(answers[0][0]) == 120
@@ -83,18 +84,18 @@ def test_drafts_do_not_change_logprobs_and_reasons(
     """Return text, log probabilities, and the finish reason or the error of each stream."""
     streams = []
     for most in (0, MOST):
-        bench = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
+        harness = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
-        jobs = [bench.job(PROMPT, options=order, constraint=each) for each in constraints]
-        bench.run_jobs(*jobs)  # with one slot, the second job follows the first
-        streams.append([summarize_stream(bench, job) for job in jobs])
+        jobs = [harness.job(PROMPT, options=order, constraint=each) for each in constraints]
+        harness.run_jobs(*jobs)  # with one slot, the second job follows the first
+        streams.append([summarize_stream(harness, job) for job in jobs])
     assert streams[0] == streams[1]
-    assert bench.decoder.verified, "nothing was drafted: the test shows nothing"
+    assert harness.decoder.verified, "nothing was drafted: the test shows nothing"
 
 
-def summarize_stream(bench: LoopHarness, job: Job) -> list[object]:
+def summarize_stream(harness: LoopHarness, job: Job) -> list[object]:
     """Join the chunks of a stream; omit step numbers and times."""
-    started, *chunks = bench.collector.events[job.number]
+    started, *chunks = harness.collector.events[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
     finished = chunks[-1].finished
     tokens = [token for chunk in chunks for token in chunk.tokens]
@@ -104,72 +105,72 @@ def summarize_stream(bench: LoopHarness, job: Job) -> list[object]:
 
 
 def test_repetitive_answer_takes_fewer_steps(make_bench) -> None:
-    bench = make_bench(repetitive())
-    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
-    calls = len(bench.decoder.decodes) + len(bench.decoder.verified)
+    harness = make_bench(repetitive())
+    harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
+    calls = len(harness.decoder.decodes) + len(harness.decoder.verified)
     assert calls < 120 / 2
-    assert max(bench.decoder.verified) == MOST + 1
+    assert max(harness.decoder.verified) == MOST + 1
 
 
 def test_records_count_draft_tokens(make_bench) -> None:
-    bench = make_bench(repetitive())
-    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
-    steps = bench.steps.records
+    harness = make_bench(repetitive())
+    harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
+    steps = harness.steps.records
     assert sum(step.answer_tokens for step in steps) == 119, "the first comes with the prompt"
-    assert sum(step.draft_tokens for step in steps) == sum(bench.decoder.verified) - len(
-        bench.decoder.verified
+    assert sum(step.draft_tokens for step in steps) == sum(harness.decoder.verified) - len(
+        harness.decoder.verified
     )
     accepted = sum(step.accepted_draft_tokens for step in steps)
-    assert accepted == 119 - len(bench.decoder.decodes) - len(bench.decoder.verified)
+    assert accepted == 119 - len(harness.decoder.decodes) - len(harness.decoder.verified)
     assert 0 < accepted <= sum(step.draft_tokens for step in steps)
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_max_draft_tokens_limits_drafts(make_bench, most: int) -> None:
-    bench = make_bench(repetitive(), max_draft_tokens=most)
-    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
-    assert max(bench.decoder.verified, default=1) == most + 1
+    harness = make_bench(repetitive(), max_draft_tokens=most)
+    harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
+    assert max(harness.decoder.verified, default=1) == most + 1
 
 
 def test_decoder_without_verification_gets_no_drafts(make_bench) -> None:
-    bench = make_bench(FakeDecoder(context=400, memorable=2))
-    bench.run_jobs(bench.job(PROMPT, options=options(GREEDY)))
-    assert not bench.decoder.verified
-    assert len(bench.decoder.decodes) == 119
+    harness = make_bench(FakeDecoder(context=400, memorable=2))
+    harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
+    assert not harness.decoder.verified
+    assert len(harness.decoder.decodes) == 119
 
 
 def test_answer_may_end_within_a_draft(make_bench) -> None:
     """Verified tokens after the end are dropped."""
-    bench = make_bench(repetitive())
-    long = bench.job(PROMPT, options=options(GREEDY))
-    (tokens,) = bench.run_jobs(long)
+    harness = make_bench(repetitive())
+    long = harness.job(PROMPT, options=options(GREEDY))
+    (tokens,) = harness.run_jobs(long)
     last = tokens[60]
     shorter = GenerationOptions(sampling=GREEDY, max_new_tokens=120, stop=(f"w{last}",))
-    job = bench.job(PROMPT, options=shorter)
-    (stopped,) = bench.run_jobs(job)
-    finished = bench.collector.events[job.number][-1].finished
+    job = harness.job(PROMPT, options=shorter)
+    (stopped,) = harness.run_jobs(job)
+    finished = harness.collector.events[job.number][-1].finished
     assert finished.reason is FinishReason.STOP
     assert stopped == tokens[: len(stopped)]
     assert finished.generated_tokens == len(stopped) == tokens.index(last) + 1
 
 
 def test_drafts_fill_a_slot_to_the_last_token(make_bench) -> None:
-    bench = make_bench(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
+    harness = make_bench(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
-    (tokens,) = bench.run_jobs(bench.job(PROMPT, options=never_end))
+    (tokens,) = harness.run_jobs(harness.job(PROMPT, options=never_end))
     assert len(tokens) == 60 - len(PROMPT)
 
 
 def test_several_jobs_are_not_drafted(make_bench) -> None:
-    bench = make_bench(repetitive(held=threading.Event()))
-    jobs = [bench.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
+    harness = make_bench(repetitive(held=threading.Event()))
+    jobs = [harness.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
     for job in jobs:
-        bench.loop.submit(job)
-    bench.decoder.held.set()
-    bench.collector.wait_until_done(*jobs)
-    alone_for = bench.decoder.decodes.count(1)
-    assert bench.decoder.decodes.count(2) >= 110
-    assert len(bench.decoder.verified) + alone_for <= 10, "only who came first, or leaves last"
+        harness.loop.submit(job)
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(*jobs)
+    alone_for = harness.decoder.decodes.count(1)
+    assert harness.decoder.decodes.count(2) >= 110
+    assert len(harness.decoder.verified) + alone_for <= 10, "only who came first, or leaves last"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -195,15 +196,15 @@ def answers_of(
     rules = SchedulingSettings(
         max_prefill_chunk_tokens=16, min_prefill_chunk_tokens=4, max_draft_tokens=max_draft_tokens
     )
-    bench = LoopHarness(repetitive(), rules)
-    bench.loop.start()
+    harness = LoopHarness(repetitive(), rules)
+    harness.loop.start()
     pause = threading.Event()
     jobs = []
     for prompt, order, pause_s in zip(prompts, orders, pauses_s, strict=True):
-        jobs.append(bench.job(prompt, options=order))
-        bench.loop.submit(jobs[-1])
+        jobs.append(harness.job(prompt, options=order))
+        harness.loop.submit(jobs[-1])
         pause.wait(pause_s)
-    bench.collector.wait_until_done(*jobs)
-    bench.loop.close()
-    assert max_draft_tokens == 0 or bench.decoder.verified, "nothing was drafted"
-    return [bench.collector.tokens(job) for job in jobs]
+    harness.collector.wait_until_done(*jobs)
+    harness.loop.close()
+    assert max_draft_tokens == 0 or harness.decoder.verified, "nothing was drafted"
+    return [harness.collector.tokens(job) for job in jobs]

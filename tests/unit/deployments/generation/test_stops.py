@@ -118,15 +118,15 @@ def test_only_possible_prefixes_are_held_back() -> None:
     draw = random.Random(4)
     for _ in range(500):
         stop = tuple("".join(draw.choices("ab", k=draw.randrange(2, 7))) for _ in range(2))
-        stops, text, seen = StopStrings(stop, include_stop_string=False), "", ""
+        stops, text, emitted = StopStrings(stop, include_stop_string=False), "", ""
         while True:
             piece = draw.choice("ab")
             text += piece
             added, is_over = stops.push(piece)
             if is_over:
                 break
-            seen += added
-            held = text[len(seen) :]
+            emitted += added
+            held = text[len(emitted) :]
             begun = [n for n in range(1, 7) if any(s[:n] == text[-n:] != s for s in stop)]
             assert len(held) == max(begun, default=0), (text, stop)
 

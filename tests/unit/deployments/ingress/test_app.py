@@ -39,9 +39,9 @@ async def test_unmatched_route_answers_in_the_default_error_format(
     method: str, path: str, status: int, code: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.request(method, path)
-    assert (reply.status_code, reply.json()["code"]) == (status, code)
-    assert isinstance(reply.json()["error"], str)
+        response = await http.request(method, path)
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert isinstance(response.json()["error"], str)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ async def test_wrong_method_of_an_openai_route_answers_in_its_error_format(
     method: str, path: str, status: int, code: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.request(method, path)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
-    assert reply.json()["error"]["type"] == "invalid_request_error"
+        response = await http.request(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("path", [f"/models/{EMBEDDER}", "/v1/embeddings", "/embeddings/"])
@@ -70,12 +70,12 @@ async def test_unexpected_failure_is_logged_and_answered_without_details(
     in_openai_words = "/embeddings" in path
     body = {"input": "a"} if in_openai_words else {"inputs": "a"}
     async with broken.client() as http:
-        reply = await http.post(path, json=body)
-    assert reply.status_code == 500
-    assert "unexpected failure" in reply.text
-    assert "internals" not in reply.text
-    told = reply.json()["error"]["code"] if in_openai_words else reply.json()["code"]
-    assert told == "internal"
+        response = await http.post(path, json=body)
+    assert response.status_code == 500
+    assert "unexpected failure" in response.text
+    assert "internals" not in response.text
+    code = response.json()["error"]["code"] if in_openai_words else response.json()["code"]
+    assert code == "internal"
     (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR and r.exc_info]
     assert "internals" in str(logged.exc_info[1])
 

@@ -23,13 +23,13 @@ TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 LIMITS = IngressUserConfig(limits=LimitSettings(items=4, body_bytes=2_000, item_chars=500))
 
 
-def is_refused(reply: Any, status: int, code: str, named: str | None) -> None:
+def is_refused(response: Any, status: int, code: str, named: str | None) -> None:
     """Assert that the response is an error in the format of the hosted API."""
-    body = reply.json()
-    assert (reply.status_code, body["code"], body.get("field")) == (status, code, named)
-    said = body["error"] if isinstance(body["error"], str) else "".join(body["error"])
-    assert said
-    assert int(reply.headers["content-length"]) == len(reply.content)
+    body = response.json()
+    assert (response.status_code, body["code"], body.get("field")) == (status, code, named)
+    message = body["error"] if isinstance(body["error"], str) else "".join(body["error"])
+    assert message
+    assert int(response.headers["content-length"]) == len(response.content)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,10 @@ async def test_bad_input_names_the_field(
 
 async def test_wrong_task_error_lists_the_supported_tasks(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(f"/pipeline/text-classification/{EMBEDDER}", json={"inputs": "a"})
-    assert "`feature-extraction`, `sentence-similarity`" in reply.json()["error"]
+        response = await http.post(
+            f"/pipeline/text-classification/{EMBEDDER}", json={"inputs": "a"}
+        )
+    assert "`feature-extraction`, `sentence-similarity`" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -173,16 +175,16 @@ async def test_exceeded_limits_report_value_and_limit(
     body: dict[str, Any], numbers: tuple[str, str], tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        said = (await http.post(EMBED, json=body)).json()["error"]
-    assert all(number in said for number in numbers)
+        message = (await http.post(EMBED, json=body)).json()["error"]
+    assert all(number in message for number in numbers)
 
 
 async def test_truncate_cuts_texts_above_the_character_limit(tiny_store: Path) -> None:
     body = {"inputs": "x" * 501, "parameters": {"truncate": True}}
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post(EMBED, json=body)
-    assert reply.status_code == 200
-    assert reply.headers["x-hf-warning"].startswith("input-truncated")
+        response = await http.post(EMBED, json=body)
+    assert response.status_code == 200
+    assert response.headers["x-hf-warning"].startswith("input-truncated")
 
 
 async def in_chunks(body: bytes, size: int) -> AsyncIterator[bytes]:
@@ -198,13 +200,13 @@ async def test_body_above_the_limit_is_rejected_with_and_without_content_length(
     body = json.dumps({"inputs": "night"}).ljust(size).encode()
     content = body if declared else in_chunks(body, 300)
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post(EMBED, content=content)
-        assert ("content-length" in reply.request.headers) is declared
+        response = await http.post(EMBED, content=content)
+        assert ("content-length" in response.request.headers) is declared
     if status == 200:
-        assert reply.status_code == 200
+        assert response.status_code == 200
     else:
-        is_refused(reply, 413, "body_too_large", "body")
-        assert "2000" in reply.json()["error"]
+        is_refused(response, 413, "body_too_large", "body")
+        assert "2000" in response.json()["error"]
 
 
 async def test_content_length_above_the_limit_is_rejected_before_reading(tiny_store: Path) -> None:
@@ -213,18 +215,18 @@ async def test_content_length_above_the_limit_is_rejected_before_reading(tiny_st
         yield b""
 
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post(EMBED, content=endless(), headers={"content-length": "2001"})
-    is_refused(reply, 413, "body_too_large", "body")
+        response = await http.post(EMBED, content=endless(), headers={"content-length": "2001"})
+    is_refused(response, 413, "body_too_large", "body")
 
 
 async def test_damaged_artifact_is_rejected_and_others_serve(tmp_path: Path) -> None:
     (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).write_bytes(b"")
     seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"))
     async with InProcess(tmp_path).client() as http:
-        refused = await http.post(EMBED, json={"inputs": "a"})
+        response = await http.post(EMBED, json={"inputs": "a"})
         served = await http.post(CLASSIFY, json={"inputs": "a"})
         listed = {m["id"]: m["state"] for m in (await http.get("/models")).json()["data"]}
-    is_refused(refused, 503, "digest_mismatch", None)
+    is_refused(response, 503, "digest_mismatch", None)
     assert served.status_code == 200
     assert listed == {EMBEDDER: "refused", CLASSIFIER: "ready"}
 

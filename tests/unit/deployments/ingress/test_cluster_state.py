@@ -97,9 +97,9 @@ async def test_missing_lists_required_deployments_only(
 async def test_failed_read_keeps_the_former_state() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, 1.0), None))
     await encoders.refresh()
-    seen = encoders.states
+    former = encoders.states
     await encoders.refresh()
-    assert encoders.states == seen
+    assert encoders.states == former
     assert encoders.missing() == []
 
 

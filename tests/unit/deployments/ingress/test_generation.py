@@ -108,38 +108,38 @@ def seeded(seed: int) -> GenerationOptions:
 
 
 async def test_prompt_without_a_model_uses_the_first_generative_model(writing_store: Path) -> None:
-    world = World(writing_store)
-    reply = await world.pipeline.complete(ASKED)
-    assert reply.model.ref.id == DECODER
-    assert [one.text for one in reply.completions] == ["Hello"]
-    assert reply.total_s > 0
-    (record,) = world.recorder.records
+    harness = World(writing_store)
+    response = await harness.pipeline.complete(ASKED)
+    assert response.model.ref.id == DECODER
+    assert [one.text for one in response.completions] == ["Hello"]
+    assert response.total_s > 0
+    (record,) = harness.recorder.records
     assert (record.model, record.task, record.status) == (DECODER, "text-generation", 200)
     assert (record.compute, record.items) == (COMPUTE_TYPE, 1)
-    assert record.timings.tokens == reply.timings.tokens == 4 + 3
+    assert record.timings.tokens == response.timings.tokens == 4 + 3
     assert record.timings.forward_s == pytest.approx(0.005)
-    assert record.total_s == reply.total_s
-    assert world.is_idle()
+    assert record.total_s == response.total_s
+    assert harness.is_idle()
 
 
 async def test_choices_have_consecutive_seeds(writing_store: Path) -> None:
-    world = World(writing_store)
-    reply = await world.pipeline.complete(question(choices=3, options=seeded(2**64 - 1)))
-    assert [one.started.seed for one in reply.completions] == [2**64 - 1, 0, 1]
+    harness = World(writing_store)
+    response = await harness.pipeline.complete(question(choices=3, options=seeded(2**64 - 1)))
+    assert [one.started.seed for one in response.completions] == [2**64 - 1, 0, 1]
 
 
 async def test_choices_without_a_seed_send_none(writing_store: Path) -> None:
-    world = World(writing_store)
-    await world.pipeline.complete(question(choices=2))
-    assert [call.options.sampling.seed for call in world.generator.calls] == [None, None]
+    harness = World(writing_store)
+    await harness.pipeline.complete(question(choices=2))
+    assert [call.options.sampling.seed for call in harness.generator.calls] == [None, None]
 
 
 async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
-    asked = question(prompt="a", further_prompts=("b", "c"), choices=2)
-    reply = await world.pipeline.complete(asked)
-    assert [one.text for one in reply.completions] == ["a", "a", "b", "b", "c", "c"]
-    (record,) = world.recorder.records
+    harness = World(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
+    request = question(prompt="a", further_prompts=("b", "c"), choices=2)
+    response = await harness.pipeline.complete(request)
+    assert [one.text for one in response.completions] == ["a", "a", "b", "b", "c", "c"]
+    (record,) = harness.recorder.records
     assert record.items == 3
     # Each prompt has one token and counts once. Each answer has one token and its end.
     assert record.timings.tokens == 3 + 6 * 2
@@ -152,11 +152,11 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
         seed = call.options.sampling.seed or 0
         return ScriptedReply((f"s{seed}",), logprob=logprobs[seed])
 
-    world = World(writing_store, reply_to)
-    reply = await world.pipeline.complete(question(choices=2, best_of=3, options=seeded(0)))
-    assert [one.text for one in reply.completions] == ["s1", "s2"]
-    assert [one.text for one in reply.discarded] == ["s0"]
-    assert {call.options.logprobs for call in world.generator.calls} == {0}
+    harness = World(writing_store, reply_to)
+    response = await harness.pipeline.complete(question(choices=2, best_of=3, options=seeded(0)))
+    assert [one.text for one in response.completions] == ["s1", "s2"]
+    assert [one.text for one in response.discarded] == ["s0"]
+    assert {call.options.logprobs for call in harness.generator.calls} == {0}
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,15 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
 async def test_invalid_generation_requests_are_rejected_and_recorded(
     told: dict[str, object], kind: type[ServeError], path: str, writing_store: Path
 ) -> None:
-    world = World(writing_store)
-    for ask in (world.pipeline.complete, world.pipeline.stream):
-        with pytest.raises(kind) as refused:
+    harness = World(writing_store)
+    for ask in (harness.pipeline.complete, harness.pipeline.stream):
+        with pytest.raises(kind) as raised:
             await ask(question(**told))
-        assert refused.value.field == path
-        assert refused.value.recorded
-    assert world.statuses == [kind.status] * 2
-    assert world.generator.calls == []
-    assert world.is_idle()
+        assert raised.value.field == path
+        assert raised.value.recorded
+    assert harness.statuses == [kind.status] * 2
+    assert harness.generator.calls == []
+    assert harness.is_idle()
 
 
 async def test_wrong_task_error_lists_the_tasks_of_the_model(writing_store: Path) -> None:
@@ -203,12 +203,12 @@ async def test_one_failure_ends_the_other_choices_first(writing_store: Path) -> 
             return ScriptedReply(breaks=EngineFailed("broken"))
         return ScriptedReply(hangs=True)
 
-    world = World(writing_store, reply_to)
+    harness = World(writing_store, reply_to)
     with pytest.raises(EngineFailed, match="broken"):
-        await world.pipeline.complete(question(choices=3, options=seeded(0)))
-    assert len(world.generator.calls) == 3
-    assert world.is_idle()
-    assert world.statuses == [500]
+        await harness.pipeline.complete(question(choices=3, options=seeded(0)))
+    assert len(harness.generator.calls) == 3
+    assert harness.is_idle()
+    assert harness.statuses == [500]
 
 
 async def test_error_names_the_index_of_the_prompt(writing_store: Path) -> None:
@@ -216,82 +216,82 @@ async def test_error_names_the_index_of_the_prompt(writing_store: Path) -> None:
         error = InputTooLong("`prompt` has 9 tokens", field="prompt")
         return ScriptedReply(refusal=error if call.prompt == "long" else None)
 
-    world = World(writing_store, reply_to)
+    harness = World(writing_store, reply_to)
     many = question(prompt="a", further_prompts=("b", "long"))
-    for ask in (world.pipeline.complete, world.pipeline.stream):
-        with pytest.raises(InputTooLong) as refused:
+    for ask in (harness.pipeline.complete, harness.pipeline.stream):
+        with pytest.raises(InputTooLong) as raised:
             await ask(many)
-        assert refused.value.field == "prompt[2]"
-        assert refused.value.message == "`prompt[2]` has 9 tokens"
-        with pytest.raises(InputTooLong) as refused:
+        assert raised.value.field == "prompt[2]"
+        assert raised.value.message == "`prompt[2]` has 9 tokens"
+        with pytest.raises(InputTooLong) as raised:
             await ask(question(prompt="long"))
-        assert refused.value.field == "prompt"
-    assert world.statuses == [422] * 4
+        assert raised.value.field == "prompt"
+    assert harness.statuses == [422] * 4
 
 
 async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: ScriptedReply(hangs=True))
-    asking = asyncio.ensure_future(world.pipeline.complete(question(choices=4)))
-    await wait_until(lambda: world.generator.open == 4)
-    assert world.pipeline.admission.generations.used == 4
+    harness = World(writing_store, lambda call: ScriptedReply(hangs=True))
+    asking = asyncio.ensure_future(harness.pipeline.complete(question(choices=4)))
+    await wait_until(lambda: harness.generator.open == 4)
+    assert harness.pipeline.admission.generations.used == 4
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert world.is_idle()
-    assert world.statuses == [499]
+    assert harness.is_idle()
+    assert harness.statuses == [499]
 
 
 async def test_full_item_limit_rejects_generation_at_once(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
-    world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
-    stream = await world.pipeline.stream(question(choices=3))
+    harness = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
+    stream = await harness.pipeline.stream(question(choices=3))
     with pytest.raises(Overloaded):
-        await world.pipeline.complete(question(choices=2))
+        await harness.pipeline.complete(question(choices=2))
     await stream.aclose()
-    assert world.is_idle()
-    again = await world.pipeline.stream(question(choices=4))
+    assert harness.is_idle()
+    again = await harness.pipeline.stream(question(choices=4))
     await again.aclose()
-    assert world.statuses == [429, 499, 499]
+    assert harness.statuses == [429, 499, 499]
 
 
 async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_store: Path) -> None:
     settings = IngressUserConfig(generation_timeout_s=0.05)
-    world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
+    harness = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     with pytest.raises(DeadlineExceeded):
-        await world.pipeline.complete(ASKED)
-    stream = await world.pipeline.stream(ASKED)
+        await harness.pipeline.complete(ASKED)
+    stream = await harness.pipeline.stream(ASKED)
     with pytest.raises(DeadlineExceeded):
         _ = [part async for part in stream]
     await stream.aclose()
-    assert world.is_idle()
-    assert world.statuses == [504, 504]
+    assert harness.is_idle()
+    assert harness.statuses == [504, 504]
 
 
 async def test_cold_generator_raises_model_loading_after_the_wait(
     writing_store: Path,
 ) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
-    world = World(writing_store, lambda call: ScriptedReply(is_silent=True), settings, running=0)
-    for ask in (world.pipeline.complete, world.pipeline.stream):
+    harness = World(writing_store, lambda call: ScriptedReply(is_silent=True), settings, running=0)
+    for ask in (harness.pipeline.complete, harness.pipeline.stream):
         with pytest.raises(ModelLoading, match=DECODER):
             await ask(ASKED)
-    assert world.is_idle()
-    assert world.statuses == [503, 503]
+    assert harness.is_idle()
+    assert harness.statuses == [503, 503]
 
 
 async def test_generator_that_starts_during_the_wait_continues(writing_store: Path) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.1)
-    world = World(writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0)
-    asking = asyncio.ensure_future(world.pipeline.complete(ASKED))
-    await wait_until(lambda: world.generator.open == 1)
-    world.running = 1
+    harness = World(writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0)
+    asking = asyncio.ensure_future(harness.pipeline.complete(ASKED))
+    await wait_until(lambda: harness.generator.open == 1)
+    harness.running = 1
     with pytest.raises(DeadlineExceeded):
         await asking
 
 
 async def test_stream_yields_every_chunk_and_ends(writing_store: Path) -> None:
-    world = World(writing_store)
-    stream = await world.pipeline.stream(question(choices=2))
+    harness = World(writing_store)
+    stream = await harness.pipeline.stream(question(choices=2))
     assert [one.prompt_tokens for one in stream.started] == [4, 4]
     parts = [part async for part in stream]
     for choice in (0, 1):
@@ -299,29 +299,29 @@ async def test_stream_yields_every_chunk_and_ends(writing_store: Path) -> None:
         assert "".join(chunk.text for chunk in chunks) == "Hello"
         assert chunks[-1].finished is not None
         assert chunks[-1].finished.reason is FinishReason.END
-    assert world.is_idle()
-    assert world.statuses == [200]
-    assert world.recorder.records[0].timings.tokens == 4 + 2 * 3
+    assert harness.is_idle()
+    assert harness.statuses == [200]
+    assert harness.recorder.records[0].timings.tokens == 4 + 2 * 3
     await stream.aclose()
-    assert world.statuses == [200], "recorded once"
+    assert harness.statuses == [200], "recorded once"
 
 
 async def test_chunks_of_several_choices_arrive_in_generation_order(writing_store: Path) -> None:
     def reply_to(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply(hangs=call.options.sampling.seed == 0)
 
-    world = World(writing_store, reply_to)
-    stream = await world.pipeline.stream(question(choices=2, options=seeded(0)))
-    seen = []
+    harness = World(writing_store, reply_to)
+    stream = await harness.pipeline.stream(question(choices=2, options=seeded(0)))
+    chunks = []
     async for part in stream:
-        seen.append(part)
+        chunks.append(part)
         if part.chunk.finished is not None:
             break
-    assert seen[-1].choice == 1
-    assert world.generator.open == 1
+    assert chunks[-1].choice == 1
+    assert harness.generator.open == 1
     await stream.aclose()
-    assert world.is_idle()
-    assert world.statuses == [499]
+    assert harness.is_idle()
+    assert harness.statuses == [499]
 
 
 async def test_error_before_the_first_token_is_raised_at_open(
@@ -335,11 +335,11 @@ async def test_error_before_the_first_token_is_raised_at_open(
             else ScriptedReply(hangs=True)
         )
 
-    world = World(writing_store, reply_to)
+    harness = World(writing_store, reply_to)
     with pytest.raises(InvalidField):
-        await world.pipeline.stream(question(choices=2, options=seeded(0)))
-    assert world.is_idle()
-    assert world.statuses == [400]
+        await harness.pipeline.stream(question(choices=2, options=seeded(0)))
+    assert harness.is_idle()
+    assert harness.statuses == [400]
 
 
 async def test_error_within_a_stream_follows_the_chunks_and_ends_other_choices(
@@ -349,19 +349,19 @@ async def test_error_within_a_stream_follows_the_chunks_and_ends_other_choices(
         last = call.options.sampling.seed == 1
         return ScriptedReply(breaks=EngineFailed("broken")) if last else ScriptedReply(hangs=True)
 
-    world = World(writing_store, reply_to)
-    stream = await world.pipeline.stream(question(choices=2, options=seeded(0)))
-    said: list[str] = []
+    harness = World(writing_store, reply_to)
+    stream = await harness.pipeline.stream(question(choices=2, options=seeded(0)))
+    texts: list[str] = []
 
     async def read() -> None:
         async for part in stream:
-            said.extend([part.chunk.text] * part.choice)
+            texts.extend([part.chunk.text] * part.choice)
 
     with pytest.raises(EngineFailed):
         await read()
-    assert said == ["Hel", "lo"]
-    await wait_until(world.is_idle)
-    assert world.statuses == [500]
+    assert texts == ["Hel", "lo"]
+    await wait_until(harness.is_idle)
+    assert harness.statuses == [500]
 
 
 async def test_generator_stream_without_a_finish_reason_fails(writing_store: Path) -> None:
@@ -371,43 +371,43 @@ async def test_generator_stream_without_a_finish_reason_fails(writing_store: Pat
                 if getattr(what, "finished", None) is None:
                     yield what
 
-    world = World(writing_store)
-    world.clients[Device.CPU] = Cut()
-    stream = await world.pipeline.stream(ASKED)
+    harness = World(writing_store)
+    harness.clients[Device.CPU] = Cut()
+    stream = await harness.pipeline.stream(ASKED)
     with pytest.raises(EngineFailed):
         _ = [part async for part in stream]
-    assert world.statuses == [500]
+    assert harness.statuses == [500]
 
 
 async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_store: Path) -> None:
-    world = World(writing_store, lambda call: ScriptedReply(is_silent=True))
-    asking = asyncio.ensure_future(world.pipeline.stream(question(choices=2)))
-    await wait_until(lambda: world.generator.open == 2)
+    harness = World(writing_store, lambda call: ScriptedReply(is_silent=True))
+    asking = asyncio.ensure_future(harness.pipeline.stream(question(choices=2)))
+    await wait_until(lambda: harness.generator.open == 2)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert world.is_idle()
-    assert world.statuses == [499]
+    assert harness.is_idle()
+    assert harness.statuses == [499]
 
 
 async def test_slow_reader_blocks_its_generators(writing_store: Path) -> None:
     long = ScriptedReply(("x",) * (5 * MAX_WAITING_CHUNKS))
-    world = World(writing_store, lambda call: long)
-    stream = await world.pipeline.stream(ASKED)
+    harness = World(writing_store, lambda call: long)
+    stream = await harness.pipeline.stream(ASKED)
     for _ in range(20 * MAX_WAITING_CHUNKS):
         await asyncio.sleep(0)
-    assert world.generator.events_read <= MAX_WAITING_CHUNKS + 2
+    assert harness.generator.events_read <= MAX_WAITING_CHUNKS + 2
     batches = [parts async for parts in stream.batches()]
     assert sum(map(len, batches)) == 5 * MAX_WAITING_CHUNKS + 1
     assert len(batches[0]) == MAX_WAITING_CHUNKS, "what is ready together comes together"
-    assert world.is_idle()
+    assert harness.is_idle()
 
 
 async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
-    world = World(writing_store)
-    with pytest.raises(InvalidField) as refused:
-        await world.pipeline.stream(question(best_of=2))
-    assert refused.value.field == "best_of"
+    harness = World(writing_store)
+    with pytest.raises(InvalidField) as raised:
+        await harness.pipeline.stream(question(best_of=2))
+    assert raised.value.field == "best_of"
 
 
 async def test_immediate_answer_is_recorded_completely(writing_store: Path) -> None:
@@ -416,9 +416,9 @@ async def test_immediate_answer_is_recorded_completely(writing_store: Path) -> N
             for what in [what async for what in super().stream(call)]:
                 yield what
 
-    world = World(writing_store)
-    world.clients[Device.CPU] = Quick()
-    stream = await world.pipeline.stream(ASKED)
+    harness = World(writing_store)
+    harness.clients[Device.CPU] = Quick()
+    stream = await harness.pipeline.stream(ASKED)
     assert len([part async for part in stream]) == 3
-    (record,) = world.recorder.records
+    (record,) = harness.recorder.records
     assert (record.compute, record.timings.tokens) == (COMPUTE_TYPE, 7)

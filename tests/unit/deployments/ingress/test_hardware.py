@@ -156,7 +156,7 @@ async def test_cpu_and_gpu_encoders_answer_alike_and_cache_separately(tiny_store
             await http.post(EMBED, json={"inputs": "a", "options": {"hardware": hardware}})
             for hardware in ("cpu", "gpu", "cpu", "gpu")
         ]
-    assert [reply.headers["x-compute-type"] for reply in answers] == [
+    assert [response.headers["x-compute-type"] for response in answers] == [
         "cpu-fp32",
         "gpu-fp32",
         "cache",

@@ -14,15 +14,15 @@ def parsed(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> TaskInpu
 
 
 def test_texts_within_the_limit_are_unchanged() -> None:
-    whole = parsed("abcd", ("abcd", "efgh"))
-    assert limit_text_length(whole, 4) is whole
+    full = parsed("abcd", ("abcd", "efgh"))
+    assert limit_text_length(full, 4) is full
 
 
 @pytest.mark.parametrize("text", ["abcde", ("abcde", ""), ("a", "bcdef")])
 def test_text_above_the_limit_is_named(text: Text) -> None:
-    with pytest.raises(InputTooLong, match="has 5 characters; the maximum is 4") as refusal:
+    with pytest.raises(InputTooLong, match="has 5 characters; the maximum is 4") as raised:
         limit_text_length(parsed("a", text), 4)
-    assert refusal.value.field == "inputs[1]"
+    assert raised.value.field == "inputs[1]"
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_each_segment_is_truncated_separately(
 def test_repeated_text_counts_repeatedly() -> None:
     pairs = parsed(*[("query", "text")] * 3)
     assert check_total_length(pairs, 27) is pairs
-    with pytest.raises(InputTooLong, match="27 characters in total; the maximum is 26") as refusal:
+    with pytest.raises(InputTooLong, match="27 characters in total; the maximum is 26") as raised:
         check_total_length(pairs, 26)
-    assert refusal.value.field == "inputs"
+    assert raised.value.field == "inputs"
 
 
 def test_total_length_error_names_the_list() -> None:
@@ -55,6 +55,6 @@ def test_total_length_error_names_the_list() -> None:
         Truncation.REFUSE,
         many="inputs.texts",
     )
-    with pytest.raises(InputTooLong, match="makes 17 characters") as refusal:
+    with pytest.raises(InputTooLong, match="makes 17 characters") as raised:
         check_total_length(searched, 16)
-    assert refusal.value.field == "inputs.texts"
+    assert raised.value.field == "inputs.texts"

@@ -73,22 +73,22 @@ async def test_use_cache_false_skips_the_cache(tiny_store: Path) -> None:
 async def test_failure_is_not_cached(tiny_store: Path) -> None:
     failing = FailingEncoder(EngineFailed("the engine gave up"))
     async with InProcess(tiny_store, encoder=failing).client() as http:
-        replies = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
-    assert [(r.status_code, r.json()["code"]) for r in replies] == [(500, "engine_failed")] * 2
+        responses = [await http.post(EMBED, json={"inputs": "night"}) for _ in range(2)]
+    assert [(r.status_code, r.json()["code"]) for r in responses] == [(500, "engine_failed")] * 2
 
 
 async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
-    world = InProcess(tiny_store, settings=settings, batched=batch_by(2))
-    async with world.client() as http:
+    server = InProcess(tiny_store, settings=settings, batched=batch_by(2))
+    async with server.client() as http:
         waiting = asyncio.ensure_future(http.post(EMBED, json={"inputs": ["a", "b"]}))
-        await wait_until(lambda: world.pipeline.admission.items.used == 2)
-        refused = await http.post(EMBED, json={"inputs": ["c", "d"]})
+        await wait_until(lambda: server.pipeline.admission.items.used == 2)
+        rejected = await http.post(EMBED, json={"inputs": ["c", "d"]})
         in_openai_words = await http.post("/v1/embeddings", json={"input": ["c", "d"]})
         fits, first = await asyncio.gather(http.post(EMBED, json={"inputs": "e"}), waiting)
-    assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json() == {
+    assert rejected.status_code == 429
+    assert rejected.headers["retry-after"] == "1"
+    assert rejected.json() == {
         "error": "Model is overloaded: 2 of 3 texts are in use and the request needs 2. "
         "Retry later.",
         "code": "overloaded",
@@ -99,20 +99,20 @@ async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: 
     assert in_openai_words.headers["retry-after"] == "1"
     assert in_openai_words.headers["x-should-retry"] == "true"
     assert (first.status_code, fits.status_code) == (200, 200)
-    assert world.pipeline.admission.items.used == 0
+    assert server.pipeline.admission.items.used == 0
 
 
 async def test_overloaded_encoder_answers_429(tiny_store: Path) -> None:
     async with InProcess(tiny_store, encoder=FailingEncoder(Overloaded("full"))).client() as http:
-        reply = await http.post(EMBED, json={"inputs": "a"})
-    assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+        response = await http.post(EMBED, json={"inputs": "a"})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
 
 
 async def test_request_beyond_its_deadline_answers_504(tiny_store: Path) -> None:
     async with InProcess(tiny_store, encoder=HangingEncoder(), settings=HASTY).client() as http:
-        reply = await http.post(EMBED, json={"inputs": "a"})
-    assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
-    assert "retry-after" not in reply.headers
+        response = await http.post(EMBED, json={"inputs": "a"})
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+    assert "retry-after" not in response.headers
 
 
 async def test_starting_encoder_answers_503_with_an_estimate(tiny_store: Path) -> None:
@@ -141,23 +141,23 @@ async def test_wait_for_model_waits_up_to_the_timeout(tiny_store: Path) -> None:
         waited = []
         for options in ({}, {"wait_for_model": True}):
             started_s = clock()
-            reply = await http.post(EMBED, json={"inputs": "a", "options": options})
+            response = await http.post(EMBED, json={"inputs": "a", "options": options})
             waited.append(clock() - started_s)
-            assert (reply.status_code, reply.json()["code"]) == (503, "model_loading")
+            assert (response.status_code, response.json()["code"]) == (503, "model_loading")
     assert waited[0] < 0.5
     assert waited[1] >= 0.59
 
 
 async def test_idle_gpu_encoder_is_loading_while_the_cpu_serves(tiny_store: Path) -> None:
     one_sleeps = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 0}
-    world = InProcess(
+    server = InProcess(
         tiny_store,
         gpus=1,
         running=one_sleeps,
         encoder=HangingEncoder(),
         settings=HASTY,
     )
-    async with world.client() as http:
+    async with server.client() as http:
         asleep = await http.post(EMBED, json={"inputs": "a"}, headers={"x-use-gpu": "1"})
         awake = await http.post(EMBED, json={"inputs": "a"})
     assert asleep.json()["code"] == "model_loading"
@@ -165,14 +165,14 @@ async def test_idle_gpu_encoder_is_loading_while_the_cpu_serves(tiny_store: Path
 
 
 async def test_every_request_is_recorded_once_with_the_known_labels(tiny_store: Path) -> None:
-    world = InProcess(tiny_store)
-    async with world.client() as http:
+    server = InProcess(tiny_store)
+    async with server.client() as http:
         await http.post(EMBED, json={"inputs": ["a", "b"]})
         await http.post(EMBED, json={"inputs": ["a", "b"]})
         await http.post(EMBED, json={"inputs": ""})
         await http.post("/models/no/such", json={"inputs": "a"})
         await http.post(f"/models/{CLASSIFIER}", json={"inputs": "a b"})
-    known = [(r.model, r.task, r.compute, r.status, r.items) for r in world.recorder.records]
+    known = [(r.model, r.task, r.compute, r.status, r.items) for r in server.recorder.records]
     assert known == [
         (EMBEDDER, "feature-extraction", "cpu-fp32", 200, 2),
         (EMBEDDER, "feature-extraction", "cache", 200, 2),
@@ -180,26 +180,26 @@ async def test_every_request_is_recorded_once_with_the_known_labels(tiny_store: 
         ("none", "none", "none", 404, 0),
         (CLASSIFIER, "text-classification", "cpu-fp32", 200, 1),
     ]
-    assert all(0 < r.total_s < 30 for r in world.recorder.records)
+    assert all(0 < r.total_s < 30 for r in server.recorder.records)
 
 
 async def test_requests_rejected_before_the_pipeline_are_recorded(tiny_store: Path) -> None:
-    world = InProcess(tiny_store)
-    async with world.client() as http:
+    server = InProcess(tiny_store)
+    async with server.client() as http:
         await http.post(EMBED, content=b"[")
         await http.post(EMBED, content=b"1" * 3_000_000)
         await http.get("/nothing")
         await http.post("/v1/chat/completions", json={"messages": []})
         await http.post("/rerank", json={"query": "a", "documents": []})
         await http.get("/health")
-    assert [(r.model, r.status) for r in world.recorder.records] == [
+    assert [(r.model, r.status) for r in server.recorder.records] == [
         ("none", 400),
         ("none", 413),
         ("none", 404),
         ("none", 400),
         ("none", 400),
     ]
-    assert all(0 < r.total_s < 30 for r in world.recorder.records)
+    assert all(0 < r.total_s < 30 for r in server.recorder.records)
 
 
 @pytest.mark.parametrize(
@@ -223,29 +223,29 @@ async def test_log_lines_omit_the_text(tiny_store: Path, caplog: pytest.LogCaptu
     async with InProcess(tiny_store).client() as http:
         await http.post(EMBED, json={"inputs": "secretword"})
         await http.post(EMBED, json={"inputs": ["secretword " * 40]})
-    told = [r.getMessage() for r in caplog.records if r.name == "ray.serve.hundredfold"]
-    assert len(told) == 2
-    assert not any("secretword" in line for line in told)
+    messages = [r.getMessage() for r in caplog.records if r.name == "ray.serve.hundredfold"]
+    assert len(messages) == 2
+    assert not any("secretword" in line for line in messages)
 
 
 async def test_new_settings_apply_to_new_requests_without_a_restart(tiny_store: Path) -> None:
-    world = InProcess(tiny_store)
-    async with world.client() as http:
+    server = InProcess(tiny_store)
+    async with server.client() as http:
         before = await http.post(EMBED, json={"inputs": ["a", "b"]})
-        world.pipeline.configure(IngressUserConfig(limits=LimitSettings(items=1)))
+        server.pipeline.configure(IngressUserConfig(limits=LimitSettings(items=1)))
         after = await http.post(EMBED, json={"inputs": ["a", "b"]})
     assert (before.status_code, after.status_code) == (200, 422)
 
 
 async def test_cache_hits_are_in_the_header_and_the_records(tiny_store: Path) -> None:
-    world = InProcess(tiny_store)
+    server = InProcess(tiny_store)
     past_the_cache = {"inputs": "night", "options": {"use_cache": False}}
-    async with world.client() as http:
-        replies = [
+    async with server.client() as http:
+        responses = [
             await http.post(EMBED, json=body)
             for body in ({"inputs": "night"}, {"inputs": "night"}, past_the_cache)
         ]
         await http.post(EMBED, json={"inputs": ""})
-    assert [r.headers["x-cache"] for r in replies] == ["miss", "hit", "miss"]
-    assert [r.cache for r in world.recorder.records] == ["miss", "hit", "none", "none"]
-    assert all(r.cache_bytes > 0 for r in world.recorder.records)
+    assert [r.headers["x-cache"] for r in responses] == ["miss", "hit", "miss"]
+    assert [r.cache for r in server.recorder.records] == ["miss", "hit", "none", "none"]
+    assert all(r.cache_bytes > 0 for r in server.recorder.records)

@@ -55,9 +55,9 @@ def test_parameters_within_the_limits_are_accepted(prompts: list[Prompt], times:
 def test_parameters_above_the_limits_are_named(
     prompts: list[Prompt], times: int, error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error, match=rf"`{field.replace('[', '.').replace(']', '.')}`") as refused:
+    with pytest.raises(error, match=rf"`{field.replace('[', '.').replace(']', '.')}`") as raised:
         check_prompts(prompts, times, LIMITS)
-    assert refused.value.field == field
+    assert raised.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ async def test_every_api_applies_the_limits_with_its_field_names(
 ) -> None:
     generator = ScriptedGeneratorClient()
     settings = IngressUserConfig(limits=LIMITS)
-    world = InProcess(writing_store, models=(DECODER,), generator=generator, settings=settings)
-    async with world.client() as http:
-        reply = await http.post(path, json=body)
-    assert reply.status_code == 422
-    assert f"`{field}" in reply.text
+    server = InProcess(writing_store, models=(DECODER,), generator=generator, settings=settings)
+    async with server.client() as http:
+        response = await http.post(path, json=body)
+    assert response.status_code == 422
+    assert f"`{field}" in response.text
     assert generator.calls == []

@@ -89,10 +89,10 @@ def test_new_value_replaces_the_old_value_and_its_bytes(make_cache: MakeCache) -
 
 async def test_concurrent_requests_share_one_computation(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
-    asked = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(5)]
+    requests = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(5)]
     await asyncio.sleep(0)
     compute.result.set_result("value")
-    assert await asyncio.gather(*asked) == ["value"] * 5
+    assert await asyncio.gather(*requests) == ["value"] * 5
     assert compute.begun == 1
     assert cache.get("key") == "value"
 
@@ -106,10 +106,10 @@ async def test_different_keys_are_computed_separately(make_cache: MakeCache) -> 
 
 async def test_failure_is_raised_for_all_requests_and_not_cached(make_cache: MakeCache) -> None:
     cache, failing, working = make_cache(), Computation(), Computation()
-    asked = [asyncio.create_task(cache.compute_once("key", failing)) for _ in range(2)]
+    requests = [asyncio.create_task(cache.compute_once("key", failing)) for _ in range(2)]
     await asyncio.sleep(0)
     failing.result.set_exception(Overloaded("full"))
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    outcomes = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Overloaded, Overloaded]
     working.result.set_result("better")
     assert await cache.compute_once("key", working) == "better"
@@ -128,11 +128,11 @@ async def test_cancelled_request_does_not_affect_the_others(make_cache: MakeCach
 
 async def test_last_cancelled_request_ends_the_computation(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
-    asked = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(2)]
+    requests = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(2)]
     await asyncio.sleep(0)
-    for task in asked:
+    for task in requests:
         task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*requests, return_exceptions=True)
     await asyncio.sleep(0)
     assert (compute.begun, compute.given_up) == (1, 1)
 
@@ -144,9 +144,9 @@ async def test_cancelled_computation_is_restarted_by_the_next_request(
     leaving = asyncio.create_task(cache.compute_once("key", abandoned))
     await asyncio.sleep(0)
     leaving.cancel()
-    asked = asyncio.create_task(cache.compute_once("key", fresh))
+    request = asyncio.create_task(cache.compute_once("key", fresh))
     fresh.result.set_result("value")
-    assert await asked == "value"
+    assert await request == "value"
     assert fresh.begun == 1
 
 

@@ -20,10 +20,10 @@ TEXT = "Good Café 😀 night"
 
 async def tokens_of(store: Path, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
     async with InProcess(store).client() as http:
-        reply = await http.post("/tokenize", json=body)
-    assert reply.status_code == 200
-    found: list[list[dict[str, Any]]] = reply.json()
-    return found
+        response = await http.post("/tokenize", json=body)
+    assert response.status_code == 200
+    batches: list[list[dict[str, Any]]] = response.json()
+    return batches
 
 
 async def test_offsets_are_characters_after_accents_and_emoji(tiny_store: Path) -> None:
@@ -54,34 +54,38 @@ async def test_texts_above_max_tokens_are_tokenized_whole(tiny_store: Path) -> N
 async def test_decode_returns_the_tokenized_text(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         path = f"/models/{CLASSIFIER}"
-        told = await http.post(f"{path}/tokenize", json={"inputs": ["good night", "the film"]})
-        ids = [[token["id"] for token in tokens] for tokens in told.json()]
+        response = await http.post(f"{path}/tokenize", json={"inputs": ["good night", "the film"]})
+        ids = [[token["id"] for token in tokens] for tokens in response.json()]
         both = await http.post(f"{path}/decode", json={"ids": ids})
         one = await http.post("/decode", json={"ids": ids[1]})
-        whole = await http.post("/decode", json={"ids": ids[1], "skip_special_tokens": False})
+        full = await http.post("/decode", json={"ids": ids[1], "skip_special_tokens": False})
     assert both.json() == ["good night", "the film"]
     assert one.json() == ["the film"]
-    assert whole.json() == ["[CLS] the film [SEP]"]
+    assert full.json() == ["[CLS] the film [SEP]"]
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "told"),
+    ("path", "key", "tokenized"),
     [
-        ("/v1/embeddings", "input", lambda reply: [one["embedding"] for one in reply["data"]]),
-        ("/embed", "inputs", lambda reply: reply),
+        (
+            "/v1/embeddings",
+            "input",
+            lambda response: [one["embedding"] for one in response["data"]],
+        ),
+        ("/embed", "inputs", lambda response: response),
     ],
 )
 async def test_token_ids_have_the_embedding_of_their_text(
-    path: str, key: str, told: Any, tiny_store: Path
+    path: str, key: str, tokenized: Any, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store).client() as http:
         tokens = await http.post("/tokenize", json={"inputs": ["good night", "the film"]})
         first, second = [[token["id"] for token in one] for one in tokens.json()]
 
         async def vectors(value: Any) -> Any:
-            reply = await http.post(path, json={key: value})
-            assert reply.status_code == 200
-            return told(reply.json())
+            response = await http.post(path, json={key: value})
+            assert response.status_code == 200
+            return tokenized(response.json())
 
         expected = await vectors(["good night", "the film"])
         assert await vectors(first) == expected[:1], "a list of numbers is one sequence"
@@ -94,8 +98,8 @@ async def test_usage_counts_the_tokens_of_the_model_input(tiny_store: Path) -> N
     async with InProcess(tiny_store).client() as http:
         tokens = (await http.post("/tokenize", json={"inputs": "good night"})).json()[0]
         ids = [token["id"] for token in tokens if not token["special"]]
-        reply = await http.post("/v1/embeddings", json={"input": [ids, ids]})
-    assert reply.json()["usage"]["prompt_tokens"] == 8
+        response = await http.post("/v1/embeddings", json={"input": [ids, ids]})
+    assert response.json()["usage"]["prompt_tokens"] == 8
 
 
 @pytest.mark.parametrize(
@@ -116,18 +120,18 @@ async def test_invalid_token_ids_are_named(
 ) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3))
     async with InProcess(tiny_store, settings=settings).client() as http:
-        reply = await http.post("/v1/embeddings", json={"input": value})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+        response = await http.post("/v1/embeddings", json={"input": value})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
 
 
 async def test_tokenization_requests_are_recorded(tiny_store: Path) -> None:
-    world = InProcess(tiny_store)
-    async with world.client() as http:
+    server = InProcess(tiny_store)
+    async with server.client() as http:
         await http.post("/tokenize", json={"inputs": ["a", "b"]})
         await http.post("/decode", json={"ids": [[5], [10**6]]})
         await http.post("/embed", json={"inputs": [5]})
-    known = [(r.model, r.task, r.compute, r.status, r.items) for r in world.recorder.records]
+    known = [(r.model, r.task, r.compute, r.status, r.items) for r in server.recorder.records]
     assert known == [
         (EMBEDDER, "tokenize", "none", 200, 2),
         (EMBEDDER, "decode", "none", 422, 2),
@@ -148,22 +152,22 @@ class StuckTokenizer:
 
 async def test_failing_or_hanging_tokenizer_is_reported(tiny_store: Path) -> None:
     hasty = IngressUserConfig(timeout_s=0.05)
-    world = InProcess(tiny_store, settings=hasty, tokenizer=StuckTokenizer())
-    async with world.client() as http:
+    server = InProcess(tiny_store, settings=hasty, tokenizer=StuckTokenizer())
+    async with server.client() as http:
         failed = await http.post("/tokenize", json={"inputs": "a"})
         hanging = await http.post("/decode", json={"ids": [5]})
         embedding = await http.post("/v1/embeddings", json={"input": [5]})
     assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
     assert (hanging.status_code, embedding.status_code) == (504, 504)
-    assert world.pipeline.admission.items.used == 0
+    assert server.pipeline.admission.items.used == 0
 
 
 async def test_full_item_limit_rejects_tokenization(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
-    world = InProcess(tiny_store, settings=settings, batched=batch_by(1))
-    async with world.client() as http:
-        world.pipeline.admission.items.reserve(1)
-        refused = await http.post("/tokenize", json={"inputs": ["a", "b", "c"]})
+    server = InProcess(tiny_store, settings=settings, batched=batch_by(1))
+    async with server.client() as http:
+        server.pipeline.admission.items.reserve(1)
+        rejected = await http.post("/tokenize", json={"inputs": ["a", "b", "c"]})
         fits = await http.post("/decode", json={"ids": [[5], [6]]})
-    assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
+    assert (rejected.status_code, rejected.json()["error_type"]) == (429, "Overloaded")
     assert fits.status_code == 200

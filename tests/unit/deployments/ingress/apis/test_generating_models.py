@@ -29,10 +29,10 @@ async def http(
 
 async def test_generative_model_is_listed_with_its_task(http: httpx.AsyncClient) -> None:
     for path in (f"/models/{DECODER}", f"/models/{DECODER}/info", f"/v1/models/{DECODER}"):
-        told = (await http.get(path)).json()
-        assert (told["id"], told["state"]) == (DECODER, "ready")
-        assert told["tasks"] == ["text-generation"]
-        assert told["devices"] == {
+        entry = (await http.get(path)).json()
+        assert (entry["id"], entry["state"]) == (DECODER, "ready")
+        assert entry["tasks"] == ["text-generation"]
+        assert entry["devices"] == {
             "cpu": {"compute_type": "cpu-fp32", "available": True, "replicas": 1}
         }
     for path in ("/models", "/v1/models"):
@@ -55,8 +55,8 @@ async def test_generative_model_is_loaded_and_healthy(http: httpx.AsyncClient) -
 async def test_generative_model_supports_tokenize_and_decode(
     prefix: str, http: httpx.AsyncClient
 ) -> None:
-    asked = {"model": DECODER, "inputs": "the rain"}
-    ((*tokens,),) = (await http.post(f"{prefix}/tokenize", json=asked)).json()
+    body = {"model": DECODER, "inputs": "the rain"}
+    ((*tokens,),) = (await http.post(f"{prefix}/tokenize", json=body)).json()
     assert "".join(token["text"] for token in tokens) == "the rain"
     ids = [token["id"] for token in tokens]
     decoded = await http.post(f"{prefix}/decode", json={"model": DECODER, "ids": ids})
@@ -78,9 +78,9 @@ async def test_generative_model_supports_tokenize_and_decode(
 async def test_encoder_routes_reject_a_generative_model_with_its_routes(
     path: str, body: Mapping[str, Any] | None, http: httpx.AsyncClient
 ) -> None:
-    reply = await (http.get(path) if body is None else http.post(path, json=body))
-    assert reply.status_code in (400, 424)
-    assert "generates text. Call /v1/chat/completions" in reply.text
+    response = await (http.get(path) if body is None else http.post(path, json=body))
+    assert response.status_code in (400, 424)
+    assert "generates text. Call /v1/chat/completions" in response.text
 
 
 async def test_only_generative_model_is_the_default(writing_store: Path) -> None:
@@ -89,5 +89,5 @@ async def test_only_generative_model_is_the_default(writing_store: Path) -> None
         assert (await http.get("/info")).json()["model_id"] == DECODER
         ((token,),) = (await http.post("/tokenize", json={"inputs": "the"})).json()
         assert token["text"] == "the"
-        asked = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
-        assert (await http.post("/", json=asked)).json()[0]["generated_text"].startswith("a")
+        body = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
+        assert (await http.post("/", json=body)).json()[0]["generated_text"].startswith("a")

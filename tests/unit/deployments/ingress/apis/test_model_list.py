@@ -72,8 +72,8 @@ async def test_model_with_a_replica_is_healthy(tiny_store: Path) -> None:
 
 async def test_replica_without_the_model_is_not_healthy(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER, devices=(Device.GPU,))
-    world = InProcess(tmp_path, models=(EMBEDDER,), running={"Tokenizer": 1, "CpuEncoder": 1})
-    async with world.client() as http:
+    server = InProcess(tmp_path, models=(EMBEDDER,), running={"Tokenizer": 1, "CpuEncoder": 1})
+    async with server.client() as http:
         health = await http.get(f"/models/{EMBEDDER}/health")
         ready = await http.get(f"/v2/models/{EMBEDDER}/ready")
         facts = (await http.get(f"/models/{EMBEDDER}")).json()

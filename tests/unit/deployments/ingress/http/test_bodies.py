@@ -102,8 +102,8 @@ async def test_compressed_body_is_read_in_any_pieces(
 
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         plain = await http.post(EMBED, content=BODY)
-        reply = await http.post(EMBED, content=pieces(), headers={"content-encoding": encoding})
-    assert (reply.status_code, reply.json()) == (200, plain.json())
+        response = await http.post(EMBED, content=pieces(), headers={"content-encoding": encoding})
+    assert (response.status_code, response.json()) == (200, plain.json())
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ async def test_invalid_compressed_body_is_rejected(
     encoding: str, content: bytes, status: int, code: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post(EMBED, content=content, headers={"content-encoding": encoding})
-    assert (reply.status_code, reply.json()["code"]) == (status, code)
+        response = await http.post(EMBED, content=content, headers={"content-encoding": encoding})
+    assert (response.status_code, response.json()["code"]) == (status, code)
 
 
 def test_compression_bomb_takes_bounded_memory() -> None:
@@ -139,9 +139,9 @@ def test_compression_bomb_takes_bounded_memory() -> None:
 
 
 def test_long_unknown_encoding_is_shortened() -> None:
-    with pytest.raises(UnsupportedEncoding) as refusal:
+    with pytest.raises(UnsupportedEncoding) as raised:
         select_decoder("x" * 1_000_000)
-    assert len(refusal.value.message) < 200
+    assert len(raised.value.message) < 200
 
 
 async def stalling(start: bytes) -> AsyncIterator[bytes]:
@@ -151,10 +151,10 @@ async def stalling(start: bytes) -> AsyncIterator[bytes]:
 
 async def test_slow_body_ends_with_408(tiny_store: Path) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post(EMBED, content=stalling(b'{"inp'))
+        response = await http.post(EMBED, content=stalling(b'{"inp'))
         openai = await http.post("/v1/embeddings", content=stalling(b"{"))
-    assert (reply.status_code, reply.json()["code"]) == (408, "body_too_slow")
-    assert "0.2 s " in reply.json()["error"]
+    assert (response.status_code, response.json()["code"]) == (408, "body_too_slow")
+    assert "0.2 s " in response.json()["error"]
     assert openai.json()["error"]["code"] == "body_too_slow"
     assert openai.headers["x-should-retry"] == "false"
 
@@ -175,28 +175,28 @@ async def test_concurrent_body_bytes_are_limited_and_released(tiny_store: Path) 
         held = asyncio.ensure_future(http.post(EMBED, content=waiting()))
         await arrived.wait()
         probe = BODY.ljust(1_500)
-        refused = await http.post(EMBED, content=probe)
+        rejected = await http.post(EMBED, content=probe)
         small = await http.post(EMBED, content=BODY)
         go_on.set()
         answered = await held
         after = await http.post(EMBED, content=probe)
-    assert refused.headers["retry-after"] == "1"
-    assert refused.status_code == 429
+    assert rejected.headers["retry-after"] == "1"
+    assert rejected.status_code == 429
     assert [small.status_code, answered.status_code, after.status_code] == [200] * 3
 
 
 @pytest.mark.parametrize("declared", ["9" * 19, "9" * 5_000])
 async def test_content_length_of_many_digits_is_too_large(declared: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post(EMBED, content=BODY, headers={"content-length": declared})
-    assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
+        response = await http.post(EMBED, content=BODY, headers={"content-length": declared})
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
 
 
 async def test_error_with_a_long_value_is_short(tiny_store: Path) -> None:
     body = {"inputs": "a", "parameters": {"p" * 1_000_000: 1}}
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post(EMBED, json=body)
-    assert reply.status_code == 422
-    assert len(reply.content) < 2_000
-    assert reply.json()["field"].startswith("parameters.ppp")
-    assert "known: `truncate`" in reply.json()["error"]
+        response = await http.post(EMBED, json=body)
+    assert response.status_code == 422
+    assert len(response.content) < 2_000
+    assert response.json()["field"].startswith("parameters.ppp")
+    assert "known: `truncate`" in response.json()["error"]

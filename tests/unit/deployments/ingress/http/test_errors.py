@@ -34,23 +34,23 @@ def test_lone_surrogate_is_replaced() -> None:
 
 def test_error_uses_the_field_names_of_the_api() -> None:
     original = InvalidField("`inputs[3]` is empty", field="inputs[3]")
-    with pytest.raises(InvalidField) as told, rename_error_fields({"inputs": "input", "in": "no"}):
+    with pytest.raises(InvalidField) as error, rename_error_fields({"inputs": "input", "in": "no"}):
         raise original
-    assert (told.value.message, told.value.field) == ("`input[3]` is empty", "input[3]")
+    assert (error.value.message, error.value.field) == ("`input[3]` is empty", "input[3]")
     assert original.field == "inputs[3]"
 
 
 def test_field_with_the_same_prefix_is_not_renamed() -> None:
-    with pytest.raises(InvalidField) as told, rename_error_fields({"prompt": "inputs", "a.": ""}):
+    with pytest.raises(InvalidField) as error, rename_error_fields({"prompt": "inputs", "a.": ""}):
         raise InvalidField("`prompt_logprobs` are not there", field="prompt_logprobs")
-    assert (told.value.message, told.value.field) == (
+    assert (error.value.message, error.value.field) == (
         "`prompt_logprobs` are not there",
         "prompt_logprobs",
     )
     for field, named in (("prompt", "inputs"), ("prompt.a", "inputs.a"), ("a.b", "b")):
         with (
-            pytest.raises(InvalidField) as told,
+            pytest.raises(InvalidField) as error,
             rename_error_fields({"prompt": "inputs", "a.": ""}),
         ):
             raise InvalidField("wrong", field=field)
-        assert told.value.field == named
+        assert error.value.field == named

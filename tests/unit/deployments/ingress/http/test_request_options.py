@@ -53,9 +53,9 @@ def test_body_options_override_headers(
 def test_invalid_option_is_named(
     body: Any, headers: dict[str, str], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as raised:
         read_options(body, headers)
-    assert refusal.value.field == field
+    assert raised.value.field == field
 
 
 @pytest.mark.parametrize(

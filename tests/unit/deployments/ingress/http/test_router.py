@@ -64,15 +64,15 @@ async def test_unmatched_requests_are_rejected_each_time(app: Starlette) -> None
 
 async def test_wrong_method_lists_all_methods_of_the_path(app: Starlette) -> None:
     async with client(app) as http:
-        refused = await http.put("/models/a")
-    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+        rejected = await http.put("/models/a")
+    assert (rejected.status_code, rejected.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 async def test_route_cache_is_bounded(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 3)
     async with client(app) as http:
-        told = [(await http.post(f"/models/{i}")).text for i in range(10)]
-    assert told == [f"model {i}" for i in range(10)]
+        responses = [(await http.post(f"/models/{i}")).text for i in range(10)]
+    assert responses == [f"model {i}" for i in range(10)]
     assert len(app.router._cached) <= 3
 
 
@@ -87,13 +87,13 @@ async def test_long_path_is_served_and_not_cached(
 
 
 async def test_lifespan_is_entered_and_left() -> None:
-    told = []
+    responses = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        told.append("begun")
+        responses.append("begun")
         yield
-        told.append("ended")
+        responses.append("ended")
 
     app = Starlette()
     app.router = CachingRouter([], lifespan)
@@ -103,7 +103,12 @@ async def test_lifespan_is_entered_and_left() -> None:
         return {"type": next(messages)}
 
     async def send(message: Message) -> None:
-        told.append(message["type"])
+        responses.append(message["type"])
 
     await app({"type": "lifespan", "state": {}}, receive, send)
-    assert told == ["begun", "lifespan.startup.complete", "ended", "lifespan.shutdown.complete"]
+    assert responses == [
+        "begun",
+        "lifespan.startup.complete",
+        "ended",
+        "lifespan.shutdown.complete",
+    ]

@@ -44,13 +44,13 @@ def told(error: ServeError) -> bytes:
 
 
 def visited(
-    spring: Spring, *, max_messages: int = 1_000, stream_write_timeout_s: float = 5.0
+    source: Spring, *, max_messages: int = 1_000, stream_write_timeout_s: float = 5.0
 ) -> AsgiClient:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"x-compute-type": "cpu-fake"}
         response = SseResponse(
-            spring.events(),
-            spring,
+            source.events(),
+            source,
             told,
             stream_write_timeout_s=stream_write_timeout_s,
             headers=headers,
@@ -61,11 +61,11 @@ def visited(
 
 
 async def test_stream_has_headers_and_all_events() -> None:
-    spring = Spring([build_event(b"1"), build_event(b"2") + build_event(b"3")])
-    visitor = visited(spring)
-    await visitor.task
-    assert visitor.text == "data: 1\n\ndata: 2\n\ndata: 3\n\n"
-    start, *bodies = visitor.messages
+    source = Spring([build_event(b"1"), build_event(b"2") + build_event(b"3")])
+    client = visited(source)
+    await client.task
+    assert client.text == "data: 1\n\ndata: 2\n\ndata: 3\n\n"
+    start, *bodies = client.messages
     headers = dict(start["headers"])
     assert start["status"] == 200
     assert headers[b"content-type"].startswith(b"text/event-stream")
@@ -74,68 +74,68 @@ async def test_stream_has_headers_and_all_events() -> None:
     assert headers[b"x-compute-type"] == b"cpu-fake"
     assert b"content-length" not in headers
     assert [body["more_body"] for body in bodies] == [True, True, False]
-    assert spring.is_closed()
+    assert source.is_closed()
 
 
 async def test_error_is_the_last_event_in_the_format_of_the_api() -> None:
-    spring = Spring([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
-    visitor = visited(spring)
-    await visitor.task
-    assert visitor.text == "data: 1\n\ndata: engine_failed: broken\n\n"
-    assert visitor.messages[-1]["more_body"] is False
-    assert spring.is_closed()
+    source = Spring([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
+    client = visited(source)
+    await client.task
+    assert client.text == "data: 1\n\ndata: engine_failed: broken\n\n"
+    assert client.messages[-1]["more_body"] is False
+    assert source.is_closed()
 
 
 async def test_unexpected_error_is_logged_and_sent_without_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spring = Spring([build_event(b"1"), ZeroDivisionError("secret")])
-    visitor = visited(spring)
-    await visitor.task
-    assert "internal: unexpected failure" in visitor.text
-    assert "secret" not in visitor.text
+    source = Spring([build_event(b"1"), ZeroDivisionError("secret")])
+    client = visited(source)
+    await client.task
+    assert "internal: unexpected failure" in client.text
+    assert "secret" not in client.text
     assert "secret" in caplog.text
-    assert spring.is_closed()
+    assert source.is_closed()
 
 
 async def test_client_disconnect_ends_the_stream() -> None:
-    spring = Spring([build_event(b"1")], hangs=True)
-    visitor = visited(spring)
-    await visitor.wait_for_text("data: 1")
-    visitor.disconnect()
-    await visitor.task
-    assert spring.is_closed()
+    source = Spring([build_event(b"1")], hangs=True)
+    client = visited(source)
+    await client.wait_for_text("data: 1")
+    client.disconnect()
+    await client.task
+    assert source.is_closed()
 
 
 async def test_cancellation_ends_the_stream() -> None:
-    spring = Spring([build_event(b"1")], hangs=True)
-    visitor = visited(spring)
-    await visitor.wait_for_text("data: 1")
-    visitor.task.cancel()
+    source = Spring([build_event(b"1")], hangs=True)
+    client = visited(source)
+    await client.wait_for_text("data: 1")
+    client.task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await visitor.task
-    assert spring.is_closed()
+        await client.task
+    assert source.is_closed()
 
 
 async def test_blocked_write_ends_the_stream_after_the_timeout() -> None:
-    spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
-    visitor = visited(spring, max_messages=2, stream_write_timeout_s=0.02)
-    await visitor.task
-    assert visitor.text == "data: 1\n\n"
-    assert spring.is_closed()
+    source = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
+    client = visited(source, max_messages=2, stream_write_timeout_s=0.02)
+    await client.task
+    assert client.text == "data: 1\n\n"
+    assert source.is_closed()
 
 
 async def test_client_disconnect_ends_a_blocked_write() -> None:
-    spring = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")])
-    visitor = visited(spring, max_messages=2, stream_write_timeout_s=60)
-    await visitor.wait_for_text("data: 1")
-    visitor.disconnect()
-    await visitor.task
-    assert spring.is_closed()
+    source = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")])
+    client = visited(source, max_messages=2, stream_write_timeout_s=60)
+    await client.wait_for_text("data: 1")
+    client.disconnect()
+    await client.task
+    assert source.is_closed()
 
 
 async def test_broken_connection_is_not_logged_as_a_failure() -> None:
-    spring = Spring([build_event(b"1"), build_event(b"2")])
+    source = Spring([build_event(b"1"), build_event(b"2")])
     sent: list[str] = []
 
     async def receive() -> dict[str, str]:
@@ -147,14 +147,14 @@ async def test_broken_connection_is_not_logged_as_a_failure() -> None:
             raise OSError("broken pipe")
         sent.append("start")
 
-    response = SseResponse(spring.events(), spring, told, stream_write_timeout_s=5.0)
+    response = SseResponse(source.events(), source, told, stream_write_timeout_s=5.0)
     await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
-    assert spring.is_closed()
+    assert source.is_closed()
 
 
 async def test_unread_events_are_closed() -> None:
-    spring = Spring([build_event(b"1")])
-    visitor = visited(spring)
-    visitor.disconnect()
-    await visitor.task
-    await wait_until(lambda: spring.source_closed == 1)
+    source = Spring([build_event(b"1")])
+    client = visited(source)
+    client.disconnect()
+    await client.task
+    await wait_until(lambda: source.source_closed == 1)

@@ -36,9 +36,9 @@ def zoo(store: Path) -> InProcess:
 
 
 async def document_of(http: httpx.AsyncClient) -> dict[str, Any]:
-    reply = await http.get("/openapi.json")
-    assert reply.headers["content-type"] == JSON
-    document: dict[str, Any] = reply.json()
+    response = await http.get("/openapi.json")
+    assert response.headers["content-type"] == JSON
+    document: dict[str, Any] = response.json()
     return document
 
 
@@ -49,8 +49,8 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def is_valid(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
-    whole = {**schema, "components": document["components"]}
-    jsonschema.Draft202012Validator(whole).validate(value)
+    full = {**schema, "components": document["components"]}
+    jsonschema.Draft202012Validator(full).validate(value)
 
 
 async def test_document_is_valid_openapi(zoo_store: Path) -> None:
@@ -73,13 +73,13 @@ async def test_all_routes_except_page_files_are_documented(zoo_store: Path) -> N
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             document = await document_of(http)
-    told = {(path, method) for method, path, _ in operations(document)}
-    assert {path for path, _ in served - told} == {
+    documented = {(path, method) for method, path, _ in operations(document)}
+    assert {path for path, _ in served - documented} == {
         "/docs/swagger-ui.css",
         "/docs/swagger-ui-bundle.js",
         "/docs/start.js",
     }
-    assert told <= served
+    assert documented <= served
 
 
 async def test_examples_fit_their_schemas_and_responses(
@@ -92,19 +92,19 @@ async def test_examples_fit_their_schemas_and_responses(
             media = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
             for example in media.get("examples", {}).values():
                 is_valid(example["value"], media["schema"], document)
-                replies = [
+                responses = [
                     await http.request(method, filled, json=example["value"])
                     for filled in filled_in(path, operation)
                 ]
                 # The examples use token ids of a real vocabulary, which the tiny one does not have.
-                if any("unknown_token" in reply.text for reply in replies):
+                if any("unknown_token" in response.text for response in responses):
                     continue
-                good = [reply for reply in replies if reply.status_code == 200]
-                assert good, (path, example, [reply.text for reply in replies][:3])
+                good = [response for response in responses if response.status_code == 200]
+                assert good, (path, example, [response.text for response in responses][:3])
                 content = operation["responses"]["200"]["content"]
-                for reply in good:
-                    kind = reply.headers["content-type"].partition(";")[0]
-                    for value in told_in(reply):
+                for response in good:
+                    kind = response.headers["content-type"].partition(";")[0]
+                    for value in told_in(response):
                         is_valid(value, response_schema(content, kind), document)
                 tried += 1
     assert tried > 10
@@ -116,11 +116,11 @@ def response_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
     return schema if kind == JSON else schema["properties"]["data"]["contentSchema"]
 
 
-def told_in(reply: httpx.Response) -> list[Any]:
+def told_in(response: httpx.Response) -> list[Any]:
     """Return the value of a response body, or the event data of a stream."""
-    if reply.headers["content-type"] == JSON:
-        return [reply.json()]
-    events = [line.removeprefix("data:").strip() for line in reply.text.split("\n\n") if line]
+    if response.headers["content-type"] == JSON:
+        return [response.json()]
+    events = [line.removeprefix("data:").strip() for line in response.text.split("\n\n") if line]
     return [orjson.loads(event) for event in events if event != "[DONE]"]
 
 
@@ -147,8 +147,8 @@ async def test_errors_fit_their_schemas(zoo_store: Path) -> None:
         document = await document_of(http)
     statuses: set[int] = set()
     for _, _, operation in operations(document):
-        for status, told in operation["responses"].items():
-            for media in told["content"].values():
+        for status, content in operation["responses"].items():
+            for media in content["content"].values():
                 for example in media.get("examples", {}).values():
                     is_valid(example["value"], media["schema"], document)
                     statuses.add(int(status))
@@ -158,15 +158,15 @@ async def test_errors_fit_their_schemas(zoo_store: Path) -> None:
 async def test_documented_errors_have_the_format_of_the_path(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
-    told = {
+    content = {
         path: document["paths"][path]["post"]["responses"]["404"]["content"][JSON]
         for path in ("/models/{id}", "/v1/embeddings")
     }
     names = [
-        schema["$ref"].rpartition("/")[2] for schema in told["/models/{id}"]["schema"]["anyOf"]
+        schema["$ref"].rpartition("/")[2] for schema in content["/models/{id}"]["schema"]["anyOf"]
     ]
     assert names == ["HuggingFaceError", "TextGenerationInferenceError"]
-    value = told["/v1/embeddings"]["examples"]["model_not_found"]["value"]
+    value = content["/v1/embeddings"]["examples"]["model_not_found"]["value"]
     assert value["error"]["type"] == "invalid_request_error"
 
 
@@ -176,19 +176,19 @@ CONDITIONAL = {"x-compute-fallback"}
 async def test_response_headers_are_documented(zoo_store: Path) -> None:
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
-        reply = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
+        response = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
         embedded = await http.post("/v1/embeddings", json={"input": "a", "model": EMBEDDER})
     own = {"content-type", "content-length"}
     assert (
         set(INFERENCE_HEADERS) - CONDITIONAL
-        == set(reply.headers) - own
+        == set(response.headers) - own
         == set(embedded.headers) - own
     )
     assert headers_told(document, "/v1/embeddings") == set(INFERENCE_HEADERS)
     assert headers_told(document, "/models/{id}") > set(INFERENCE_HEADERS)
     for path in ("/models/{id}", "/v2/models/{id}/infer"):
-        asked = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
-        assert asked == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
+        parameters = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
+        assert parameters == {"id", "x-use-cache", "x-wait-for-model", "x-use-gpu", "x-hardware"}
 
 
 def headers_told(document: dict[str, Any], path: str) -> set[str]:
@@ -213,22 +213,22 @@ async def test_generation_responses_and_streams_fit_their_schemas(
     kinds: set[str] = set()
     async with zoo(zoo_store).client() as http:
         document = await document_of(http)
-        told = document["paths"][path]["post"]["responses"]["200"]["content"]
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
         for stream in (False, True):
             body = {**GENERATING[path], "model": DECODER, "stream": stream}
-            reply = await http.post(path.replace("{id}", DECODER), json=body)
-            assert reply.status_code == 200, reply.text
-            kind = reply.headers["content-type"].partition(";")[0]
+            response = await http.post(path.replace("{id}", DECODER), json=body)
+            assert response.status_code == 200, response.text
+            kind = response.headers["content-type"].partition(";")[0]
             kinds.add(kind)
-            values = told_in(reply)
+            values = told_in(response)
             assert values
             for value in values:
-                is_valid(value, response_schema(told, kind), document)
-            sent = set(reply.headers) - own
+                is_valid(value, response_schema(content, kind), document)
+            sent = set(response.headers) - own
             assert sent <= headers_told(document, path)
             if kind == JSON and path != "/models/{id}":
                 assert sent == headers_told(document, path) - CONDITIONAL
-    assert kinds == set(told)
+    assert kinds == set(content)
 
 
 async def test_task_parameter_has_all_tasks(zoo_store: Path) -> None:

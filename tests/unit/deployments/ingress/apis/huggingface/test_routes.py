@@ -146,7 +146,7 @@ async def test_truncated_text_sets_a_warning_header(tiny_store: Path) -> None:
 async def test_truncation_direction_selects_the_side(tiny_store: Path) -> None:
     text = "good " * 14 + "night " * 14
     async with InProcess(tiny_store).client() as http:
-        kept = {
+        kept_sides = {
             side: await http.post(
                 EMBED, json={"inputs": text, "truncate": True, "truncation_direction": side}
             )
@@ -156,8 +156,8 @@ async def test_truncation_direction_selects_the_side(tiny_store: Path) -> None:
             (await http.post(EMBED, json={"inputs": f"{word} " * 14})).json()
             for word in ("good", "night")
         ]
-    np.testing.assert_allclose(kept["left"].json(), night, atol=1e-6)
-    np.testing.assert_allclose(kept["Right"].json(), good, atol=1e-6)
+    np.testing.assert_allclose(kept_sides["left"].json(), night, atol=1e-6)
+    np.testing.assert_allclose(kept_sides["Right"].json(), good, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,13 @@ class CannedEncoder:
 async def test_embeddings_equal_those_of_other_apis(
     outputs: bool | None, binary: bool, column: bool, tiny_store: Path
 ) -> None:
-    wanted = None
+    outputs_requested = None
     if outputs is not None:
-        wanted = [InferRequestedOutput("embedding", binary_data=outputs)]
+        outputs_requested = [InferRequestedOutput("embedding", binary_data=outputs)]
     async with InProcess(tiny_store).client() as http:
         plain = await http.post(f"/models/{EMBEDDER}", json={"inputs": ["good film", "night 🦦"]})
         sent = texts("text", "good film", "night 🦦", binary=binary, column=column)
-        result = await infer(http, EMBEDDER, [sent], outputs=wanted, request_id="r-1")
+        result = await infer(http, EMBEDDER, [sent], outputs=outputs_requested, request_id="r-1")
     rows = result.as_numpy("embedding")
     assert (rows.shape, rows.dtype) == ((2, WIDTH), np.float32)
     np.testing.assert_array_equal(rows, np.array(plain.json(), np.float32))

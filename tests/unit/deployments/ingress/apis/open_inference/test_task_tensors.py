@@ -134,9 +134,9 @@ def test_tensors_named_like_parameters_are_parameters() -> None:
 def test_unknown_tensors_are_rejected_by_name(
     task: TaskName, tensors: list[Tensor], error: type[ServeError], field: str
 ) -> None:
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as raised:
         bound(task, *tensors)
-    assert refused.value.field == field
+    assert raised.value.field == field
 
 
 @pytest.mark.parametrize(

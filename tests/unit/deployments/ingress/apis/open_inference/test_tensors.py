@@ -130,9 +130,9 @@ def test_json_data_may_be_flat_or_nested(shape: list[int], data: list[Any]) -> N
 def test_json_data_that_contradicts_shape_or_type_is_rejected(
     datatype: Datatype, shape: list[int], data: list[Any], path: str
 ) -> None:
-    with pytest.raises(InvalidField) as refused:
+    with pytest.raises(InvalidField) as raised:
         parse_json_tensor("x", datatype, shape, data)
-    assert refused.value.field == path
+    assert raised.value.field == path
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,6 @@ def test_json_data_that_contradicts_shape_or_type_is_rejected(
 def test_binary_data_of_wrong_size_is_rejected(
     datatype: Datatype, shape: list[int], raw: bytes, path: str
 ) -> None:
-    with pytest.raises(InvalidField) as refused:
+    with pytest.raises(InvalidField) as raised:
         parse_binary_tensor("x", datatype, shape, memoryview(raw))
-    assert refused.value.field == path
+    assert raised.value.field == path

@@ -27,15 +27,15 @@ def saying(characters: int) -> dict[str, str]:
 
 async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | None]:
     asking = ChatHarness(store, settings=IngressUserConfig(limits=LIMITS))
-    reply = await asking.post(path, body)
-    error = reply.json()["error"]
+    response = await asking.post(path, body)
+    error = response.json()["error"]
     assert error["message"]
     assert asking.generator.calls == []
-    return reply.status_code, error["code"], error["param"]
+    return response.status_code, error["code"], error["param"]
 
 
 @pytest.mark.parametrize(
-    ("told", "param"),
+    ("error", "param"),
     [
         ({"messages": None}, "messages"),
         ({"messages": "hi"}, "messages"),
@@ -88,14 +88,14 @@ async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | No
     ],
 )
 async def test_invalid_chat_field_is_named(
-    told: dict[str, Any], param: str, writing_store: Path
+    error: dict[str, Any], param: str, writing_store: Path
 ) -> None:
-    status, _, named = await refused(writing_store, CHAT, {**CHAT_BODY, **told})
+    status, _, named = await refused(writing_store, CHAT, {**CHAT_BODY, **error})
     assert (status, named) == (400, param)
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "code", "param"),
+    ("error", "status", "code", "param"),
     [
         ({"messages": []}, 400, "empty_input", "messages"),
         ({"stop": ["a", ""]}, 400, "empty_input", "stop[1]"),
@@ -106,14 +106,14 @@ async def test_invalid_chat_field_is_named(
     ],
 )
 async def test_limits_and_missing_fields_are_named(
-    told: dict[str, Any], status: int, code: str, param: str, writing_store: Path
+    error: dict[str, Any], status: int, code: str, param: str, writing_store: Path
 ) -> None:
-    body = {**CHAT_BODY, **told}
+    body = {**CHAT_BODY, **error}
     assert await refused(writing_store, CHAT, body) == (status, code, param)
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "code", "param"),
+    ("error", "status", "code", "param"),
     [
         ({"prompt": None}, 400, "invalid_field", "prompt"),
         ({"prompt": ""}, 400, "empty_input", "prompt"),
@@ -135,9 +135,9 @@ async def test_limits_and_missing_fields_are_named(
     ],
 )
 async def test_invalid_completion_has_the_openai_error_format(
-    told: dict[str, Any], status: int, code: str, param: str, writing_store: Path
+    error: dict[str, Any], status: int, code: str, param: str, writing_store: Path
 ) -> None:
-    body = {"prompt": "Once", **told}
+    body = {"prompt": "Once", **error}
     assert await refused(writing_store, COMPLETIONS, body) == (status, code, param)
 
 
@@ -166,17 +166,17 @@ async def test_generator_errors_have_the_openai_format(
     error: ServeError, more: dict[str, Any], param: str, stream: bool, writing_store: Path
 ) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
-    reply = await asking.post(CHAT, {**CHAT_BODY, **more, "stream": stream})
-    told = reply.json()["error"]
-    assert (reply.status_code, told["code"], told["param"]) == (error.status, error.code, param)
+    response = await asking.post(CHAT, {**CHAT_BODY, **more, "stream": stream})
+    told = response.json()["error"]
+    assert (response.status_code, told["code"], told["param"]) == (error.status, error.code, param)
     assert told["message"] == f"`{param}` is bad"
     assert len(asking.in_process.recorder.records) == 1
 
 
 async def test_overloaded_generator_sets_retry_after(writing_store: Path) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=Overloaded("full")))
-    reply = await asking.post(CHAT, CHAT_BODY)
-    assert reply.status_code == 429
-    assert reply.json()["error"]["type"] == "rate_limit_error"
-    assert reply.headers["retry-after"] == "1"
-    assert reply.headers["x-should-retry"] == "true"
+    response = await asking.post(CHAT, CHAT_BODY)
+    assert response.status_code == 429
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert response.headers["retry-after"] == "1"
+    assert response.headers["x-should-retry"] == "true"

@@ -126,11 +126,11 @@ async def test_error_within_a_stream_is_the_last_event(writing_store: Path) -> N
 async def test_client_disconnect_frees_slots(writing_store: Path) -> None:
     harness = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     async with harness.in_process.application() as app:
-        visitor = AsgiClient(app, CHAT, {**STREAM, "n": 3})
-        await visitor.wait_for_text('"content":"lo"')
+        client = AsgiClient(app, CHAT, {**STREAM, "n": 3})
+        await client.wait_for_text('"content":"lo"')
         assert harness.generator.open == 3
-        visitor.disconnect()
-        await visitor.task
+        client.disconnect()
+        await client.task
     assert harness.generator.open == 0
     assert [record.status for record in harness.in_process.recorder.records] == [499]
 
@@ -139,11 +139,11 @@ async def test_cancelled_handler_frees_slots(writing_store: Path) -> None:
     harness = ChatHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     async with harness.in_process.application() as app:
         for body in (STREAM, CHAT_BODY):
-            visitor = AsgiClient(app, CHAT, {**body, "n": 2})
+            client = AsgiClient(app, CHAT, {**body, "n": 2})
             await wait_until(lambda: harness.generator.open == 2)
-            visitor.task.cancel()
+            client.task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await visitor.task
+                await client.task
             assert harness.generator.open == 0
     assert [record.status for record in harness.in_process.recorder.records] == [499, 499]
 
@@ -153,8 +153,8 @@ async def test_slow_reader_frees_slots(writing_store: Path) -> None:
     endless = ScriptedReply(("word ",) * 10_000)
     harness = ChatHarness(writing_store, lambda call: endless, settings)
     async with harness.in_process.application() as app:
-        visitor = AsgiClient(app, CHAT, STREAM, max_messages=3)
-        await visitor.task
+        client = AsgiClient(app, CHAT, STREAM, max_messages=3)
+        await client.task
     assert harness.generator.open == 0
     assert harness.generator.events_read < 1_000
     assert [record.status for record in harness.in_process.recorder.records] == [499]

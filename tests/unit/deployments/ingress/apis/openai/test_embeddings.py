@@ -73,11 +73,11 @@ async def test_all_input_forms_return_the_same_embedding(
 async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
     body = {"input": "good film", "model": EMBEDDER}
     async with InProcess(tiny_store).client() as http:
-        whole, cut = [
+        full, cut = [
             np.array((await http.post(PATH, json=b)).json()["data"][0]["embedding"])
             for b in (body, body | {"dimensions": 3})
         ]
-    np.testing.assert_allclose(cut, whole[:3] / np.linalg.norm(whole[:3]), atol=1e-6)
+    np.testing.assert_allclose(cut, full[:3] / np.linalg.norm(full[:3]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -31,17 +31,17 @@ async def open_client(harness: ChatHarness) -> AsyncIterator[openai.AsyncOpenAI]
 
 async def test_openai_client_chats_and_streams(writing_store: Path) -> None:
     async with open_client(ChatHarness(writing_store)) as client:
-        whole = await client.chat.completions.create(model=DECODER, messages=[USER])
+        full = await client.chat.completions.create(model=DECODER, messages=[USER])
         stream = await client.chat.completions.create(
             model=DECODER, messages=[USER], stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
-    assert whole.choices[0].message.content == "Hello"
-    assert whole.usage is not None
-    assert whole.usage.total_tokens == 7
+    assert full.choices[0].message.content == "Hello"
+    assert full.usage is not None
+    assert full.usage.total_tokens == 7
     options_sent = [c.choices[0].delta.content or "" for c in chunks if c.choices]
     assert "".join(options_sent) == "Hello"
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage == full.usage
 
 
 async def test_openai_stream_helper_collects_the_message(writing_store: Path) -> None:
@@ -60,14 +60,14 @@ async def test_openai_stream_helper_collects_the_message(writing_store: Path) ->
 async def test_openai_client_reads_tool_calls(writing_store: Path) -> None:
     harness = ChatHarness(writing_store, lambda call: ScriptedReply(tuple(CALL)))
     async with open_client(harness) as client:
-        whole = await client.chat.completions.create(
+        full = await client.chat.completions.create(
             model=DECODER, messages=[USER], tools=[WEATHER], tool_choice="required"
         )
         async with client.chat.completions.stream(
             model=DECODER, messages=[USER], tools=[WEATHER]
         ) as stream:
             final = await stream.get_final_completion()
-    for completion in (whole, final):
+    for completion in (full, final):
         assert completion.choices[0].finish_reason == "tool_calls"
         (call,) = completion.choices[0].message.tool_calls or ()
         assert (call.function.name, call.function.arguments) == ("weather", '{"city":"Rome"}')
@@ -90,12 +90,12 @@ async def test_openai_client_parses_structured_output(writing_store: Path) -> No
 
 async def test_openai_client_completes_and_streams(writing_store: Path) -> None:
     async with open_client(ChatHarness(writing_store)) as client:
-        whole = await client.completions.create(
+        full = await client.completions.create(
             model=DECODER, prompt=["a", "b"], echo=True, logprobs=2, extra_body={"top_k": 3}
         )
         stream = await client.completions.create(model=DECODER, prompt="a", stream=True)
         chunks = [chunk async for chunk in stream]
-    assert [choice.text for choice in whole.choices] == ["aHello", "bHello"]
+    assert [choice.text for choice in full.choices] == ["aHello", "bHello"]
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello"
     assert chunks[-1].choices[0].finish_reason == "stop"
 

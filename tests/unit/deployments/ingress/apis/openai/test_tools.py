@@ -96,9 +96,9 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
     ],
 )
 async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path) -> None:
-    whole = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()["choices"][0]
-    assert whole["message"] == {"role": "assistant", "content": text}
-    assert whole["finish_reason"] == "stop"
+    full = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()["choices"][0]
+    assert full["message"] == {"role": "assistant", "content": text}
+    assert full["finish_reason"] == "stop"
     events = await script_text(writing_store, *letters(text)).events(CHAT, TOOLS)
     deltas = [event["choices"][0]["delta"] for event in events]
     assert "".join(delta.get("content", "") for delta in deltas) == text

@@ -46,9 +46,9 @@ async def client(store: Path) -> AsyncIterator[httpx.AsyncClient]:
     steps: ListRecorder[StepRecord] = ListRecorder()
     replica = GeneratorReplica(args, Device.CPU, steps)
     replica.start()
-    world = InProcess(store, models=MODELS, generator=LocalGeneratorClient(replica))
+    server = InProcess(store, models=MODELS, generator=LocalGeneratorClient(replica))
     try:
-        async with world.client() as http:
+        async with server.client() as http:
             yield http
     finally:
         await replica.close()
@@ -56,9 +56,9 @@ async def client(store: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 async def test_chat_stream_equals_the_whole_response(store: Path) -> None:
     async with client(store) as http:
-        whole = (await http.post(CHAT, json=ASKED)).json()
+        full = (await http.post(CHAT, json=ASKED)).json()
         stream = await http.post(CHAT, json={**ASKED, "stream": True})
-    (choice,) = whole["choices"]
+    (choice,) = full["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (SAYS, "stop")
     *events, done = events_in(stream.content)
     assert done == "[DONE]"

@@ -129,12 +129,12 @@ async def test_long_documents_are_truncated_with_a_warning_header(store: Path) -
     body = {"query": QUERY, "documents": ["good " * 30]}
     async with ranking(store).client() as http:
         response = await http.post("/v2/rerank", json=body)
-        refused = await http.post(
+        rejected = await http.post(
             "/rerank", json={"query": QUERY, "texts": ["good " * 30], "truncate": False}
         )
     assert response.headers["x-hf-warning"].startswith("input-truncated")
-    assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
-    assert "`texts[0]`" in refused.json()["error"]
+    assert (rejected.status_code, rejected.json()["error_type"]) == (422, "Validation")
+    assert "`texts[0]`" in rejected.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", f"/models/{RANKER}/v2/rerank"])

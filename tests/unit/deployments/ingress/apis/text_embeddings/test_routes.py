@@ -37,17 +37,17 @@ async def ask(store: Path, path: str, body: Any, **world: Any) -> Any:
 async def test_embed_returns_a_normalized_row_per_text(
     path: str, inputs: Any, rows: int, tiny_store: Path
 ) -> None:
-    reply = await ask(tiny_store, path, {"inputs": inputs})
-    vectors = np.array(reply.json())
+    response = await ask(tiny_store, path, {"inputs": inputs})
+    vectors = np.array(response.json())
     assert vectors.shape == (rows, WIDTH)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
 
 
 async def test_embed_accepts_top_level_parameters(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        whole = (await http.post("/embed", json={"inputs": "good", "normalize": False})).json()
+        full = (await http.post("/embed", json={"inputs": "good", "normalize": False})).json()
         cut = (await http.post("/embed", json={"inputs": "good", "dimensions": 3})).json()
-    (raw,) = np.array(whole)
+    (raw,) = np.array(full)
     assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-3)
     np.testing.assert_allclose(cut[0], raw[:3] / np.linalg.norm(raw[:3]), atol=1e-6)
 
@@ -64,27 +64,27 @@ async def test_long_texts_are_truncated_with_a_warning_header(tiny_store: Path) 
             (await http.post("/embed", json={"inputs": "night " + TOO_LONG, **more})).json()
             for more in ({}, {"truncation_direction": "Right"}, {"truncation_direction": "Left"})
         ]
-        refused = await http.post("/embed", json={"inputs": TOO_LONG, "truncate": False})
+        rejected = await http.post("/embed", json={"inputs": TOO_LONG, "truncate": False})
     assert cut.headers["x-hf-warning"].startswith("input-truncated")
     assert cut.headers["x-compute-tokens"] == "16"
     assert ends[0] == ends[1] != ends[2]
-    assert (refused.status_code, refused.json()["error_type"]) == (422, "Validation")
-    assert "22 tokens" in refused.json()["error"]
+    assert (rejected.status_code, rejected.json()["error_type"]) == (422, "Validation")
+    assert "22 tokens" in rejected.json()["error"]
 
 
 async def test_time_headers_are_whole_milliseconds(tiny_store: Path) -> None:
-    reply = await ask(tiny_store, "/embed", {"inputs": "good film"})
+    response = await ask(tiny_store, "/embed", {"inputs": "good film"})
     names = ("compute", "total", "tokenization", "queue", "inference")
-    assert all(reply.headers[f"x-{name}-time"].isdecimal() for name in names)
-    assert reply.headers["x-compute-characters"] == "9"
-    assert reply.headers["x-compute-tokens"] == "4"
+    assert all(response.headers[f"x-{name}-time"].isdecimal() for name in names)
+    assert response.headers["x-compute-characters"] == "9"
+    assert response.headers["x-compute-tokens"] == "4"
 
 
 async def test_predict_returns_a_flat_list_for_one_text(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.post("/predict", json={"inputs": "good film"})
+        response = await http.post("/predict", json={"inputs": "good film"})
         nested = await http.post(f"/models/{CLASSIFIER}", json={"inputs": "good film"})
-    labels = reply.json()
+    labels = response.json()
     assert [set(one) for one in labels] == [{"label", "score"}] * 3
     assert [labels] == nested.json()
     assert sum(one["score"] for one in labels) == pytest.approx(1, abs=1e-6)
@@ -120,11 +120,11 @@ async def test_similarity_returns_cosines_in_request_order(tiny_store: Path) -> 
         hub = await http.post(f"/models/{EMBEDDER}/similarity", json=body | {"parameters": {}})
         long = body | {"inputs": {"source_sentence": "a", "sentences": [TOO_LONG]}}
         cut = await http.post("/similarity", json=long)
-        whole = await http.post("/similarity", json=long | {"parameters": {"truncate": False}})
+        full = await http.post("/similarity", json=long | {"parameters": {"truncate": False}})
     assert bare.json() == hub.json()
     assert bare.json()[1] == pytest.approx(1, abs=1e-6)
     assert abs(bare.json()[0]) < 0.999
-    assert (cut.status_code, whole.status_code) == (200, 422)
+    assert (cut.status_code, full.status_code) == (200, 422)
 
 
 @pytest.mark.parametrize(
@@ -149,27 +149,27 @@ async def test_embed_all_returns_a_vector_per_token(
 async def test_embed_all_truncates_unless_disabled(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         cut = await http.post("/embed_all", json={"inputs": TOO_LONG})
-        whole = await http.post("/embed_all", json={"inputs": TOO_LONG, "truncate": False})
+        full = await http.post("/embed_all", json={"inputs": TOO_LONG, "truncate": False})
     assert np.shape(cut.json()) == (1, 16, WIDTH)
-    assert (whole.status_code, whole.json()["error_type"]) == (422, "Validation")
+    assert (full.status_code, full.json()["error_type"]) == (422, "Validation")
 
 
 async def test_embed_all_of_an_older_artifact_asks_for_a_rebuild(tmp_path: Path) -> None:
     seal_without_token_vectors(tmp_path, EMBEDDER)
     async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
-        reply = await http.post("/embed_all", json={"inputs": "good"})
+        response = await http.post("/embed_all", json={"inputs": "good"})
         pooled = await http.post("/embed", json={"inputs": "good"})
-    assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
-    assert "Build the model again" in reply.json()["error"]
+    assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
+    assert "Build the model again" in response.json()["error"]
     assert pooled.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/embed_sparse", f"/models/{EMBEDDER}/embed_sparse"])
 async def test_embed_sparse_is_rejected_with_the_reason(path: str, tiny_store: Path) -> None:
-    reply = await ask(tiny_store, path, {"inputs": "good"})
-    assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
-    assert EMBEDDER in reply.json()["error"]
-    assert "/embed" in reply.json()["error"]
+    response = await ask(tiny_store, path, {"inputs": "good"})
+    assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
+    assert EMBEDDER in response.json()["error"]
+    assert "/embed" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -220,16 +220,16 @@ async def test_embed_sparse_is_rejected_with_the_reason(path: str, tiny_store: P
 async def test_errors_have_tei_statuses_and_title_case_types(
     path: str, body: dict[str, Any], status: int, kind: str, tiny_store: Path
 ) -> None:
-    reply = await ask(tiny_store, path, body, settings=LIMITS)
-    told = reply.json()
-    assert (reply.status_code, told["error_type"]) == (status, kind)
+    response = await ask(tiny_store, path, body, settings=LIMITS)
+    told = response.json()
+    assert (response.status_code, told["error_type"]) == (status, kind)
     assert isinstance(told["error"], str)
     assert "`parameters." not in told["error"], "the client has no `parameters`"
 
 
 async def test_predict_rejects_three_texts_and_explains_batches(tiny_store: Path) -> None:
-    reply = await ask(tiny_store, "/predict", {"inputs": ["a", "b", "c"]})
-    assert "Send a batch as a list of such lists" in reply.json()["error"]
+    response = await ask(tiny_store, "/predict", {"inputs": ["a", "b", "c"]})
+    assert "Send a batch as a list of such lists" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ async def test_unreadable_bodies_return_error_objects(
     content: bytes, status: int, kind: str, tiny_store: Path
 ) -> None:
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
-        reply = await http.post("/embed", content=content)
-    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+        response = await http.post("/embed", content=content)
+    assert (response.status_code, response.json()["error_type"]) == (status, kind)
 
 
 @pytest.mark.parametrize(
@@ -254,16 +254,16 @@ async def test_unreadable_bodies_return_error_objects(
 async def test_encoder_failures_have_tei_statuses(
     error: Exception, status: int, kind: str, tiny_store: Path
 ) -> None:
-    reply = await ask(tiny_store, "/embed", {"inputs": "a"}, encoder=FailingEncoder(error))
-    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
-    assert ("retry-after" in reply.headers) == (status == 429)
+    response = await ask(tiny_store, "/embed", {"inputs": "a"}, encoder=FailingEncoder(error))
+    assert (response.status_code, response.json()["error_type"]) == (status, kind)
+    assert ("retry-after" in response.headers) == (status == 429)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/rerank", f"/models/{EMBEDDER}/tokenize"])
 async def test_wrong_method_has_the_tei_error_format(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
-        reply = await http.put(path)
-    assert (reply.status_code, reply.json()["error_type"]) == (405, "Validation")
+        response = await http.put(path)
+    assert (response.status_code, response.json()["error_type"]) == (405, "Validation")
 
 
 async def test_info_describes_the_default_model_and_lists_all(tiny_store: Path) -> None:
@@ -290,9 +290,9 @@ def test_model_types_have_tei_names() -> None:
 
 async def test_prompt_name_prepends_the_prompt(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
-    world = InProcess(tmp_path, models=(EMBEDDER,))
-    async with world.client() as http:
-        manifest = world.pipeline.registry.find(EMBEDDER).manifest
+    server = InProcess(tmp_path, models=(EMBEDDER,))
+    async with server.client() as http:
+        manifest = server.pipeline.registry.find(EMBEDDER).manifest
         manifest.prompts["query"] = "you "
         prompted = await http.post("/embed", json={"inputs": "good", "prompt_name": "query"})
         written = await http.post("/embed", json={"inputs": "you good"})

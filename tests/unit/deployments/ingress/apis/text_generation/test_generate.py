@@ -41,21 +41,21 @@ async def test_generate_returns_one_object_without_the_prompt(
     path: str, writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
-    reply = await ask(writing_store, generator, path, {"inputs": "Once upon"})
-    assert (reply.status_code, reply.json()) == (200, {"generated_text": TEXT})
+    response = await ask(writing_store, generator, path, {"inputs": "Once upon"})
+    assert (response.status_code, response.json()) == (200, {"generated_text": TEXT})
     (call,) = generator.calls
     assert (call.model.id, call.prompt) == (DECODER, "Once upon")
     assert generator.running == 0
 
 
 async def test_return_full_text_prepends_the_prompt(writing_store: Path) -> None:
-    reply = await generate(writing_store, {"return_full_text": True})
-    assert reply.json() == {"generated_text": "Once upon" + TEXT}
+    response = await generate(writing_store, {"return_full_text": True})
+    assert response.json() == {"generated_text": "Once upon" + TEXT}
 
 
 async def test_details_have_all_tokens(writing_store: Path) -> None:
-    reply = await generate(writing_store, {"details": True, "seed": 7, "temperature": 0.5})
-    assert reply.json()["details"] == {
+    response = await generate(writing_store, {"details": True, "seed": 7, "temperature": 0.5})
+    assert response.json()["details"] == {
         "finish_reason": "eos_token",
         "generated_tokens": 4,
         "seed": 7,
@@ -77,16 +77,16 @@ async def test_greedy_decoding_reports_no_seed(writing_store: Path) -> None:
 
 
 async def test_decoder_input_details_adds_prompt_tokens(writing_store: Path) -> None:
-    reply = await generate(writing_store, {"decoder_input_details": True})
-    assert reply.json()["details"]["prefill"] == [
+    response = await generate(writing_store, {"decoder_input_details": True})
+    assert response.json()["details"]["prefill"] == [
         {"id": 5, "text": "Once", "logprob": None},
         {"id": 6, "text": " upon", "logprob": -2.5},
     ]
 
 
 async def test_top_n_tokens_adds_top_tokens(writing_store: Path) -> None:
-    reply = await generate(writing_store, {"details": True, "top_n_tokens": 2})
-    first, *others = reply.json()["details"]["top_tokens"]
+    response = await generate(writing_store, {"details": True, "top_n_tokens": 2})
+    first, *others = response.json()["details"]["top_tokens"]
     assert first == [
         {"id": 7, "text": " a", "logprob": -0.25, "special": False},
         {"id": 9, "text": " the", "logprob": -1.75, "special": False},
@@ -106,19 +106,19 @@ async def test_details_have_the_finish_reason(
     reason: FinishReason, word: str, writing_store: Path
 ) -> None:
     chunks = [Chunk("a.", (Token(1, "a.", -1.0),), ending(reason, 1))]
-    reply = await generate(writing_store, {"details": True}, chunks=chunks)
-    assert reply.json()["details"]["finish_reason"] == word
+    response = await generate(writing_store, {"details": True}, chunks=chunks)
+    assert response.json()["details"]["finish_reason"] == word
 
 
 async def test_best_of_returns_discarded_sequences_in_details(writing_store: Path) -> None:
     generator = ScriptedGenerator()
     body = {"inputs": "Once", "best_of": 3, "do_sample": True, "return_full_text": True}
     plain = await ask(writing_store, generator, "/generate", body)
-    told = await ask(writing_store, generator, "/generate", {**body, "details": True})
+    response = await ask(writing_store, generator, "/generate", {**body, "details": True})
     assert plain.json() == {"generated_text": "Once" + TEXT}
-    others = told.json()["details"]["best_of_sequences"]
+    others = response.json()["details"]["best_of_sequences"]
     assert [other["generated_text"] for other in others] == ["Once" + TEXT] * 2
-    assert others[0]["tokens"] == told.json()["details"]["tokens"]
+    assert others[0]["tokens"] == response.json()["details"]["tokens"]
     assert len(generator.calls) == 6
 
 
@@ -151,10 +151,10 @@ async def test_headers_have_token_counts_and_milliseconds(writing_store: Path) -
 async def test_generator_errors_have_a_lower_case_type(
     error: ServeError, status: int, kind: str, writing_store: Path
 ) -> None:
-    reply = await generate(writing_store, {}, refusal=error)
-    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
-    assert reply.json()["code"] == error.code
-    assert ("retry-after" in reply.headers) == (status == 429)
+    response = await generate(writing_store, {}, refusal=error)
+    assert (response.status_code, response.json()["error_type"]) == (status, kind)
+    assert response.json()["code"] == error.code
+    assert ("retry-after" in response.headers) == (status == 429)
 
 
 @pytest.mark.parametrize(
@@ -192,36 +192,36 @@ async def test_invalid_bodies_have_the_tgi_error_format(
     body: Any, status: int, kind: str, writing_store: Path
 ) -> None:
     generator = ScriptedGenerator()
-    reply = await ask(writing_store, generator, "/generate", body)
-    assert (reply.status_code, reply.json()["error_type"]) == (status, kind)
+    response = await ask(writing_store, generator, "/generate", body)
+    assert (response.status_code, response.json()["error_type"]) == (status, kind)
     assert not generator.calls
 
 
 async def test_cold_start_sets_retry_after(writing_store: Path) -> None:
     loading = ModelLoading("Model tiny/decoder is currently loading", estimated_time_s=20.0)
-    reply = await generate(writing_store, {}, refusal=loading)
-    assert (reply.status_code, reply.json()["estimated_time"]) == (503, 20.0)
-    assert reply.headers["retry-after"] == "20"
+    response = await generate(writing_store, {}, refusal=loading)
+    assert (response.status_code, response.json()["estimated_time"]) == (503, 20.0)
+    assert response.headers["retry-after"] == "20"
 
 
 async def test_too_many_sequences_are_rejected(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(choices=2))
     body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}}
-    reply = await ask(writing_store, ScriptedGenerator(), "/generate", body, settings=settings)
-    assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
-    assert "`parameters.best_of`" in reply.json()["error"]
+    response = await ask(writing_store, ScriptedGenerator(), "/generate", body, settings=settings)
+    assert (response.status_code, response.json()["error_type"]) == (422, "validation")
+    assert "`parameters.best_of`" in response.json()["error"]
 
 
 async def test_missing_generative_model_is_an_error(
     writing_store: Path,
 ) -> None:
     body = {"inputs": "a"}
-    reply = await ask(writing_store, ScriptedGenerator(), "/generate", body, models=(EMBEDDER,))
-    assert (reply.status_code, reply.json()["error_type"]) == (424, "generation")
+    response = await ask(writing_store, ScriptedGenerator(), "/generate", body, models=(EMBEDDER,))
+    assert (response.status_code, response.json()["error_type"]) == (424, "generation")
 
 
 async def test_wrong_method_has_the_tgi_error_format(writing_store: Path) -> None:
     async with InProcess(writing_store, models=MODELS).client() as http:
         for path in ("/generate", f"/models/{DECODER}/generate_stream"):
-            reply = await http.delete(path)
-            assert (reply.status_code, reply.json()["error_type"]) == (405, "validation")
+            response = await http.delete(path)
+            assert (response.status_code, response.json()["error_type"]) == (405, "validation")

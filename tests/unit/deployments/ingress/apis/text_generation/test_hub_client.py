@@ -34,8 +34,8 @@ URL = f"http://test/models/{DECODER}"
 @asynccontextmanager
 async def hub_client(store: Path, url: str = URL, **arguments: Any) -> AsyncIterator[Any]:
     """Return a client of an application whose generator returns `said`."""
-    world = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
-    async with world.application() as app:
+    server = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
+    async with server.application() as app:
         transport = httpx2.ASGITransport(app)
         # The original client does the same; it is required to read errors within streams.
         hooks = {"response": [async_hf_response_event_hook]}

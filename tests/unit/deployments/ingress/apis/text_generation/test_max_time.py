@@ -45,21 +45,21 @@ async def test_max_time_not_reached_has_no_effect(writing_store: Path) -> None:
 
 
 async def test_completion_before_max_time_is_recorded_once(writing_store: Path) -> None:
-    world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator())
-    async with world.client() as http:
+    server = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator())
+    async with server.client() as http:
         for path in ("/generate", "/generate_stream"):
             await http.post(path, json=body(max_time=60))
-    assert [record.status for record in world.recorder.records] == [200, 200]
+    assert [record.status for record in server.recorder.records] == [200, 200]
 
 
 async def test_completion_ended_by_max_time_is_recorded_once(writing_store: Path) -> None:
-    world = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator(chunks=HANGS))
-    async with world.client() as http:
+    server = InProcess(writing_store, models=MODELS, generator=ScriptedGenerator(chunks=HANGS))
+    async with server.client() as http:
         for path in ("/generate", "/generate_stream"):
             await http.post(path, json=body(max_time=0.05))
-    assert [record.status for record in world.recorder.records] == [200, 200]
+    assert [record.status for record in server.recorder.records] == [200, 200]
     # two prompt tokens, three generated tokens
-    assert [record.timings.tokens for record in world.recorder.records] == [5, 5]
+    assert [record.timings.tokens for record in server.recorder.records] == [5, 5]
 
 
 async def test_max_time_ends_each_of_several_sequences(writing_store: Path) -> None:

@@ -195,11 +195,11 @@ def test_nested_parameters_override_top_level_ones() -> None:
     ],
 )
 def test_invalid_parameter_is_named(parameters: dict[str, Any], field: str) -> None:
-    with pytest.raises(ServeError) as refused:
+    with pytest.raises(ServeError) as raised:
         options(parameters)
-    assert isinstance(refused.value, InvalidField | EmptyInput)
-    assert refused.value.field == f"parameters.{field}"
-    assert f"`parameters.{field}`" in refused.value.message
+    assert isinstance(raised.value, InvalidField | EmptyInput)
+    assert raised.value.field == f"parameters.{field}"
+    assert f"`parameters.{field}`" in raised.value.message
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_parameters_without_effect_do_not_conflict() -> None:
 
 
 def test_unknown_parameters_have_the_message_huggingface_hub_parses() -> None:
-    with pytest.raises(UnknownParameter) as refused:
+    with pytest.raises(UnknownParameter) as raised:
         parse({"num_beams": 4, "top_k": 1, "max_lenght": 9})
-    assert refused.value.message.startswith(
+    assert raised.value.message.startswith(
         "The following `model_kwargs` are not used by the model: ['num_beams', 'max_lenght'] ("
     )
 
@@ -243,9 +243,9 @@ def test_unknown_parameters_have_the_message_huggingface_hub_parses() -> None:
     ],
 )
 def test_invalid_inputs_are_named(inputs: Any, defaults: RouteDefaults, field: str) -> None:
-    with pytest.raises(ServeError) as refused:
+    with pytest.raises(ServeError) as raised:
         parse_generate_request({"inputs": inputs}, defaults)
-    assert refused.value.field == field
+    assert raised.value.field == field
 
 
 def test_generate_rejects_several_sequences() -> None:

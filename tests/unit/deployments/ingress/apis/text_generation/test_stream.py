@@ -29,9 +29,9 @@ STREAM = "/generate_stream"
 
 async def events(writing_store: Path, parameters: dict[str, Any], **generator: Any) -> list[Any]:
     body = {"inputs": "Once upon", "parameters": parameters}
-    reply = await ask(writing_store, ScriptedGenerator(**generator), STREAM, body)
-    assert reply.status_code == 200
-    return events_in(reply.content)
+    response = await ask(writing_store, ScriptedGenerator(**generator), STREAM, body)
+    assert response.status_code == 200
+    return events_in(response.content)
 
 
 @pytest.mark.parametrize(
@@ -48,18 +48,18 @@ async def test_stream_has_an_event_per_token(
 ) -> None:
     generator = ScriptedGenerator()
     body = {"inputs": "Once", "parameters": {"return_full_text": False}, **more}
-    reply = await ask(writing_store, generator, path, body)
-    told = events_in(reply.content)
-    assert [event["index"] for event in told] == [1, 2, 3, 4]
-    assert [event["token"]["text"] for event in told] == [" a", " ti", "me", ""]
-    assert told[0] == {
+    response = await ask(writing_store, generator, path, body)
+    received = events_in(response.content)
+    assert [event["index"] for event in received] == [1, 2, 3, 4]
+    assert [event["token"]["text"] for event in received] == [" a", " ti", "me", ""]
+    assert received[0] == {
         "index": 1,
         "token": {"id": 7, "text": " a", "logprob": -0.25, "special": False},
         "generated_text": None,
         "details": None,
     }
-    assert [event["generated_text"] for event in told] == [None, None, None, TEXT]
-    assert told[3]["token"] == {"id": 2, "text": "", "logprob": -0.125, "special": True}
+    assert [event["generated_text"] for event in received] == [None, None, None, TEXT]
+    assert received[3]["token"] == {"id": 2, "text": "", "logprob": -0.125, "special": True}
     assert generator.running == 0
 
 
@@ -75,16 +75,18 @@ async def test_last_event_has_text_and_details(writing_store: Path) -> None:
 
 
 async def test_return_full_text_affects_the_text_only(writing_store: Path) -> None:
-    *_, last = told = await events(writing_store, {"return_full_text": True})
+    *_, last = received = await events(writing_store, {"return_full_text": True})
     assert last["generated_text"] == "Once upon" + TEXT
-    assert "".join(event["token"]["text"] for event in told) == TEXT
+    assert "".join(event["token"]["text"] for event in received) == TEXT
 
 
 async def test_hugging_face_routes_return_the_full_text(
     writing_store: Path,
 ) -> None:
-    reply = await ask(writing_store, ScriptedGenerator(), "/", {"inputs": "Once", "stream": True})
-    assert events_in(reply.content)[-1]["generated_text"] == "Once" + TEXT
+    response = await ask(
+        writing_store, ScriptedGenerator(), "/", {"inputs": "Once", "stream": True}
+    )
+    assert events_in(response.content)[-1]["generated_text"] == "Once" + TEXT
 
 
 async def test_top_n_tokens_adds_top_tokens_to_events(writing_store: Path) -> None:
@@ -98,27 +100,27 @@ async def test_held_back_text_occurs_once_in_the_full_text(writing_store: Path) 
         Chunk("", (Token(1, "a", -1.0),)),
         Chunk("ab", (Token(2, "b", -1.0),), ending(FinishReason.STOP, 2)),
     ]
-    told = await events(writing_store, {"stop": ["ab"]}, chunks=held)
-    assert [event["token"]["text"] for event in told] == ["a", "b"]
-    assert told[-1]["generated_text"] == "ab"
-    assert told[-1]["details"]["finish_reason"] == "stop_sequence"
+    received = await events(writing_store, {"stop": ["ab"]}, chunks=held)
+    assert [event["token"]["text"] for event in received] == ["a", "b"]
+    assert received[-1]["generated_text"] == "ab"
+    assert received[-1]["details"]["finish_reason"] == "stop_sequence"
 
 
 async def test_end_without_token_is_an_empty_event(writing_store: Path) -> None:
-    told = await events(writing_store, {}, chunks=[CHUNKS[0], Chunk("", (), ending(tokens=1))])
-    assert [event["index"] for event in told] == [1, 2]
-    assert (told[1]["token"]["text"], told[1]["token"]["special"]) == ("", True)
-    assert told[1]["generated_text"] == " a"
+    received = await events(writing_store, {}, chunks=[CHUNKS[0], Chunk("", (), ending(tokens=1))])
+    assert [event["index"] for event in received] == [1, 2]
+    assert (received[1]["token"]["text"], received[1]["token"]["special"]) == ("", True)
+    assert received[1]["generated_text"] == " a"
 
 
 async def test_stream_headers_omit_totals(writing_store: Path) -> None:
-    reply = await ask(writing_store, ScriptedGenerator(), STREAM, {"inputs": "Once upon"})
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    assert reply.headers["cache-control"] == "no-cache"
-    assert reply.headers["x-accel-buffering"] == "no"
-    assert reply.headers["x-compute-type"] == "cpu-int4"
-    assert reply.headers["x-prompt-tokens"] == "2"
-    assert b"[DONE]" not in reply.content
+    response = await ask(writing_store, ScriptedGenerator(), STREAM, {"inputs": "Once upon"})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.headers["x-compute-type"] == "cpu-int4"
+    assert response.headers["x-prompt-tokens"] == "2"
+    assert b"[DONE]" not in response.content
 
 
 @pytest.mark.parametrize(
@@ -157,40 +159,40 @@ async def test_failure_before_the_first_token_sets_the_status(
     error: ServeError, status: int, writing_store: Path
 ) -> None:
     generator = ScriptedGenerator(refusal=error)
-    reply = await ask(writing_store, generator, STREAM, {"inputs": "Once"})
-    assert reply.status_code == status
-    assert reply.headers["content-type"] == "application/json"
+    response = await ask(writing_store, generator, STREAM, {"inputs": "Once"})
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize("path", [STREAM, "/"])
 async def test_unstreamable_parameters_set_the_status(path: str, writing_store: Path) -> None:
     body = {"inputs": "Once", "stream": True, "parameters": {"decoder_input_details": True}}
-    reply = await ask(writing_store, ScriptedGenerator(), path, body)
-    assert (reply.status_code, reply.json()["error_type"]) == (422, "validation")
+    response = await ask(writing_store, ScriptedGenerator(), path, body)
+    assert (response.status_code, response.json()["error_type"]) == (422, "validation")
 
 
 async def test_client_disconnect_stops_generation(writing_store: Path) -> None:
     generator = ScriptedGenerator(chunks=CHUNKS[:1])  # then the generator hangs
-    world = InProcess(writing_store, models=MODELS, generator=generator)
-    async with world.application() as app:
-        visitor = AsgiClient(app, STREAM, {"inputs": "Once"})
-        await visitor.wait_for_text('"text":" a"')
-        visitor.disconnect()
-        await visitor.task
+    server = InProcess(writing_store, models=MODELS, generator=generator)
+    async with server.application() as app:
+        client = AsgiClient(app, STREAM, {"inputs": "Once"})
+        await client.wait_for_text('"text":" a"')
+        client.disconnect()
+        await client.task
         assert generator.running == 0
-    assert [record.status for record in world.recorder.records] == [499]
+    assert [record.status for record in server.recorder.records] == [499]
 
 
 async def test_concurrent_streams_do_not_mix_tokens(writing_store: Path) -> None:
     generator = ScriptedGenerator(pause_s=0.001)
-    world = InProcess(writing_store, models=MODELS, generator=generator)
+    server = InProcess(writing_store, models=MODELS, generator=generator)
 
     async def one(http: httpx.AsyncClient, prompt: str) -> str:
         body = {"inputs": prompt, "parameters": {"return_full_text": True}}
-        reply = await http.post(STREAM, json=body)
-        text: str = events_in(reply.content)[-1]["generated_text"]
+        response = await http.post(STREAM, json=body)
+        text: str = events_in(response.content)[-1]["generated_text"]
         return text
 
-    async with world.client() as http:
+    async with server.client() as http:
         texts = await asyncio.gather(*(one(http, prompt) for prompt in "abc"))
     assert texts == ["a" + TEXT, "b" + TEXT, "c" + TEXT]

@@ -25,10 +25,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_top_tokens_have_a_special_flag(store: Path) -> None:
     writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
     async with InProcess(store, (FIXED_TEXT_MODEL,), writes=writes).client() as http:
-        whole = (await http.post("/generate", json=ASKED)).json()
+        full = (await http.post("/generate", json=ASKED)).json()
         stream = await http.post("/generate_stream", json=ASKED)
-    assert whole["generated_text"] == SAYS
-    result = whole["details"]["top_tokens"]
+    assert full["generated_text"] == SAYS
+    result = full["details"]["top_tokens"]
     assert result == [event["top_tokens"] for event in events_in(stream.content)]
     # At the end, the most likely token is the end-of-sequence token, which is special.
     assert [likeliest["special"] for likeliest, _ in result] == [False] * (len(result) - 1) + [True]
