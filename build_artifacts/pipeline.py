@@ -160,7 +160,7 @@ def planned_version(
 ) -> str:
     """The version that building `request` gives, its source being at that revision.
 
-    Raises BuildError when its labelled data cannot be read.
+    Raises BuildError when its labeled data cannot be read.
     """
     path, sampling = request.budget.evaluation, request.budget.sampling
     data = None if path is None else f"{digest_data(path)} {sampling}"

@@ -1,4 +1,4 @@
-"""Evaluation of candidates and the reference model on labelled data, with the metrics of a task.
+"""Evaluation of candidates and the reference model on labeled data, with the metrics of a task.
 
 `load_evaluation` reads a file into an Evaluation: the items for an engine and the scoring of its
 outputs. Files are UTF-8; empty lines are ignored. Files that end in .jsonl, .ndjson or .json hold

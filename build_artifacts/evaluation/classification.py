@@ -42,12 +42,12 @@ def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSamp
 
 
 def _load_single(
-    place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
+    location: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
     labels = ModelLabels(model.labels)
-    records = read_records(place, _layout(lambda cell: labels.find(cell) is not None))
+    records = read_records(location, _build_layout(lambda cell: labels.find(cell) is not None))
     expected = [labels.index(r.require("label"), r, "label") for r in records]
-    examples = sampling.sample(list(zip(map(_text, records), expected, strict=True)))
+    examples = sampling.sample(list(zip(map(_build_text, records), expected, strict=True)))
     items = tokenize_texts(model, [text for text, _ in examples])
     return SingleLabelEvaluation(
         items, _one_hot([[label] for _, label in examples], len(model.labels))
@@ -55,30 +55,32 @@ def _load_single(
 
 
 def _load_multi(
-    place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
+    location: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
     labels = ModelLabels(model.labels)
 
     def fits(cell: str) -> bool:
-        return all(labels.find(part) is not None for part in _parts(cell))
+        return all(labels.find(part) is not None for part in _split_labels(cell))
 
-    records = read_records(place, _layout(fits))
+    records = read_records(location, _build_layout(fits))
     label_sets = [_parse_labels(record, labels) for record in records]
-    examples = sampling.sample(list(zip(map(_text, records), label_sets, strict=True)))
+    examples = sampling.sample(list(zip(map(_build_text, records), label_sets, strict=True)))
     expected = _one_hot([label_set for _, label_set in examples], len(model.labels))
     if not expected.any():
-        raise place.data_error("no example has a label")
+        raise location.data_error("no example has a label")
     return MultiLabelEvaluation(tokenize_texts(model, [text for text, _ in examples]), expected)
 
 
 def _load_regression(
-    place: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
+    location: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    records = read_records(place, _layout(lambda cell: as_number(cell) is not None))
-    examples = sampling.sample([(_text(record), record.number("label")) for record in records])
+    records = read_records(location, _build_layout(lambda cell: as_number(cell) is not None))
+    examples = sampling.sample(
+        [(_build_text(record), record.number("label")) for record in records]
+    )
     scores = [score for _, score in examples]
     if len(set(scores)) < 2:
-        raise place.data_error("all scores are equal, so they have no order")
+        raise location.data_error("all scores are equal, so they have no order")
     return RegressionEvaluation(tokenize_texts(model, [text for text, _ in examples]), scores)
 
 
@@ -89,7 +91,7 @@ _LOADERS: dict[str, Callable[[FileLocation, EvaluatedModel, ExampleSampling], Ev
 }
 
 
-def _layout(fits: Callable[[str], bool]) -> FileLayout:
+def _build_layout(fits: Callable[[str], bool]) -> FileLayout:
     return FileLayout(
         names={
             "text": ("text", "sentence", "sentence1"),
@@ -108,20 +110,26 @@ def _layout(fits: Callable[[str], bool]) -> FileLayout:
     )
 
 
-def _text(record: Record) -> Text:
+def _build_text(record: Record) -> Text:
     first = record.text("text")
     return (first, record.text("text_pair")) if record.values.get("text_pair") else first
 
 
 def _parse_labels(record: Record, labels: ModelLabels) -> list[int]:
     value = record.require("label")
-    parts = value if isinstance(value, list) else _parts(value) if isinstance(value, str) else None
+    parts = (
+        value
+        if isinstance(value, list)
+        else _split_labels(value)
+        if isinstance(value, str)
+        else None
+    )
     if parts is None:
         raise record.data_error("not a list of labels", "label")
     return [labels.index(part, record, "label") for part in parts]
 
 
-def _parts(cell: str) -> list[str]:
+def _split_labels(cell: str) -> list[str]:
     return [part for part in cell.split(",") if part.strip()]
 
 

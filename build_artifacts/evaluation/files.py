@@ -13,7 +13,7 @@ from build_artifacts.errors import BuildError
 
 
 class BadEvaluationData(BuildError):
-    """An unusable file of labelled examples; the message names file, line and field."""
+    """An unusable file of labeled examples; the message names file, line and field."""
 
     code = "bad_evaluation_data"
 
@@ -29,31 +29,29 @@ class FileLocation:
 
     path: Path
     expected: str  # the format in a few words, for the hint
-    location: str = ""  # such as "line 3"
+    position: str = ""  # such as "line 3"
 
-    def at(self, location: str) -> FileLocation:
-        return replace(self, location=location)
+    def at(self, position: str) -> FileLocation:
+        return replace(self, position=position)
 
     def data_error(self, problem: str, field: str = "") -> BadEvaluationData:
-        """Create the error for a problem at this location."""
-        parts = [f"`{self.path}`", self.location, f"`{field}`" if field else ""]
-        location = ", ".join(part for part in parts if part)
-        return BadEvaluationData(
-            f"{location}: {problem}", hint=f"the file must hold {self.expected}"
-        )
+        """Create the error for a problem at this position."""
+        parts = [f"`{self.path}`", self.position, f"`{field}`" if field else ""]
+        prefix = ", ".join(part for part in parts if part)
+        return BadEvaluationData(f"{prefix}: {problem}", hint=f"the file must hold {self.expected}")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """Fields of one example: strings from columns, any JSON value from JSON."""
 
-    place: FileLocation
+    location: FileLocation
     values: Mapping[str, object]
     file_names: Mapping[str, str] = field(default_factory=dict)  # field -> its name in the file
 
     def data_error(self, problem: str, field: str) -> BadEvaluationData:
         """Create the error for a problem of one field."""
-        return self.place.data_error(problem, self.file_names.get(field, field))
+        return self.location.data_error(problem, self.file_names.get(field, field))
 
     def text(self, field: str) -> str:
         """Return a string that is not blank. Raises BadEvaluationData."""
@@ -87,7 +85,7 @@ class Record:
         """Return a list of strings, none of them blank. Raises BadEvaluationData."""
         values = self.require_list(field)
         return [
-            Record(self.place, {f"{field}[{i}]": value}).text(f"{field}[{i}]")
+            Record(self.location, {f"{field}[{i}]": value}).text(f"{field}[{i}]")
             for i, value in enumerate(values)
         ]
 
@@ -128,38 +126,38 @@ class FileLayout:
         return {}
 
 
-def read_records(place: FileLocation, layout: FileLayout) -> list[Record]:
+def read_records(location: FileLocation, layout: FileLayout) -> list[Record]:
     """Read a file of columns or of JSON lines. Raises BadEvaluationData."""
-    if is_json(place.path):
-        return [_renamed(record, layout) for record in read_objects(place)]
-    rows = [(place.at(f"line {n}"), line.split("\t")) for n, line in read_lines(place)]
-    first_place, first = rows[0]
+    if is_json(location.path):
+        return [_rename_fields(record, layout) for record in read_objects(location)]
+    rows = [(location.at(f"line {n}"), line.split("\t")) for n, line in read_lines(location)]
+    first_location, first = rows[0]
     header = layout.match_header(first)
     columns = header or layout.match_order(first)
     if not columns:
         noun = "columns" if len(first) > 1 else "column"
-        raise first_place.data_error(f"{len(first)} {noun}, neither a header nor an example")
+        raise first_location.data_error(f"{len(first)} {noun}, neither a header nor an example")
     if header:
         rows = rows[1:]
     if not rows:
-        raise place.data_error("no examples")
+        raise location.data_error("no examples")
     file_names = {name: first[i].strip() for name, i in header.items()}
-    return [_record(at, cells, len(first), columns, file_names) for at, cells in rows]
+    return [_build_record(at, cells, len(first), columns, file_names) for at, cells in rows]
 
 
-def _record(
-    place: FileLocation,
+def _build_record(
+    location: FileLocation,
     cells: Sequence[str],
     width: int,
     columns: Mapping[str, int],
     file_names: Mapping[str, str],
 ) -> Record:
     if len(cells) != width:
-        raise place.data_error(f"{len(cells)} columns, not {width}")
-    return Record(place, {name: cells[i] for name, i in columns.items()}, file_names)
+        raise location.data_error(f"{len(cells)} columns, not {width}")
+    return Record(location, {name: cells[i] for name, i in columns.items()}, file_names)
 
 
-def _renamed(record: Record, layout: FileLayout) -> Record:
+def _rename_fields(record: Record, layout: FileLayout) -> Record:
     file_names = {
         name: alias
         for name, aliases in layout.names.items()
@@ -167,46 +165,48 @@ def _renamed(record: Record, layout: FileLayout) -> Record:
         if alias in record.values
     }
     values = {name: record.values[alias] for name, alias in file_names.items()}
-    return Record(record.place, values, file_names)
+    return Record(record.location, values, file_names)
 
 
-def read_objects(place: FileLocation) -> list[Record]:
+def read_objects(location: FileLocation) -> list[Record]:
     """Read one JSON object per line. Raises BadEvaluationData."""
-    return [_object(place.at(f"line {number}"), line) for number, line in read_lines(place)]
+    return [
+        _parse_object(location.at(f"line {number}"), line) for number, line in read_lines(location)
+    ]
 
 
-def _object(place: FileLocation, line: str) -> Record:
+def _parse_object(location: FileLocation, line: str) -> Record:
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
-        raise place.data_error(f"not JSON: {exc.msg}") from exc
+        raise location.data_error(f"not JSON: {exc.msg}") from exc
     if not isinstance(value, dict):
-        raise place.data_error("not a JSON object")
-    return Record(place, value)
+        raise location.data_error("not a JSON object")
+    return Record(location, value)
 
 
-def read_lines(place: FileLocation) -> list[tuple[int, str]]:
+def read_lines(location: FileLocation) -> list[tuple[int, str]]:
     """Return the lines that are not blank with their numbers from 1. Raises BadEvaluationData."""
-    raw = read_bytes(place)
+    raw = read_bytes(location)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
-        raise place.at(f"line {line}").data_error("not UTF-8") from exc
+        raise location.at(f"line {line}").data_error("not UTF-8") from exc
     # splitlines would also split at characters that may occur in a sentence, such as U+2028.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
-        raise place.data_error("no examples")
+        raise location.data_error("no examples")
     return numbered
 
 
-def read_bytes(place: FileLocation) -> bytes:
+def read_bytes(location: FileLocation) -> bytes:
     """Read the whole file. Raises BadEvaluationData."""
     try:
-        return place.path.read_bytes()
+        return location.path.read_bytes()
     except OSError as exc:
-        raise place.data_error(f"cannot be read: {exc.strerror}") from exc
+        raise location.data_error(f"cannot be read: {exc.strerror}") from exc
 
 
 def is_json(path: Path) -> bool:

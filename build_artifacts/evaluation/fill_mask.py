@@ -33,24 +33,24 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling)
     In sentence i every seventh token is masked, starting at token i modulo 7. The masks cover all
     positions and are the same in every build.
     """
-    place = FileLocation(path, EXPECTED)
+    location = FileLocation(path, EXPECTED)
     if model.mask_token is None:
         raise AssertionError("bug: a fill-mask model without a mask token")
-    lines = sampling.sample(read_lines(place))
+    lines = sampling.sample(read_lines(location))
     encodings = open_truncating_tokenizer(model).encode_batch([line for _, line in lines])
     items: list[TokenizedItem] = []
     hidden: list[TokenIds] = []
     for i, ((number, _), encoding) in enumerate(zip(lines, encodings, strict=True)):
         item = build_item(encoding, pair=False)
         if model.mask_token in item.ids:
-            raise place.at(f"line {number}").data_error("the sentence contains the mask token")
+            raise location.at(f"line {number}").data_error("the sentence contains the mask token")
         positions = select_masked_positions(encoding.special_tokens_mask, offset=i)
         if len(positions):
             hidden.append(item.ids[positions])
             item.ids[positions] = model.mask_token
             items.append(item)
     if not items:
-        raise place.data_error("no sentence has a token other than special tokens")
+        raise location.data_error("no sentence has a token other than special tokens")
     return FillMaskEvaluation(items, hidden)
 
 

@@ -42,5 +42,5 @@ def digest_data(path: Path) -> str:
     except OSError as exc:
         raise BuildError(
             f"`{path}` cannot be read: {exc.strerror}",
-            hint="pass a file of labelled data to `--eval`",
+            hint="pass a file of labeled data to `--eval`",
         ) from exc

@@ -36,12 +36,12 @@ def score_engine(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, flo
 
 def _run(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> Iterator[tuple[int, Output]]:
     """Yield index and output of every item; batches hold similar lengths, shortest first."""
-    for batch in _batches([len(item.ids) for item in items]):
+    for batch in _plan_batches([len(item.ids) for item in items]):
         outputs = engine.run(collate([items[i] for i in batch]))
         yield from zip(batch, outputs.items, strict=True)
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def _plan_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         full = len(batch) == MAX_BATCH_ITEMS or (len(batch) + 1) * lengths[i] > MAX_BATCH_TOKENS

@@ -30,25 +30,25 @@ class SquadQuestion:
 
 def read_questions(path: Path) -> list[SquadQuestion]:
     """Read the questions of a file. Raises BadEvaluationData."""
-    place = FileLocation(path, EXPECTED)
-    raw = read_bytes(place)
+    location = FileLocation(path, EXPECTED)
+    raw = read_bytes(location)
     if not raw.strip():
-        raise place.data_error("no examples")
+        raise location.data_error("no examples")
     try:
         value = orjson.loads(raw.removeprefix(b"\xef\xbb\xbf"))
     except orjson.JSONDecodeError as exc:
-        raise place.at(f"line {exc.lineno}").data_error(f"not JSON: {exc.msg}") from exc
+        raise location.at(f"line {exc.lineno}").data_error(f"not JSON: {exc.msg}") from exc
     if not isinstance(value, dict):
-        raise place.data_error("not a JSON object")
+        raise location.data_error("not a JSON object")
     questions = [
         _parse_question(question_record, context)
-        for article in _read_children(Record(place, value), "data")
+        for article in _read_children(Record(location, value), "data")
         for paragraph in _read_children(article, "paragraphs")
         for context in [paragraph.text("context")]
         for question_record in _read_children(paragraph, "qas")
     ]
     if not questions:
-        raise place.data_error("no examples")
+        raise location.data_error("no examples")
     return questions
 
 
@@ -57,12 +57,12 @@ def _read_children(record: Record, field: str) -> Iterator[Record]:
     value = record.require(field)
     if not isinstance(value, list):
         raise record.data_error("not a list", field)
-    path = f"{record.place.location}.{field}" if record.place.location else field
+    path = f"{record.location.position}.{field}" if record.location.position else field
     for i, child in enumerate(value):
-        place = record.place.at(f"{path}[{i}]")
+        location = record.location.at(f"{path}[{i}]")
         if not isinstance(child, dict):
-            raise place.data_error("not a JSON object")
-        yield Record(place, child)
+            raise location.data_error("not a JSON object")
+        yield Record(location, child)
 
 
 def _parse_question(question_record: Record, context: str) -> SquadQuestion:

@@ -99,9 +99,11 @@ def load_token_classification(
     path: Path, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
     """Load one item per sentence. Raises BadEvaluationData."""
-    place = FileLocation(path, EXPECTED)
+    location = FileLocation(path, EXPECTED)
     labels = ModelLabels(model.labels)
-    sentences = sampling.sample([_parse_sentence(record, labels) for record in read_objects(place)])
+    sentences = sampling.sample(
+        [_parse_sentence(record, labels) for record in read_objects(location)]
+    )
     tokenizer = open_truncating_tokenizer(model)
     encodings = tokenizer.encode_batch(
         [_space_words(tokenizer, sentence.words) for sentence in sentences], is_pretokenized=True
@@ -109,7 +111,7 @@ def load_token_classification(
     aligned = [_align(e, s) for e, s in zip(encodings, sentences, strict=True)]
     usable = [i for i, tags in enumerate(aligned) if tags.tokens]
     if not usable:
-        raise place.data_error("no sentence has a token other than special tokens", "tokens")
+        raise location.data_error("no sentence has a token other than special tokens", "tokens")
     items = [build_item(encodings[i], pair=False) for i in usable]
     return TokenClassificationEvaluation(items, [aligned[i] for i in usable], model.labels)
 

@@ -67,7 +67,7 @@ _SCORES_NAME = "scores.json"
 class PreparedModel:
     """A checkpoint with metadata, removable channels and reference outputs.
 
-    `reference_dir` holds the files of `prepare`; `evaluation` is None without labelled data.
+    `reference_dir` holds the files of `prepare`; `evaluation` is None without labeled data.
     """
 
     weights: Path  # directory of the merged checkpoint
@@ -88,7 +88,7 @@ class PreparedModel:
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
-        """Metrics of the reference model by name; empty without labelled data."""
+        """Metrics of the reference model by name; empty without labeled data."""
         scores: dict[str, float] = json.loads((self.reference_dir / _SCORES_NAME).read_bytes())
         return scores
 
