@@ -146,7 +146,10 @@ def resolve_inside(directory: Path, name: str) -> Path:
     is_relative = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
     path = directory / pure
     try:
-        if is_relative and path.resolve().is_relative_to(directory.resolve()):
+        resolved = path.resolve()
+        # From Python 3.13 on a circular link resolves to a link instead of raising.
+        is_circular = resolved.is_symlink()
+        if is_relative and not is_circular and resolved.is_relative_to(directory.resolve()):
             return path
     except (OSError, RuntimeError, ValueError) as exc:  # circular links, a null byte
         raise PathOutsideArtifact(f"{directory}: `{name}` cannot be resolved: {exc}") from exc
