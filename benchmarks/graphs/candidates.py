@@ -77,27 +77,29 @@ def _collect(
     prepared = rebuild_prepared(manifest, steps, sources, hub, request.adapter)
     graphs = CandidateGraphs(steps, prepared)
     collected = GraphCandidates()
-    trail = RebuiltStages(prepared, graphs, encoders)
-    for stage in trail.before(None, {}):
+    rebuilt = RebuiltStages(prepared, graphs, encoders)
+    for stage in rebuilt.build_baselines(None, {}):
         collected.candidates.append(
             GraphCandidate(
                 name=stage.name,
                 what=stage.what,
                 open=stage.open,
                 must_pass_gate=True,
-                can_split=stage.crowd != stage.alone,
+                can_split=stage.throughput != stage.single_pass,
             )
         )
-    for stage in trail.usual(None):
+    for stage in rebuilt.build_common_recipe(None):
         collected.candidates.append(
             GraphCandidate(
                 name=COMMON_RECIPE, what=stage.what, open=stage.open, must_pass_gate=False
             )
         )
-    collected.missing |= trail.skipped
-    _add_sealed(collected, TuningTarget(request.artifact, manifest, Device.CPU, encoders.alone))
+    collected.missing |= rebuilt.skipped
+    _add_sealed(
+        collected, TuningTarget(request.artifact, manifest, Device.CPU, encoders.single_pass)
+    )
     for recipe in OPENVINO:
-        _add_openvino(collected, recipe, prepared, graphs, encoders.alone)
+        _add_openvino(collected, recipe, prepared, graphs, encoders.single_pass)
     return collected
 
 

@@ -48,8 +48,8 @@ from benchmarks.graphs.run import (
     open_run,
 )
 from build_artifacts.evaluation import Evaluation, score_engine
-from build_artifacts.report.build import evaluation_for
-from build_artifacts.report.values import ReportRequest, serving
+from build_artifacts.report.build import load_report_evaluation
+from build_artifacts.report.values import ReportRequest, read_served_variants
 from build_artifacts.storage.workspace import workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, Gate
 from deployments.artifacts.types import Device
@@ -117,7 +117,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
         evaluation=arguments.eval,
         adapter=arguments.adapter,
     )
-    evaluation = evaluation_for(request, manifest)
+    evaluation = load_report_evaluation(request, manifest)
     inputs = RunInputs(
         manifest=manifest,
         reference=ReferenceOutputs.read(model.directory / REFERENCE_NAME),
@@ -173,7 +173,9 @@ def build_results(
     """Summarize the rounds and compare the outputs of every open engine with the reference."""
     latencies = tuple(timing.latency() for timing in run.timings)
     settings = encoder_settings_for(run.split)
-    served = serving(TuningTarget(model.directory, model.manifest, Device.CPU, settings))
+    served = read_served_variants(
+        TuningTarget(model.directory, model.manifest, Device.CPU, settings)
+    )
     if served is None:
         raise AssertionError(f"bug: {SEALED} was measured, but no variant is served")
     return PlacementResults(

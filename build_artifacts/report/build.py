@@ -1,4 +1,4 @@
-"""Build the report of an artifact."""
+"""Build the report of an artifact: collect its stages, measure them, add the speed-ups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation
 from build_artifacts.report.measure import MeasurementInputs, StageMeasurement
-from build_artifacts.report.stages import RebuiltStages, Stage, rebuild_prepared, served_stage
+from build_artifacts.report.stages import RebuiltStages, Stage, build_served_stage, rebuild_prepared
 from build_artifacts.report.values import (
     BASELINE,
     Report,
@@ -18,7 +18,7 @@ from build_artifacts.report.values import (
     ReportRequest,
     TimingModes,
     add_speedups,
-    serving,
+    read_served_variants,
 )
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.sources.hub import Hub
@@ -30,7 +30,7 @@ from deployments.tuning.measure import build_batch, supported_shapes
 from deployments.tuning.parity import ReferenceOutputs
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens
-CROWD = Shape(items=32, tokens=128)
+THROUGHPUT_SHAPE = Shape(items=32, tokens=128)  # full batches
 
 
 def build_report(
@@ -42,84 +42,91 @@ def build_report(
 ) -> Report:
     """Measure every stage of the artifact on this host.
 
-    Stages that cannot be made or run are left out, and the report says why. Raises BuildError for
-    evaluation data that cannot be used, and when no stage at all is left.
+    The report names stages that cannot be built or run, with the reason. Raises BuildError for
+    invalid evaluation data, and if no stage can be measured.
     """
-    evaluation = evaluation_for(request, manifest)
-    with workspace(request.store) as place:
+    evaluation = load_report_evaluation(request, manifest)
+    with workspace(request.store) as files:
         progress.begin()
         try:
-            steps = StepRunner(place, progress)
-            stages, skipped = _stages(request, manifest, steps, place, hub)
-            survey = StageMeasurement(_course(request, manifest, evaluation), steps)
-            figures = survey.figures(stages)
+            steps = StepRunner(files, progress)
+            stages, skipped = _build_stages(request, manifest, steps, files, hub)
+            measurement = StageMeasurement(_build_inputs(request, manifest, evaluation), steps)
+            results = measurement.measure(stages)
         finally:
             progress.end()
-    unmeasured = skipped | survey.failed
-    if not figures:
+    unmeasured = skipped | measurement.failed
+    if not results:
         raise BuildError(
-            f"no stage of `{manifest.id}` can be measured here: {_told(unmeasured)}",
+            f"no stage of `{manifest.id}` can be measured here: {_format_unmeasured(unmeasured)}",
             hint="see which graphs run here with `hundredfold models verify`",
         )
     return Report(
         id=manifest.id,
         conditions=conditions,
-        source=_source(manifest),
+        source=_format_source(manifest),
         metric=evaluation.metric if evaluation else next(iter(manifest.scores), None),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=_command(request, manifest, conditions),
-        stages=add_speedups(figures),
+        command=_format_command(request, manifest, conditions),
+        stages=add_speedups(results),
         unmeasured=unmeasured,
     )
 
 
-def _stages(
+def _build_stages(
     request: ReportRequest,
     manifest: ArtifactManifest,
     steps: StepRunner,
-    place: Workspace,
+    files: Workspace,
     hub: Hub,
 ) -> tuple[list[Stage], dict[str, str]]:
-    """The stages there are, and why others cannot be made."""
+    """Return the stages, and the others with the reason why they cannot be built."""
     modes = TimingModes.of(request)
-    cpu = serving(TuningTarget(request.artifact, manifest, Device.CPU, modes.alone))
-    gpu = serving(TuningTarget(request.artifact, manifest, Device.GPU, modes.gpu))
-    served = [served_stage(found, modes) for found in (cpu, gpu) if found is not None]
+    cpu = read_served_variants(
+        TuningTarget(request.artifact, manifest, Device.CPU, modes.single_pass)
+    )
+    gpu = read_served_variants(TuningTarget(request.artifact, manifest, Device.GPU, modes.gpu))
+    served = [build_served_stage(served, modes) for served in (cpu, gpu) if served is not None]
     try:
         prepared = rebuild_prepared(
-            manifest, steps, place.directory("sources"), hub, request.adapter
+            manifest, steps, files.directory("sources"), hub, request.adapter
         )
     except BuildError as exc:
-        return served, {f"{BASELINE} and what is made from it": f"{exc.message}; {exc.hint}"}
-    trail = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)
+        return served, {f"{BASELINE} and the stages built from it": f"{exc.message}; {exc.hint}"}
+    rebuilt = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)
     scores = {} if request.evaluation else manifest.scores
-    stages = [*trail.before(cpu, scores), *served, *trail.usual(cpu)]
-    return stages, trail.skipped
+    stages = [
+        *rebuilt.build_baselines(cpu, scores),
+        *served,
+        *rebuilt.build_common_recipe(cpu),
+    ]
+    return stages, rebuilt.skipped
 
 
-def _course(
+def _build_inputs(
     request: ReportRequest, manifest: ArtifactManifest, evaluation: Evaluation | None
 ) -> MeasurementInputs:
     reference = ReferenceOutputs.read(request.artifact / REFERENCE_NAME)
-    most = manifest.max_tokens
-    crowd = CROWD.model_copy(update={"tokens": min(CROWD.tokens, most)})
+    tokens = min(THROUGHPUT_SHAPE.tokens, manifest.max_tokens)
     return MeasurementInputs(
         reference=reference,
         head=manifest.head,
         gate=manifest.gate,
         evaluation=evaluation,
-        alone={
+        single_items={
             shape.tokens: build_batch(reference.items, shape)
-            for shape in supported_shapes(most, items=(1,), tokens=LENGTHS)
+            for shape in supported_shapes(manifest.max_tokens, items=(1,), tokens=LENGTHS)
         },
-        crowd=build_batch(reference.items, crowd),
+        full_batch=build_batch(
+            reference.items, THROUGHPUT_SHAPE.model_copy(update={"tokens": tokens})
+        ),
         runs=request.runs,
         seconds=request.seconds,
     )
 
 
-def evaluation_for(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
-    """The labelled data that was asked for, ready for engines. Raises BadEvaluationData."""
+def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
+    """Load the labeled data of the request, tokenized. Raises BadEvaluationData."""
     if request.evaluation is None:
         return None
     model = EvaluatedModel(
@@ -133,17 +140,17 @@ def evaluation_for(request: ReportRequest, manifest: ArtifactManifest) -> Evalua
     return load_evaluation(request.evaluation, manifest.tasks[0], model, request.sampling)
 
 
-def _source(manifest: ArtifactManifest) -> str:
+def _format_source(manifest: ArtifactManifest) -> str:
     source = manifest.source
     adapter = f" + adapter {source.adapter}" if source.adapter else ""
     return f"{source.ref}{adapter}, revision {source.revision[:20]}"
 
 
-def _command(
+def _format_command(
     request: ReportRequest, manifest: ArtifactManifest, conditions: ReportConditions
 ) -> str:
     options = conditions.options
-    words = ["python", "-m", "build_artifacts", "report", f"{manifest.id}:{manifest.version}"]
+    words = ["hundredfold", "models", "report", f"{manifest.id}:{manifest.version}"]
     words += ["--runs", str(options.runs), "--threads", str(options.threads)]
     words += ["--seconds", f"{options.seconds:g}"]
     words += ["--eval", str(request.evaluation)] if request.evaluation else []
@@ -152,5 +159,8 @@ def _command(
     return shlex.join(words)
 
 
-def _told(unmeasured: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in unmeasured.items()) or "there is none"
+def _format_unmeasured(unmeasured: Mapping[str, str]) -> str:
+    return (
+        "; ".join(f"{name}: {reason}" for name, reason in unmeasured.items())
+        or "the artifact has no stage"
+    )

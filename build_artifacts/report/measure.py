@@ -29,22 +29,22 @@ BLOCKS = 5
 MIN_RUNS = 5
 _WARM_PASSES = 2
 MAX_ROUNDS = 5
-# A round of throughput lasts at least this long: who finishes last decides how long it took.
+# The slowest thread ends a round, so a short round would measure thread start times.
 _MIN_ROUND_S = 0.2
 
 ClockFunction = Callable[[], float]  # seconds
 
 
 def split_runs(runs: int) -> tuple[int, ...]:
-    """`runs` in at most BLOCKS parts of nearly equal size."""
+    """Split `runs` into at most BLOCKS parts of nearly equal size."""
     ends = [runs * i // BLOCKS for i in range(BLOCKS + 1)]
     return tuple(b - a for a, b in pairwise(ends) if b > a)
 
 
-def affordable_runs(runs: int, pass_s: float, budget_s: float) -> int:
-    """How many of `runs` there is time for, when one run of every engine takes `pass_s`.
+def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
+    """Limit `runs` to the time budget. One run of every engine takes `pass_s` together.
 
-    Every block costs one more. Never fewer than MIN_RUNS, unless fewer were asked for.
+    Every block costs one untimed run more. The result is at least MIN_RUNS, unless `runs` is less.
     """
     fitting = int(budget_s / max(pass_s, 1e-9)) - BLOCKS
     return min(runs, max(MIN_RUNS, fitting))
@@ -52,54 +52,55 @@ def affordable_runs(runs: int, pass_s: float, budget_s: float) -> int:
 
 @dataclass(slots=True)
 class InterleavedTimer:
-    """Engines by name; one that fails leaves, and `failed` says why."""
+    """Timer of several engines in turns. `failed` maps engines that failed to the reason."""
 
     engines: dict[str, EncoderEngine]
     clock: ClockFunction = time.perf_counter
-    rest: Callable[[], None] = wait_until_idle
+    wait: Callable[[], None] = wait_until_idle  # before every block of passes
     failed: dict[str, str] = field(default_factory=dict)
 
-    def latencies(
+    def time_latencies(
         self, batches: Mapping[int, Batch], runs: int, budget_s: float
     ) -> dict[str, tuple[StageLatency, ...]]:
-        """The figures of each engine that is still running, by name.
+        """Time sequential passes; return the latencies of engines without a failure by name.
 
-        `batches` are of one item, by their tokens; each gets a share of the budget that goes by
-        its length, and what shorter ones left of theirs.
+        `batches` maps tokens to a batch of one item. A batch gets a share of the remaining budget
+        in proportion to its length.
         """
-        found: dict[str, list[StageLatency]] = {name: [] for name in self.engines}
+        latencies: dict[str, list[StageLatency]] = {name: [] for name in self.engines}
         end_s, tokens_left = self.clock() + budget_s, sum(batches)
         for tokens, batch in sorted(batches.items()):
             now_s = self.clock()
             share_s = (end_s - now_s) * tokens / tokens_left
             tokens_left -= tokens
-            for name, times_s in self._turns(batch, runs, now_s + share_s).items():
-                found[name].append(StageLatency.of(tokens, times_s))
-        return {name: tuple(found[name]) for name in self.engines}
+            for name, times_s in self._time_passes(batch, runs, now_s + share_s).items():
+                latencies[name].append(StageLatency.of(tokens, times_s))
+        return {name: tuple(latencies[name]) for name in self.engines}
 
-    def throughputs(
+    def time_throughputs(
         self, batch: Batch, passes: Mapping[str, int], budget_s: float
     ) -> dict[str, StageThroughput]:
-        """Items per second of each engine that is still running, by name.
+        """Time concurrent passes; return the throughputs of engines without a failure by name.
 
-        `passes` says how many passes at once are best for each. The first round warms up, unless
-        there is no time for another one.
+        `passes` is the number of concurrent passes by engine. The first round warms up; it counts
+        only if the budget allows no other.
         """
         end_s = self.clock() + budget_s
         items, tokens = batch.input_ids.shape
         with ThreadPoolExecutor(max(passes.values())) as pool:
             first = {
-                name: self._round_s(pool, name, batch, passes[name], 1) for name in self._from(0)
+                name: self._time_round(pool, name, batch, passes[name], 1)
+                for name in self._turn_order(0)
             }
-            laps = {name: ceil(_MIN_ROUND_S / max(took, 1e-6)) for name, took in first.items()}
+            repeats = {name: ceil(_MIN_ROUND_S / max(s, 1e-6)) for name, s in first.items()}
             rounds: dict[str, list[float]] = {name: [] for name in first}
-            due_s = sum(laps[name] * took for name, took in first.items())
+            expected_s = sum(repeats[name] * first_s for name, first_s in first.items())
             for turn in range(MAX_ROUNDS):
-                if self.clock() + due_s > end_s:
+                if self.clock() + expected_s > end_s:
                     break
-                for name in self._from(turn):
-                    took_s = self._round_s(pool, name, batch, passes[name], laps[name])
-                    rounds[name].append(took_s / laps[name])
+                for name in self._turn_order(turn):
+                    round_s = self._time_round(pool, name, batch, passes[name], repeats[name])
+                    rounds[name].append(round_s / repeats[name])
         return {
             name: StageThroughput(
                 items=items,
@@ -111,27 +112,27 @@ class InterleavedTimer:
             for name in self.engines
         }
 
-    def _turns(self, batch: Batch, runs: int, end_s: float) -> dict[str, list[float]]:
-        """Seconds of every timed pass of each engine."""
-        warm_s = {name: self._passes_s(name, batch, _WARM_PASSES) for name in self._from(0)}
+    def _time_passes(self, batch: Batch, runs: int, end_s: float) -> dict[str, list[float]]:
+        """Return the seconds of every timed pass by engine."""
+        warm_s = {name: self._time_block(name, batch, _WARM_PASSES) for name in self._turn_order(0)}
         pass_s = sum(times[-1] for times in warm_s.values() if times)
-        count = affordable_runs(runs, pass_s, end_s - self.clock())
+        count = fit_runs(runs, pass_s, end_s - self.clock())
         times_s: dict[str, list[float]] = {name: [] for name in self.engines}
         for turn, block in enumerate(split_runs(count)):
-            for name in self._from(turn):
-                times_s[name] += self._passes_s(name, batch, block)
+            for name in self._turn_order(turn):
+                times_s[name] += self._time_block(name, batch, block)
         return {name: times_s[name] for name in self.engines}
 
-    def _from(self, turn: int) -> list[str]:
-        """Who is still running; another one goes first each time."""
+    def _turn_order(self, turn: int) -> list[str]:
+        """List the running engines, rotated by `turn` so that each is first in turn."""
         names = list(self.engines)
         first = turn % max(1, len(names))
         return names[first:] + names[:first]
 
-    def _passes_s(self, name: str, batch: Batch, count: int) -> list[float]:
-        """Seconds of `count` passes in a row after an untimed one; none when the engine fails."""
+    def _time_block(self, name: str, batch: Batch, count: int) -> list[float]:
+        """Time `count` passes after an untimed one. Return nothing if the engine fails."""
         engine, times_s = self.engines[name], list[float]()
-        self.rest()
+        self.wait()
         try:
             engine.run(batch)
             for _ in range(count):
@@ -143,17 +144,17 @@ class InterleavedTimer:
             return []
         return times_s
 
-    def _round_s(
-        self, pool: ThreadPoolExecutor, name: str, batch: Batch, passes: int, laps: int
+    def _time_round(
+        self, pool: ThreadPoolExecutor, name: str, batch: Batch, passes: int, repeats: int
     ) -> float:
-        """Seconds that `passes` threads take for `laps` passes each; 0 when the engine fails."""
+        """Time `repeats` passes in each of `passes` threads. Return 0 if the engine fails."""
         engine = self.engines[name]
 
         def run() -> None:
-            for _ in range(laps):
+            for _ in range(repeats):
                 engine.run(batch)
 
-        self.rest()
+        self.wait()
         started_s = self.clock()
         try:
             for future in [pool.submit(run) for _ in range(passes)]:
@@ -168,30 +169,28 @@ class InterleavedTimer:
         del self.engines[name]
 
 
-# Of the time for passes, what the sequential ones get; the rest is for full batches.
-_LATENCY_SHARE = 0.7
-# What an open stage takes per byte of its weights, and of the free memory what all may take.
-_OPEN_PER_BYTE = 3
-_MEMORY_SHARE = 0.7
+_LATENCY_SHARE = 0.7  # of the time budget; throughput gets the remainder
+_OPEN_PER_BYTE = 3  # memory of an open stage per byte of its weights
+_MEMORY_SHARE = 0.7  # of the free memory, for all open stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementInputs:
-    """What every stage has to run."""
+    """Inputs and budget of a measurement, the same for every stage."""
 
     reference: ReferenceOutputs
     head: ModelHead
     gate: Gate
     evaluation: Evaluation | None
-    alone: Mapping[int, Batch]  # one item each, by its tokens
-    crowd: Batch
+    single_items: Mapping[int, Batch]  # batches of one item by tokens
+    full_batch: Batch
     runs: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StageAccuracy:
-    """How right a stage is; `scores` are empty where no data was given."""
+    """Similarity to the reference, and metrics of the task; `scores` is empty without data."""
 
     cosine: float
     agreement: float | None
@@ -200,53 +199,53 @@ class StageAccuracy:
 
 @dataclass(slots=True)
 class StageMeasurement:
-    """The figures of stages; `failed` names those that gave up, and why."""
+    """Measurement of stages. `failed` maps failed stages to the reason."""
 
     inputs: MeasurementInputs
     steps: StepRunner
     failed: dict[str, str] = field(default_factory=dict)
 
-    def figures(self, stages: Sequence[Stage]) -> list[StageResult]:
-        """Of every stage that did not fail, in order; without their speed-ups.
+    def measure(self, stages: Sequence[Stage]) -> list[StageResult]:
+        """Measure the stages in turns. Return the results in order, without speed-ups.
 
-        All stages take turns, unless there is not enough memory for all of them at once.
+        If memory does not suffice for all stages, they are measured in groups.
         """
-        found: list[StageResult] = []
+        results: list[StageResult] = []
         for group in group_by_memory(stages, free_bytes(Device.CPU)):
-            found += self._together(group, self.inputs.seconds * len(group) / len(stages))
-        return found
+            results += self._measure_group(group, self.inputs.seconds * len(group) / len(stages))
+        return results
 
-    def _together(self, stages: Sequence[Stage], seconds: float) -> Iterator[StageResult]:
-        with self._opened(stages, {s.name: s.alone for s in stages}) as engines:
-            qualities = self._qualities(engines)
-            latencies = self._latencies(engines, seconds * _LATENCY_SHARE)
+    def _measure_group(self, stages: Sequence[Stage], seconds: float) -> Iterator[StageResult]:
+        with self._open_engines(stages, {s.name: s.single_pass for s in stages}) as engines:
+            accuracies = self._verify_all(engines)
+            latencies = self._time_latencies(engines, seconds * _LATENCY_SHARE)
         stages = [stage for stage in stages if stage.name in latencies]
-        with self._opened(stages, {s.name: s.crowd for s in stages}) as engines:
-            passes = {s.name: s.crowd.concurrent_passes for s in stages}
-            throughputs = self._throughputs(engines, passes, seconds * (1 - _LATENCY_SHARE))
+        with self._open_engines(stages, {s.name: s.throughput for s in stages}) as engines:
+            passes = {s.name: s.throughput.concurrent_passes for s in stages}
+            throughputs = self._time_throughputs(engines, passes, seconds * (1 - _LATENCY_SHARE))
         for stage in stages:
-            quality = qualities[stage.name]
+            accuracy = accuracies[stage.name]
             yield StageResult(
                 name=stage.name,
                 what=stage.what,
                 is_baseline_path=stage.is_baseline_path,
                 size_bytes=stage.size_bytes,
-                cosine=quality.cosine,
-                agreement=quality.agreement,
-                scores=dict(quality.scores or stage.scores),
+                cosine=accuracy.cosine,
+                agreement=accuracy.agreement,
+                scores=dict(accuracy.scores or stage.scores),
                 latencies=latencies[stage.name],
                 throughput=throughputs.get(stage.name),
             )
 
     @contextmanager
-    def _opened(
+    def _open_engines(
         self, stages: Sequence[Stage], modes: Mapping[str, EncoderSettings]
     ) -> Iterator[dict[str, EncoderEngine]]:
-        """An engine of every stage that can be opened, closed on the way out."""
+        """Open the engine of every stage; yield those that opened. Close them at the end."""
         engines: dict[str, EncoderEngine] = {}
         opened: list[EncoderEngine] = []
         try:
-            with self.steps.run_uncached("open", _listed(modes)):
+            with self.steps.run_uncached("open", _join(modes)):
                 for stage in stages:
                     try:
                         engines[stage.name] = stage.open(modes[stage.name])
@@ -258,69 +257,69 @@ class StageMeasurement:
         finally:
             for engine in opened:
                 engine.close()
-            engines.clear()  # the next ones need the memory, and the caller still holds this
+            engines.clear()  # the caller still refers to this dict; free the memory of its engines
 
-    def _qualities(self, engines: dict[str, EncoderEngine]) -> dict[str, StageAccuracy]:
-        """How right each engine is; those that are not right at all leave `engines`."""
-        found: dict[str, StageAccuracy] = {}
+    def _verify_all(self, engines: dict[str, EncoderEngine]) -> dict[str, StageAccuracy]:
+        """Measure the accuracy of each engine. Remove failed ones from `engines`."""
+        accuracies: dict[str, StageAccuracy] = {}
         for name, engine in list(engines.items()):
             with self.steps.run_uncached("verify", f"{name} against the reference") as step:
                 try:
-                    found[name] = self._quality(engine)
-                    step.set_outcome(f"cosine {found[name].cosine:.4f} mean")
+                    accuracies[name] = self._verify(engine)
+                    step.set_outcome(f"cosine {accuracies[name].cosine:.4f} mean")
                 except EngineFailed as exc:
                     self.failed[name] = exc.message
                     del engines[name]
                     step.set_outcome(f"left out, {exc.message}")
-        return found
+        return accuracies
 
-    def _quality(self, engine: EncoderEngine) -> StageAccuracy:
+    def _verify(self, engine: EncoderEngine) -> StageAccuracy:
         inputs = self.inputs
-        # Company is the build's to judge, and the mixed lengths of its batches cost most.
-        alone = run_probes(engine, inputs.reference.items, 1)
-        verdict = compare_outputs(inputs.reference, alone, alone, inputs.gate, inputs.head)
-        if verdict.parity is None:
-            raise EngineFailed("; ".join(verdict.reasons))
+        # The build compares batched outputs too. Here its batches of mixed lengths would cost most.
+        outputs = run_probes(engine, inputs.reference.items, 1)
+        result = compare_outputs(inputs.reference, outputs, outputs, inputs.gate, inputs.head)
+        if result.parity is None:
+            raise EngineFailed("; ".join(result.reasons))
         scores = {} if inputs.evaluation is None else score_engine(engine, inputs.evaluation)
-        return StageAccuracy(verdict.parity.cosine_mean, verdict.parity.top1_agreement, scores)
+        return StageAccuracy(result.parity.cosine_mean, result.parity.top1_agreement, scores)
 
-    def _latencies(
+    def _time_latencies(
         self, engines: dict[str, EncoderEngine], seconds: float
     ) -> dict[str, tuple[StageLatency, ...]]:
-        race = InterleavedTimer(dict(engines))
-        with self.steps.run_uncached("time", f"one item, {_listed(engines)}") as step:
-            found = race.latencies(self.inputs.alone, self.inputs.runs, seconds)
-            runs = {one.tokens: one.runs for times in found.values() for one in times}
+        timer = InterleavedTimer(dict(engines))
+        with self.steps.run_uncached("time", f"one item, {_join(engines)}") as step:
+            latencies = timer.time_latencies(self.inputs.single_items, self.inputs.runs, seconds)
+            runs = {row.tokens: row.runs for rows in latencies.values() for row in rows}
             step.set_outcome(", ".join(f"{n} runs of {tokens}" for tokens, n in runs.items()))
-        self.failed |= race.failed
-        return found
+        self.failed |= timer.failed
+        return latencies
 
-    def _throughputs(
+    def _time_throughputs(
         self, engines: dict[str, EncoderEngine], passes: Mapping[str, int], seconds: float
     ) -> dict[str, StageThroughput]:
         if not engines:
             return {}
-        race = InterleavedTimer(dict(engines))
-        items = len(self.inputs.crowd.lengths)
-        with self.steps.run_uncached("time", f"{items} items, {_listed(engines)}"):
-            found = race.throughputs(self.inputs.crowd, passes, seconds)
-        self.failed |= race.failed
-        return found
+        timer = InterleavedTimer(dict(engines))
+        items = len(self.inputs.full_batch.lengths)
+        with self.steps.run_uncached("time", f"{items} items, {_join(engines)}"):
+            throughputs = timer.time_throughputs(self.inputs.full_batch, passes, seconds)
+        self.failed |= timer.failed
+        return throughputs
 
 
 def group_by_memory(stages: Sequence[Stage], available_bytes: int) -> list[list[Stage]]:
-    """The stages in order, as many together as have room; one at least."""
+    """Group the stages in order, as many as memory allows and at least one."""
     groups: list[list[Stage]] = []
-    taken = 0
+    used_bytes = 0
     for stage in stages:
-        needed = stage.size_bytes * _OPEN_PER_BYTE
-        if not groups or taken + needed > available_bytes * _MEMORY_SHARE:
+        stage_bytes = stage.size_bytes * _OPEN_PER_BYTE
+        if not groups or used_bytes + stage_bytes > available_bytes * _MEMORY_SHARE:
             groups.append([])
-            taken = 0
+            used_bytes = 0
         groups[-1].append(stage)
-        taken += needed
+        used_bytes += stage_bytes
     return groups
 
 
-def _listed(names: Mapping[str, object]) -> str:
+def _join(names: Mapping[str, object]) -> str:
     return ", ".join(names)

@@ -1,4 +1,4 @@
-"""What is measured, in the order of the journey: the original first, what is served last."""
+"""Stages of a report: the original model, the graphs exported from it, the served graphs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
 from deployments.tuning.opening import open_tuned_engine
 
-# What `torch` and the graphs exported from it take; a host that only serves has none of them.
-_NEEDED = ("torch", "transformers", "onnx", "onnxscript")
+# Packages of the `torch` stage and of the export. A serving host has none of them.
+_REQUIRED_PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
 
 
 def rebuild_prepared(
     manifest: ArtifactManifest, steps: StepRunner, sources: Path, hub: Hub, adapter: Path | None
 ) -> PreparedModel:
-    """The original, its adapter merged, from where the manifest says it came from.
+    """Prepare the original model again from the source in the manifest, and merge its adapter.
 
-    What has to be unpacked goes under `sources`; `adapter` is where the adapter lies, which the
-    manifest does not say. Raises BuildError when anything is missing or is not what it was.
+    Archives are unpacked under `sources`. The manifest does not record the directory of the
+    adapter, so `adapter` names it. Raises BuildError if a part is missing or has changed.
     """
-    for package in _NEEDED:
+    for package in _REQUIRED_PACKAGES:
         if find_spec(package) is None:
             raise BuildError(
                 f"`{package}` is not installed", hint="run `pip install 'hundredfold[build,cpu]'`"
@@ -58,12 +58,12 @@ def rebuild_prepared(
 
 
 def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
-    """The adapter of that name and revision: `given`, or one of those of the demo models."""
-    known = {model.adapter.name: model.adapter for model in DEMO_MODELS if model.adapter}
-    directory = given or known.get(source.adapter or "")
+    """Read the adapter of `source` from `given`, else from the demo models. Check its revision."""
+    demo_adapters = {model.adapter.name: model.adapter for model in DEMO_MODELS if model.adapter}
+    directory = given or demo_adapters.get(source.adapter or "")
     if directory is None:
         raise SourceNotFound(
-            f"where the adapter `{source.adapter}` lies is not recorded",
+            f"the directory of the adapter `{source.adapter}` is not recorded",
             hint="pass `--adapter DIR`",
         )
     adapter = read_adapter(directory)
@@ -71,65 +71,64 @@ def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
     return adapter
 
 
-def _check_revision(what: str, found: str, built_from: str | None) -> None:
-    if found != built_from:
+def _check_revision(name: str, actual: str, built_from: str | None) -> None:
+    if actual != built_from:
         raise UnsafeSource(
-            f"{what} has changed since the build: "
-            f"revision {found[:20]}, not {str(built_from)[:20]}",
+            f"{name} has changed since the build: "
+            f"revision {actual[:20]}, not {str(built_from)[:20]}",
             hint="build the model again",
         )
 
 
-def weights_bytes(directory: Path) -> int:
-    """Size of the weights of a checkpoint."""
+def sum_weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
 _RECIPES = {recipe.name: recipe for recipe in (*FULL.candidates, FULL.fallback, CPU_INT8_FUSED)}
-# What an InferenceSession is made with when nobody asks for anything else.
-_DEFAULTS = EngineOptions(spinning=True, arena=True)
+# Defaults of an onnxruntime InferenceSession.
+_DEFAULT_OPTIONS = EngineOptions(spinning=True, arena=True)
 _ONNX = CandidateRecipe(
     name="onnx",
     device=Device.CPU,
     precision="fp32",
     source=ExportRecipe(dtype="float32", opset=18),
-    options=_DEFAULTS,
+    options=_DEFAULT_OPTIONS,
 )
-_USUAL = replace(CPU_INT8_FUSED, name="fused-int8", options=_DEFAULTS)
+_COMMON = replace(CPU_INT8_FUSED, name="fused-int8", options=_DEFAULT_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One way to run the model."""
+    """One way to run the model: its name, size, engine and settings."""
 
     name: str
     what: str
     size_bytes: int
     open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
-    alone: EncoderSettings  # for one pass at a time
-    crowd: EncoderSettings  # for most items per second
+    single_pass: EncoderSettings  # for the lowest latency of one pass
+    throughput: EncoderSettings  # for the most items per second
     is_baseline_path: bool = True
-    scores: Mapping[str, float]  # measured at the build; empty where none were
+    scores: Mapping[str, float]  # measured by the build; empty if not measured
 
 
-def served_stage(serving: ServedVariants, modes: TimingModes) -> Stage:
-    """What an encoder of this host serves with."""
-    placement, candidate = serving.placement, serving.candidates[0]
-    on_gpu = placement.device is Device.GPU
-    names = ", ".join(variant.name for variant in serving.variants)
+def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:
+    """Build the stage of the variants that an encoder on this host serves."""
+    target, candidate = served.target, served.candidates[0]
+    on_gpu = target.device is Device.GPU
+    names = ", ".join(variant.name for variant in served.variants)
     return Stage(
         name=f"gpu-{candidate.precision}" if on_gpu else candidate.precision,
         what=f"served{' on the GPU' if on_gpu else ''}: {names}",
-        size_bytes=serving.size_bytes,
-        open=lambda settings: open_tuned_engine(replace(placement, settings=settings))[0],
-        alone=placement.settings,
-        crowd=placement.settings if on_gpu else modes.crowd,
+        size_bytes=served.size_bytes,
+        open=lambda settings: open_tuned_engine(replace(target, settings=settings))[0],
+        single_pass=target.settings,
+        throughput=target.settings if on_gpu else modes.throughput,
         scores=candidate.scores,
     )
 
 
 class RebuiltStages:
-    """The stages that are made from the checkpoint again. `skipped` names those that cannot be."""
+    """Stages built again from the checkpoint. `skipped` maps failed stages to the reason."""
 
     def __init__(
         self, prepared: PreparedModel, graphs: CandidateGraphs, modes: TimingModes
@@ -139,71 +138,80 @@ class RebuiltStages:
         self._modes = modes
         self.skipped: dict[str, str] = {}
 
-    def before(self, served: ServedVariants | None, scores: Mapping[str, float]) -> Iterator[Stage]:
-        """From the original, whose own `scores` are known, to the float form of what is served."""
-        size = weights_bytes(self._prepared.weights)
+    def build_baselines(
+        self, served: ServedVariants | None, scores: Mapping[str, float]
+    ) -> Iterator[Stage]:
+        """Yield the stages from the original to the float graph behind the served graph.
+
+        `scores` are those of the original.
+        """
+        size = sum_weight_bytes(self._prepared.weights)
         metadata, compaction = self._prepared.metadata, self._prepared.compaction
 
-        def original() -> TorchModel:
+        def load_original() -> TorchModel:
             return load_model(self._prepared.weights, head=metadata.head, dtype="float32")
 
-        yield self._eager(BASELINE, "the original in fp32, eager", size, original, scores)
+        yield self._torch_stage(
+            BASELINE, "the original in fp32, eager", size, load_original, scores
+        )
         if not compaction.is_empty:
-            left = size * compaction.parameters_after // compaction.parameters_before
+            pruned_size = size * compaction.parameters_after // compaction.parameters_before
             what = f"the same, {compaction.describe()}"
-            yield self._eager("pruned", what, left, lambda: self._prepared.model("float32"), {})
-        yield from self._graph(_ONNX, "exported, as onnxruntime opens it by default")
+            yield self._torch_stage(
+                "pruned", what, pruned_size, lambda: self._prepared.model("float32"), {}
+            )
+        yield from self._graph_stage(_ONNX, "exported, as onnxruntime opens it by default")
         if served is not None:
-            yield from self._optimised(served)
+            yield from self._optimized_stage(served)
 
-    def usual(self, served: ServedVariants | None) -> Iterator[Stage]:
-        """For comparison, what most people would do instead."""
+    def build_common_recipe(self, served: ServedVariants | None) -> Iterator[Stage]:
+        """Yield the most common recipe for comparison, unless it is the served graph."""
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
-            what = "the usual recipe: fused, then quantised"
-            yield from self._graph(_USUAL, what, is_baseline_path=False)
+            what = "the common recipe: fused, then quantized"
+            yield from self._graph_stage(_COMMON, what, is_baseline_path=False)
 
-    def _optimised(self, served: ServedVariants) -> Iterator[Stage]:
+    def _optimized_stage(self, served: ServedVariants) -> Iterator[Stage]:
         candidate, variant = served.candidates[0], served.variants[0]
         recipe = _RECIPES.get(candidate.name)
         if recipe is None or not isinstance(recipe.source, ExportRecipe):
-            self.skipped["optimised"] = f"this release has no recipe for a graph `{candidate.name}`"
+            self.skipped["optimized"] = f"this release has no recipe for a graph `{candidate.name}`"
             return
         if recipe.quantization is None and recipe.precision == "fp32":
-            return  # what is served
-        floating = replace(
+            return  # the served graph itself
+        float_recipe = replace(
             recipe,
-            name="optimised",
+            name="optimized",
             precision="fp32",
             quantization=None,
             options=variant.options(candidate.options),
         )
-        yield from self._graph(floating, f"the fp32 graph behind {candidate.name}")
+        yield from self._graph_stage(float_recipe, f"the fp32 graph behind {candidate.name}")
 
-    def _eager(
+    def _torch_stage(
         self,
         name: str,
         what: str,
         size_bytes: int,
-        model: Callable[[], TorchModel],
+        load: Callable[[], TorchModel],
         scores: Mapping[str, float],
     ) -> Stage:
-        def opened(settings: EncoderSettings) -> EncoderEngine:
-            return TorchReferenceEngine(model(), self._prepared.metadata, settings.intra_op_threads)
+        def open_torch(settings: EncoderSettings) -> EncoderEngine:
+            return TorchReferenceEngine(load(), self._prepared.metadata, settings.intra_op_threads)
 
-        # Passes at once would share torch's one pool of threads.
-        alone = self._modes.alone
+        # Concurrent passes would share the single thread pool of torch.
+        settings = self._modes.single_pass
         return Stage(
             name=name,
             what=what,
             size_bytes=size_bytes,
-            open=opened,
-            alone=alone,
-            crowd=alone,
+            open=open_torch,
+            single_pass=settings,
+            throughput=settings,
             scores=scores,
         )
 
-    def _graph(
+    def _graph_stage(
         self, recipe: CandidateRecipe, what: str, *, is_baseline_path: bool = True
     ) -> Iterator[Stage]:
         try:
@@ -217,8 +225,8 @@ class RebuiltStages:
             what=what,
             size_bytes=graph.stat().st_size,
             open=lambda settings: open_engine(spec, settings),
-            alone=self._modes.alone,
-            crowd=self._modes.crowd,
+            single_pass=self._modes.single_pass,
+            throughput=self._modes.throughput,
             is_baseline_path=is_baseline_path,
             scores={},
         )

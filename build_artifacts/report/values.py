@@ -1,4 +1,4 @@
-"""What a report says, as values, and the arithmetic of its ratios."""
+"""Values of a report, the conditions under which it holds, and its speed-ups."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from deployments.tuning.opening import default_candidate
 GPU_SETTINGS = EncoderSettings(providers=("CUDAExecutionProvider",))
 
 
-class Frozen(BaseModel):
-    """A part of a report."""
+class ReportModel(BaseModel):
+    """Base of the values in report.json. Infinite and undefined numbers are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
-    """What is to be reported on, and how much time it may take."""
+    """Artifact of a report, and the time and data for its measurement."""
 
     artifact: Path
     store: Path
     runs: int = 50  # sequential passes per length
     threads: int | None = None  # None: all usable cores
-    seconds: float = 300.0  # for all timed passes together
+    seconds: float = 300.0  # for all timed passes of all stages
     evaluation: Path | None = None
     sampling: ExampleSampling = ALL_EXAMPLES
-    adapter: Path | None = None  # where the artifact's adapter lies
+    adapter: Path | None = None  # directory of the adapter
     gpu: EncoderSettings = GPU_SETTINGS
 
 
-class ReportOptions(Frozen):
-    """How it was measured."""
+class ReportOptions(ReportModel):
+    """Options of the measurement."""
 
     runs: int = Field(ge=1)
     threads: int = Field(ge=1)
@@ -56,8 +56,8 @@ class ReportOptions(Frozen):
     limit: int | None
 
 
-class ReportConditions(Frozen):
-    """A report holds as long as this stays the same."""
+class ReportConditions(ReportModel):
+    """Conditions of a measurement. A stored report holds until one of them changes."""
 
     version: str  # of the artifact
     host: Host
@@ -69,68 +69,67 @@ class ReportConditions(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ServedVariants:
-    """The sealed graphs that an encoder of this host serves with, most used first."""
+    """Variants that an encoder on this host serves, most used first."""
 
-    placement: TuningTarget
+    target: TuningTarget
     variants: tuple[Variant, ...]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Each graph once."""
-        sealed = {candidate.name: candidate for candidate in self.placement.candidates}
+        """Candidates of the variants without duplicates."""
+        sealed = {candidate.name: candidate for candidate in self.target.candidates}
         return tuple(sealed[name] for name in dict.fromkeys(v.candidate for v in self.variants))
 
     @property
     def size_bytes(self) -> int:
-        """Their files."""
-        files = self.placement.manifest.files
+        """Size of the graph files."""
+        files = self.target.manifest.files
         return sum(files[graph].size for graph in {c.graph for c in self.candidates})
 
 
-def serving(placement: TuningTarget) -> ServedVariants | None:
-    """The tuned selection, else the default candidate; None when no graph runs here."""
-    table = read_costs(placement)
-    if table is not None:
-        return ServedVariants(placement, table.selected_variants())
+def read_served_variants(target: TuningTarget) -> ServedVariants | None:
+    """Read the tuned selection, else the default candidate. Return None if no graph runs here."""
+    costs = read_costs(target)
+    if costs is not None:
+        return ServedVariants(target, costs.selected_variants())
     try:
-        default = default_candidate(placement)
+        default = default_candidate(target)
     except (HardwareUnavailable, EngineFailed):
         return None
-    return ServedVariants(placement, (Variant.of(default.name, default.options),))
+    return ServedVariants(target, (Variant.of(default.name, default.options),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingModes:
-    """How this host runs one pass alone, and how it runs most items per second."""
+    """Settings for the lowest latency of one pass, and for the most items per second."""
 
-    alone: EncoderSettings
-    crowd: EncoderSettings
+    single_pass: EncoderSettings
+    throughput: EncoderSettings
     gpu: EncoderSettings
 
     @classmethod
     def of(cls, request: ReportRequest) -> TimingModes:
-        """The modes on as many cores as were asked for."""
         threads = request.threads or usable_cores()
         return cls(
-            alone=EncoderSettings(intra_op_threads=threads),
-            crowd=EncoderSettings(intra_op_threads=1, concurrent_passes=threads),
+            single_pass=EncoderSettings(intra_op_threads=threads),
+            throughput=EncoderSettings(intra_op_threads=1, concurrent_passes=threads),
             gpu=request.gpu,
         )
 
 
 def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> ReportConditions:
-    """The setting that a report of `request` has now. Raises BuildError."""
+    """Read the current conditions of `request`. Raises BuildError."""
     modes = TimingModes.of(request)
     evaluation = request.evaluation
     served = {}
     for device, settings in (
-        (Device.CPU, modes.alone),
-        (Device.CPU, modes.crowd),
+        (Device.CPU, modes.single_pass),
+        (Device.CPU, modes.throughput),
         (Device.GPU, modes.gpu),
     ):
-        found = serving(TuningTarget(request.artifact, manifest, device, settings))
-        if found is not None:
-            names = tuple(variant.name for variant in found.variants)
+        variants = read_served_variants(TuningTarget(request.artifact, manifest, device, settings))
+        if variants is not None:
+            names = tuple(variant.name for variant in variants.variants)
             served[f"{device}-{settings.intra_op_threads}"] = names
     on_gpu = any(name.startswith(Device.GPU) for name in served)
     return ReportConditions(
@@ -140,7 +139,7 @@ def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> Repor
         versions=read_tool_versions(),
         options=ReportOptions(
             runs=request.runs,
-            threads=modes.alone.intra_op_threads,
+            threads=modes.single_pass.intra_op_threads,
             seconds=request.seconds,
             evaluation=None if evaluation is None else digest_data(evaluation),
             limit=request.sampling.limit,
@@ -149,25 +148,23 @@ def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> Repor
     )
 
 
-# The stage that all others are compared with.
-BASELINE = "torch"
+BASELINE = "torch"  # name of the stage that all others are compared with
 
 
-class StageLatency(Frozen):
+class StageLatency(ReportModel):
     """Sequential passes of one item of `tokens` tokens."""
 
     tokens: int = Field(ge=1)
     runs: int = Field(ge=1)
     mean_ms: float = Field(gt=0)
-    std_ms: float = Field(ge=0)  # of a sample; 0 for a single run
+    std_ms: float = Field(ge=0)  # sample standard deviation; 0 for a single run
     median_ms: float = Field(gt=0)
     p95_ms: float = Field(gt=0)
-    speedup: float | None = None  # mean of the baseline by this mean
+    speedup: float | None = None  # mean of the baseline divided by this mean
 
     @classmethod
     def of(cls, tokens: int, times_s: Sequence[float]) -> StageLatency:
-        """The figures of passes that took `times_s` seconds each."""
-        times_ms = [taken * 1e3 for taken in times_s]
+        times_ms = [time_s * 1e3 for time_s in times_s]
         return cls(
             tokens=tokens,
             runs=len(times_ms),
@@ -178,37 +175,36 @@ class StageLatency(Frozen):
         )
 
 
-class StageThroughput(Frozen):
-    """Full batches of `items` x `tokens`, `passes` of them at once."""
+class StageThroughput(ReportModel):
+    """Full batches of `items` x `tokens`, in `passes` concurrent passes."""
 
     items: int = Field(ge=1)
     tokens: int = Field(ge=1)
     passes: int = Field(ge=1)
     rounds: int = Field(ge=1)
     items_per_s: float = Field(gt=0)  # median of the rounds
-    speedup: float | None = None  # by the items per second of the baseline
+    speedup: float | None = None  # divided by the items per second of the baseline
 
 
-class StageResult(Frozen):
-    """One row of the table."""
+class StageResult(ReportModel):
+    """Measurements of one stage; one row of the table."""
 
     name: str
-    what: str  # in a few words
+    what: str  # description in a few words
     is_baseline_path: bool  # False: measured for comparison only
     size_bytes: int = Field(ge=0)  # weights on disk
-    cosine: float  # mean, to the fp32 reference sealed with the artifact, each probe alone
-    agreement: float | None  # top-1, where the model chooses (see `manifest.Parity`)
-    scores: dict[str, float]  # the task's metrics; empty where none were measured
-    latencies: tuple[StageLatency, ...]  # by tokens
+    cosine: float  # mean, of unbatched probes to the sealed fp32 reference
+    agreement: float | None  # top-1, of models with labels (see `manifest.Parity`)
+    scores: dict[str, float]  # metrics of the task; empty without labeled data
+    latencies: tuple[StageLatency, ...]  # ascending by tokens
     throughput: StageThroughput | None
     speedup: float | None = None  # geometric mean over the lengths
 
 
-class Report(Frozen):
-    """The journey of one artifact on one host.
+class Report(ReportModel):
+    """Measurements of all stages of one artifact on one host.
 
-    `metric` is the leading one among the scores; `unmeasured` names stages that are left out, and
-    why.
+    `metric` is the main metric among the scores. `unmeasured` maps skipped stages to the reason.
     """
 
     schema_version: Literal[2] = 2
@@ -223,45 +219,46 @@ class Report(Frozen):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Every length that was measured, ascending."""
+        """Measured lengths in tokens, ascending."""
         return tuple(self.runs)
 
     @property
     def runs(self) -> dict[int, int]:
-        """Runs of each stage by length; of the stage with the fewest, should they differ."""
+        """Runs by length; the minimum over all stages."""
         counts: dict[int, int] = {}
-        for latency in (one for stage in self.stages for one in stage.latencies):
-            counts[latency.tokens] = min(latency.runs, counts.get(latency.tokens, latency.runs))
+        for stage in self.stages:
+            for latency in stage.latencies:
+                fewest = counts.get(latency.tokens, latency.runs)
+                counts[latency.tokens] = min(latency.runs, fewest)
         return dict(sorted(counts.items()))
 
     def to_json(self) -> bytes:
-        """The bytes of report.json."""
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
 def add_speedups(stages: Sequence[StageResult]) -> tuple[StageResult, ...]:
-    """The stages with their speed-ups; as they are where the baseline is not among them."""
+    """Add the speed-ups over the baseline. Without a baseline, return the stages unchanged."""
     baseline = next((stage for stage in stages if stage.name == BASELINE), None)
-    return tuple(stages) if baseline is None else tuple(_over(baseline, s) for s in stages)
+    return tuple(stages) if baseline is None else tuple(_add_speedup(baseline, s) for s in stages)
 
 
-def _over(baseline: StageResult, stage: StageResult) -> StageResult:
-    means = {one.tokens: one.mean_ms for one in baseline.latencies}
+def _add_speedup(baseline: StageResult, stage: StageResult) -> StageResult:
+    means = {latency.tokens: latency.mean_ms for latency in baseline.latencies}
     latencies = tuple(
-        one.model_copy(update={"speedup": means[one.tokens] / one.mean_ms})
-        if one.tokens in means
-        else one
-        for one in stage.latencies
+        latency.model_copy(update={"speedup": means[latency.tokens] / latency.mean_ms})
+        if latency.tokens in means
+        else latency
+        for latency in stage.latencies
     )
-    ratios = [one.speedup for one in latencies if one.speedup is not None]
-    throughput, slow = stage.throughput, baseline.throughput
-    if throughput is not None and slow is not None:
-        gain = throughput.items_per_s / slow.items_per_s
-        throughput = throughput.model_copy(update={"speedup": gain})
+    speedups = [latency.speedup for latency in latencies if latency.speedup is not None]
+    throughput = stage.throughput
+    if throughput is not None and baseline.throughput is not None:
+        ratio = throughput.items_per_s / baseline.throughput.items_per_s
+        throughput = throughput.model_copy(update={"speedup": ratio})
     return stage.model_copy(
         update={
             "latencies": latencies,
             "throughput": throughput,
-            "speedup": geometric_mean(ratios) if ratios else None,
+            "speedup": geometric_mean(speedups) if speedups else None,
         }
     )

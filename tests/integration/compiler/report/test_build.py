@@ -72,7 +72,7 @@ def test_without_the_checkpoint_only_what_is_sealed_is_measured(
     assert [stage.name for stage in report.stages] == ["int8", "gpu-int8"]
     assert all(stage.speedup is None for stage in report.stages)
     ((what, why),) = report.unmeasured.items()
-    assert what == "torch and what is made from it"
+    assert what == "torch and the stages built from it"
     assert f"`{tmp_path / 'gone'}` is no directory" in why
     assert report.conditions.gpu is not None
     assert report.conditions.served["gpu-1"] == ("gpu-int8",)
@@ -83,7 +83,7 @@ def test_without_the_checkpoint_only_what_is_sealed_is_measured(
     ("source", "why"),
     [
         ({"revision": "f" * 64}, "the checkpoint has changed since the build"),
-        ({"adapter": "nowhere"}, "where the adapter `nowhere` lies is not recorded"),
+        ({"adapter": "nowhere"}, "the directory of the adapter `nowhere` is not recorded"),
     ],
 )
 def test_another_checkpoint_or_adapter_is_no_baseline(
@@ -105,7 +105,9 @@ def test_when_nothing_can_be_measured_the_reasons_are_the_error(
 ) -> None:
     artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
     edit_candidates(artifact, lambda own: [{**own[0], "device": "gpu"}])
-    with pytest.raises(BuildError, match="can be measured here: torch and what is made from it"):
+    with pytest.raises(
+        BuildError, match="can be measured here: torch and the stages built from it"
+    ):
         report_on(artifact, tmp_path)
 
 
@@ -118,7 +120,7 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
     path = report_path(artifact, read_host(Device.CPU))
 
     assert main(command) == 0
-    assert "not measured: torch and what is made from it: " in capfd.readouterr().out
+    assert "not measured: torch and the stages built from it: " in capfd.readouterr().out
     path.write_bytes(b"{")
     assert main(command) == 0
     assert f"measuring again: {path} cannot be used: " in capfd.readouterr().err

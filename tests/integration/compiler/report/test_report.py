@@ -7,7 +7,7 @@ import pytest
 from build_artifacts.__main__ import main
 from tests.integration.compiler.report.conftest import Journey
 
-STAGES = ["torch", "pruned", "onnx", "optimised", "int8", "fused-int8"]
+STAGES = ["torch", "pruned", "onnx", "optimized", "int8", "fused-int8"]
 
 
 def test_the_stages_are_those_of_the_journey_in_order(journey: Journey) -> None:
@@ -31,7 +31,7 @@ def test_every_stage_was_timed_at_every_length_the_model_reads(journey: Journey)
 
 def test_every_stage_answers_like_the_reference(journey: Journey) -> None:
     cosines = {stage.name: stage.cosine for stage in journey.report.stages}
-    exact = ("torch", "pruned", "onnx", "optimised")
+    exact = ("torch", "pruned", "onnx", "optimized")
     assert all(cosines[name] == pytest.approx(1.0, abs=1e-5) for name in exact)
     sealed = journey.build.manifest.candidates[0].parity.cosine_mean
     assert cosines["int8"] == pytest.approx(sealed, abs=1e-4)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from build_artifacts.report.output import draw
+from build_artifacts.report.output import draw_plots
 from build_artifacts.report.values import Report
 from tests.support.report_samples import STAGES, report_of
 
@@ -20,7 +20,7 @@ def report() -> Report:
 def test_plot_returns_png_and_svg(report: Report) -> None:
     from matplotlib.image import imread
 
-    drawn = draw(report)
+    drawn = draw_plots(report)
     pixels = imread(io.BytesIO(drawn["png"]), format="png")
     height, width = pixels.shape[:2]
     assert width > height > 400
@@ -31,10 +31,10 @@ def test_plot_returns_png_and_svg(report: Report) -> None:
 
 
 def test_plot_is_deterministic(report: Report) -> None:
-    assert draw(report) == draw(Report.model_validate_json(report.to_json()))
+    assert draw_plots(report) == draw_plots(Report.model_validate_json(report.to_json()))
 
 
 def test_plot_without_baseline_has_no_speedup_axes() -> None:
-    with_bars, without = (draw(report_of(*stages))["svg"] for stages in (STAGES, STAGES[1:]))
+    with_bars, without = (draw_plots(report_of(*stages))["svg"] for stages in (STAGES, STAGES[1:]))
     assert b'id="axes_2"' in with_bars
     assert b'id="axes_2"' not in without

@@ -10,7 +10,7 @@ from build_artifacts.report.measure import (
     BLOCKS,
     MIN_RUNS,
     InterleavedTimer,
-    affordable_runs,
+    fit_runs,
     split_runs,
 )
 from deployments.batching.batches import collate
@@ -56,8 +56,8 @@ class TimedRunner:
         raise AssertionError("bug: the timer closed an engine")
 
 
-def build_race(log: PassLog, *runners: TimedRunner) -> InterleavedTimer:
-    return InterleavedTimer({r.name: r for r in runners}, clock=log.clock, rest=lambda: None)
+def build_timer(log: PassLog, *runners: TimedRunner) -> InterleavedTimer:
+    return InterleavedTimer({r.name: r for r in runners}, clock=log.clock, wait=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_runs_are_split_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
         (3, 0.0, 3),
     ],
 )
-def test_affordable_runs_fit_the_budget(runs: int, budget_s: float, expected_runs: int) -> None:
-    assert affordable_runs(runs, 1.0, budget_s) == expected_runs
+def test_fit_runs_limits_runs_to_the_budget(runs: int, budget_s: float, expected_runs: int) -> None:
+    assert fit_runs(runs, 1.0, budget_s) == expected_runs
 
 
 def test_engines_alternate_in_blocks_with_rotating_start() -> None:
     log = PassLog()
-    build_race(log, TimedRunner("a", log, 1), TimedRunner("b", log, 1)).latencies(
+    build_timer(log, TimedRunner("a", log, 1), TimedRunner("b", log, 1)).time_latencies(
         {32: SHORT}, 10, 60.0
     )
     turns = [log.order[0]]
@@ -99,8 +99,8 @@ def test_engines_alternate_in_blocks_with_rotating_start() -> None:
 
 def test_latencies_have_each_engine_and_length() -> None:
     log = PassLog()
-    race = build_race(log, TimedRunner("slow", log, 8.0), TimedRunner("fast", log, 2.0))
-    results = race.latencies({64: LONG, 32: SHORT}, 50, 60.0)
+    timer = build_timer(log, TimedRunner("slow", log, 8.0), TimedRunner("fast", log, 2.0))
+    results = timer.time_latencies({64: LONG, 32: SHORT}, 50, 60.0)
     assert [one.tokens for one in results["slow"]] == [32, 64]
     assert [one.mean_ms for one in results["slow"]] == pytest.approx([8.0, 16.0])
     assert [one.mean_ms for one in results["fast"]] == pytest.approx([2.0, 4.0])
@@ -109,8 +109,8 @@ def test_latencies_have_each_engine_and_length() -> None:
 
 def test_shorter_budget_reduces_runs_of_all_engines_equally() -> None:
     log = PassLog()
-    race = build_race(log, TimedRunner("a", log, 30.0), TimedRunner("b", log, 10.0))
-    results = race.latencies({32: SHORT, 64: LONG}, 50, 3.0)
+    timer = build_timer(log, TimedRunner("a", log, 30.0), TimedRunner("b", log, 10.0))
+    results = timer.time_latencies({32: SHORT, 64: LONG}, 50, 3.0)
     runs = {name: [one.runs for one in times] for name, times in results.items()}
     assert runs["a"] == runs["b"]
     assert all(MIN_RUNS < count < 50 for count in runs["a"])
@@ -119,22 +119,22 @@ def test_shorter_budget_reduces_runs_of_all_engines_equally() -> None:
 
 def test_zero_budget_has_minimum_runs() -> None:
     log = PassLog()
-    results = build_race(log, TimedRunner("a", log, 10.0)).latencies({32: SHORT}, 50, 0.0)
+    results = build_timer(log, TimedRunner("a", log, 10.0)).time_latencies({32: SHORT}, 50, 0.0)
     assert [one.runs for one in results["a"]] == [MIN_RUNS]
 
 
 @pytest.mark.parametrize("at", [1, 4, 20])
 def test_failed_engine_is_dropped_and_others_continue(at: int) -> None:
     log = PassLog()
-    race = build_race(
+    timer = build_timer(
         log,
         TimedRunner("weak", log, 1.0, fails_at=at),
         TimedRunner("sound", log, 1.0),
     )
-    results = race.latencies({32: SHORT}, 50, 60.0)
+    results = timer.time_latencies({32: SHORT}, 50, 60.0)
     assert list(results) == ["sound"]
     assert results["sound"][0].runs == 50
-    assert race.failed == {"weak": "out of breath"}
+    assert timer.failed == {"weak": "out of breath"}
 
 
 class SleepingRunner:
@@ -164,8 +164,8 @@ class SleepingRunner:
 def test_throughput_counts_items_of_concurrent_batches() -> None:
     batch = collate([item(1, 16)] * 4)
     together, alone = SleepingRunner(0.02), SleepingRunner(0.02)
-    race = InterleavedTimer({"together": together, "alone": alone}, rest=lambda: None)
-    results = race.throughputs(batch, {"together": 3, "alone": 1}, 0.9)
+    timer = InterleavedTimer({"together": together, "alone": alone}, wait=lambda: None)
+    results = timer.time_throughputs(batch, {"together": 3, "alone": 1}, 0.9)
     assert (together.most, alone.most) == (3, 1)
     assert results["together"].passes == 3
     assert (results["alone"].items, results["alone"].tokens) == (4, 16)
@@ -175,7 +175,7 @@ def test_throughput_counts_items_of_concurrent_batches() -> None:
 
 
 def test_throughput_with_zero_budget_counts_first_round() -> None:
-    results = InterleavedTimer({"a": SleepingRunner(0.01)}, rest=lambda: None).throughputs(
+    results = InterleavedTimer({"a": SleepingRunner(0.01)}, wait=lambda: None).time_throughputs(
         SHORT, {"a": 1}, 0.0
     )
     assert results["a"].rounds == 1
@@ -184,8 +184,8 @@ def test_throughput_with_zero_budget_counts_first_round() -> None:
 
 def test_failed_engine_has_no_throughput() -> None:
     log = PassLog()
-    race = build_race(
+    timer = build_timer(
         log, TimedRunner("weak", log, 1.0, fails_at=1), TimedRunner("sound", log, 1.0)
     )
-    assert list(race.throughputs(SHORT, {"weak": 2, "sound": 2}, 1.0)) == ["sound"]
-    assert race.failed == {"weak": "out of breath"}
+    assert list(timer.time_throughputs(SHORT, {"weak": 2, "sound": 2}, 1.0)) == ["sound"]
+    assert timer.failed == {"weak": "out of breath"}

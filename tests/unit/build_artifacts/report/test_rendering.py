@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.report.output import digits, format_markdown, format_stages
+from build_artifacts.report.output import format_markdown, format_number, format_stages
 from tests.support.report_samples import STAGES, report_of, stage
 
 
@@ -21,7 +21,7 @@ def test_table_has_row_and_speedup_per_stage() -> None:
     ]
     assert cells(int8)[-2:] == ["200", "4.00x"]
     assert cells(aside)[:2] == ["fused-int8", "†"]
-    assert "† no part of the journey, measured for comparison" in lines
+    assert "† measured for comparison only" in lines
     # The second table: 8 and 2 per length, their mean 4, and 4 by throughput.
     assert ["int8", "8.00x", "2.00x", "4.00x", "4.00x"] in map(cells, lines)
 
@@ -82,5 +82,5 @@ def test_markdown_has_table_host_versions_and_command() -> None:
     ("value", "text"),
     [(0.1234, "0.12"), (9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (1234.5, "1234")],
 )
-def test_digits_rounds_to_three_significant_digits(value: float, text: str) -> None:
-    assert digits(value) == text
+def test_format_number_rounds_to_three_significant_digits(value: float, text: str) -> None:
+    assert format_number(value) == text

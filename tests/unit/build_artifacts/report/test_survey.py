@@ -18,8 +18,8 @@ def stage(name: str, size_bytes: int) -> Stage:
         what="",
         size_bytes=size_bytes,
         open=fail_to_open,
-        alone=encoder,
-        crowd=encoder,
+        single_pass=encoder,
+        throughput=encoder,
         scores={},
     )
 
