@@ -36,13 +36,13 @@ ALL_MODELS = (*ENCODER_MODELS, DECODER)
 
 
 def seal_all_models(store: Path) -> Path:
-    """Seal all of ALL_MODELS; returns `store`."""
+    """Seal ALL_MODELS; return `store`."""
     seal_tiny(store, EMBEDDER)
     seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
-    judging = (TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TEXT_CLASSIFICATION)
-    seal_tiny(store, NLI_MODEL, labels=("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), tasks=judging)
-    ranking = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
-    seal_tiny(store, RANKER, labels=("relevance",), tasks=ranking)
+    nli_tasks = (TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TEXT_CLASSIFICATION)
+    seal_tiny(store, NLI_MODEL, labels=("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), tasks=nli_tasks)
+    ranking_tasks = (TaskName.TEXT_RANKING, TaskName.TEXT_CLASSIFICATION)
+    seal_tiny(store, RANKER, labels=("relevance",), tasks=ranking_tasks)
     seal_token_model(store, NER_MODEL, TaskName.TOKEN_CLASSIFICATION, ("O", "B-CITY", "I-CITY"))
     seal_token_model(store, QA_MODEL, TaskName.QUESTION_ANSWERING)
     seal_token_model(store, FILL_MASK_MODEL, TaskName.FILL_MASK)
@@ -53,7 +53,7 @@ def seal_all_models(store: Path) -> Path:
 def seal_token_model(
     store: Path, model_id: str, task: TaskName, labels: tuple[str, ...] = ()
 ) -> None:
-    """Seal a model whose answer for a token depends on nothing but that token."""
+    """Seal a model whose output for a token depends on that token only."""
     manifest = tiny_manifest(model_id)
     directory = model_directory(store, model_id) / manifest.version
     tiny_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""Tiny sealed artifacts, written directly: no torch, no build, milliseconds each."""
+"""Tiny sealed artifacts, written without torch and without a build."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def seal_tiny(
     nan_word: str | None = None,
     tasks: tuple[TaskName, ...] = (),
 ) -> Path:
-    """Seal a model that averages random word vectors; returns its directory.
+    """Seal a model that averages random word vectors; return its directory.
 
-    With `labels` it is a classifier, unless `tasks` claim something else; without them its graph
-    gives the vectors of tokens too. Texts with `nan_word` get rows that are not numbers. The same
-    text gets the same answer in every run: weights depend on nothing but the vocabulary.
+    With `labels` it is a classifier, unless `tasks` are given. Without labels its graph also
+    returns token vectors. Texts with `nan_word` get NaN rows. The weights depend on the vocabulary
+    only, so that every run gives the same outputs.
     """
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
     if tasks:
@@ -70,7 +70,7 @@ def tiny_manifest(
     labels: tuple[str, ...] = (),
     devices: tuple[Device, ...] = (Device.CPU, Device.GPU),
 ) -> ArtifactManifest:
-    """The manifest of a tiny model, its files not sealed yet."""
+    """Build the manifest of a tiny model without the digests of its files."""
     embedding = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
     return ArtifactManifest(
         id=model_id,
@@ -91,7 +91,7 @@ def tiny_manifest(
 
 
 def tiny_candidate(device: Device) -> Candidate:
-    """One and the same fp32 graph for either encoder."""
+    """Build a candidate; all devices share one fp32 graph."""
     exact = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=0.999999)
     return Candidate(
         name=f"tiny-{device}", device=device, precision="fp32", graph=GRAPH_NAME, parity=exact
@@ -99,7 +99,7 @@ def tiny_candidate(device: Device) -> Candidate:
 
 
 def seal(directory: Path, manifest: ArtifactManifest) -> None:
-    """Write `manifest` with the digests of the files it names, as they lie there now."""
+    """Write `manifest` with the current digests of its files."""
     files = {
         name: FileDigest(
             sha256=file_sha256(directory / name), size=(directory / name).stat().st_size
@@ -111,7 +111,7 @@ def seal(directory: Path, manifest: ArtifactManifest) -> None:
 
 
 def word_vectors(vocabulary: int) -> NDArray[np.float32]:
-    """A seeded random table [vocabulary, WIDTH]."""
+    """Return a seeded random table [vocabulary, WIDTH]."""
     return np.random.default_rng(7).standard_normal((vocabulary, WIDTH), dtype=np.float32)
 
 
@@ -123,12 +123,10 @@ def write_graph(
     token_types: bool = False,
     unpooled: bool = False,
 ) -> None:
-    """Masked mean of `vectors` by input_ids -> `output` [B, WIDTH], or [B, labels] behind a MatMul.
+    """Write a graph that outputs the masked mean of `vectors`, [B, WIDTH] or [B, labels].
 
-    With `unpooled` there is a second output, what the mean is taken of.
-
-    With `token_types` the graph has the third input of BERT and adds its sum to every output, so
-    that a caller who feeds anything but zeros sees it.
+    With `unpooled` a second output has the token vectors. With `token_types` the graph has the
+    third input of BERT and adds its sum to every output, so that nonzero values are visible.
     """
     node = helper.make_node
     tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}
@@ -176,7 +174,7 @@ def _model(
 
 
 def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
-    """Replace a file of a sealed artifact and its digest: whole, and still no good."""
+    """Replace a file of a sealed artifact and update its digest."""
     (directory / name).write_bytes(content)
     manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
     sealed = FileDigest(sha256=file_sha256(directory / name), size=len(content))
@@ -185,7 +183,7 @@ def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
 
 
 def seal_without_token_vectors(store: Path, model_id: str) -> Path:
-    """An embedder sealed before graphs gave the vectors of tokens; returns its directory."""
+    """Seal an embedder whose graph has no token output; return its directory."""
     directory = seal_tiny(store, model_id)
     vocabulary = Tokenizer.from_file(str(directory / TOKENIZER_NAME)).get_vocab_size()
     write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))

@@ -83,5 +83,5 @@ class DecodingGenerator:
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         async with aclosing(self._client.stream(call)) as stream:
-            async for news in stream:
-                yield news
+            async for event in stream:
+                yield event

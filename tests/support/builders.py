@@ -1,4 +1,4 @@
-"""Values that tests are made of, built from nothing: no hub, no network."""
+"""Tiny checkpoints and tokenizers, created without a network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WORDS = (
 HIDDEN = 32
 POSITIONS = 64
 
-# Heads of graphs that take texts; what generates has engines and tests of its own.
+# Heads of encoder models.
 ENCODER_HEADS = tuple(head for head in ModelHead if head is not ModelHead.NEXT_TOKEN)
 
 
-def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter to it
+def tiny_checkpoint(  # noqa: PLR0913  tests set one or two options each
     directory: Path,
     *,
     model_type: str = "bert",
@@ -31,11 +31,10 @@ def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter t
     normalize: bool = True,
     layers: int = 2,
 ) -> Path:
-    """A random checkpoint of hidden size 32 with its tokenizer; returns `directory`.
+    """Write a random checkpoint of hidden size 32 and its tokenizer; return `directory`.
 
-    Unless `head` says otherwise it is a classifier with `labels`, and without them a
-    sentence-transformers embedding model. It reads 64 positions. Weights are larger than a fresh
-    model's, so that different texts get clearly different answers.
+    Without `head` it is a classifier with `labels`, or an embedding model without them. It has 64
+    positions. Its weights are larger than usual, so that outputs of texts differ clearly.
     """
     import torch
     import transformers
@@ -56,7 +55,7 @@ def tiny_checkpoint(  # noqa: PLR0913  a test names the one or two that matter t
                 parameter.normal_(std=0.3)
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
-                module.weight[module.padding_idx] = 0  # as training leaves it
+                module.weight[module.padding_idx] = 0  # as after training
     model.save_pretrained(directory)
     return directory
 
@@ -78,12 +77,12 @@ def _sizes(model_type: str, layers: int) -> dict[str, object]:
     }
 
 
-# What makes an architecture itself, as small as the rest.
+# Settings that an architecture requires.
 _OWN_SIZES: dict[str, dict[str, object]] = {
     "albert": {"embedding_size": 16},
     "electra": {"embedding_size": 16},
-    "mpnet": {"pad_token_id": 1},  # its code counts positions from 2 whatever the file says
-    # As microsoft/deberta-v3-base has it, but for the sizes.
+    "mpnet": {"pad_token_id": 1},  # its code counts positions from 2
+    # Settings of microsoft/deberta-v3-base, with smaller sizes.
     "deberta-v2": {
         "relative_attention": True,
         "pos_att_type": ["p2c", "c2p"],
@@ -94,7 +93,7 @@ _OWN_SIZES: dict[str, dict[str, object]] = {
         "type_vocab_size": 0,
     },
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
-    # Every other layer sees eight neighbours only.
+    # Every second layer attends to eight neighbors only.
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2,
                    "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
     "qwen3": {"num_key_value_heads": 1, "head_dim": 16},
@@ -103,7 +102,7 @@ _OWN_SIZES: dict[str, dict[str, object]] = {
 
 
 def tiny_tokenizer(directory: Path) -> None:
-    """A lowercasing WordPiece tokenizer over ASCII and a few words, as tokenizer.json."""
+    """Write a lowercasing WordPiece tokenizer over ASCII and a few words."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocabulary = {token: i for i, token in enumerate(_vocabulary())}
@@ -133,7 +132,7 @@ def _vocabulary() -> list[str]:
 
 
 def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = True) -> None:
-    """The files by which sentence-transformers says how rows are pooled."""
+    """Write the pooling configuration of sentence-transformers."""
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
     if normalize:
         kinds.append(("2_Normalize", "Normalize"))
@@ -155,6 +154,6 @@ def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = T
 
 
 def write_json(path: Path, value: object) -> None:
-    """`value` as a JSON file; directories are made."""
+    """Write `value` as JSON; create missing directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Clients that do not install beside the newest ones: programs, run by a Python of their own."""
+"""Clients that need a Python environment of their own."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TIMEOUT_S = 60
 
 
 def run_client(program: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
-    """What a program of tests/support/clients prints, as JSON; fails the test when it fails."""
+    """Run a program of tests/support/clients and return the JSON that it prints."""
     done = subprocess.run(
-        [python(), PROGRAMS / program, *arguments],
+        [find_python(), PROGRAMS / program, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -34,8 +34,8 @@ def run_client(program: str, *arguments: str, environment: Mapping[str, str] | N
     return json.loads(done.stdout)
 
 
-def python() -> str:
-    """The interpreter of the second environment; fails the test where there is none."""
+def find_python() -> str:
+    """Return the interpreter of the second environment; fail the test without one."""
     named = os.environ.get(PYTHON_VARIABLE, str(DEFAULT_PYTHON))
     if named == SKIP:
         pytest.skip(f"{PYTHON_VARIABLE}={SKIP}")

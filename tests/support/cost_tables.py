@@ -1,4 +1,4 @@
-"""Costs as a test writes them down."""
+"""Short notations for costs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from deployments.tuning.costs import Cost, Shape, Variant, VariantCosts
 
 
-def shape(told: str) -> Shape:
-    """`"8x128"`: 8 items of 128 tokens."""
-    items, _, tokens = told.partition("x")
+def shape(text: str) -> Shape:
+    """Parse `"8x128"` as 8 items of 128 tokens."""
+    items, _, tokens = text.partition("x")
     return Shape(items=int(items), tokens=int(tokens))
 
 
 def variant(name: str) -> Variant:
-    """`"int8+arena"`: the candidate `int8` with the arena."""
+    """Parse `"int8+arena"` as the candidate `int8` with the arena."""
     candidate, *options = name.split("+")
     return Variant(candidate=candidate, **dict.fromkeys(options, True))
 
 
 def row(name: str, medians_ms: Mapping[str, float], precision: str = "int8") -> VariantCosts:
-    """The costs of one variant by shape."""
+    """Build the costs of one variant from its medians by shape."""
     costs = (
-        Cost(shape=shape(told), median_ms=ms, low_ms=ms, rounds=5)
-        for told, ms in medians_ms.items()
+        Cost(shape=shape(text), median_ms=ms, low_ms=ms, rounds=5)
+        for text, ms in medians_ms.items()
     )
     return VariantCosts(variant=variant(name), precision=precision, costs=tuple(costs))

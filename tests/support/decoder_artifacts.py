@@ -1,7 +1,7 @@
-"""A tiny sealed model that generates, written directly: no torch, no build, milliseconds.
+"""A tiny sealed decoder, written without torch and without a build.
 
-A Llama of two layers in the layout of onnxruntime-genai's model builder, with the input
-`logits_from`, over a tokenizer of single bytes and a few merged pairs.
+It is a Llama of two layers in the layout of onnxruntime-genai's model builder, with the input
+`logits_from`. Its tokenizer has single bytes and a few merged pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
 Array = NDArray[np.float32]
 
 
-def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter to it
+def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     store: Path,
     model_id: str = DECODER,
     *,
@@ -55,10 +55,10 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
     devices: tuple[Device, ...] = (Device.CPU,),
     defaults: GenerationDefaults | None = None,
 ) -> Path:
-    """Seal a model of random weights that generates, the same in every run; returns its directory.
+    """Seal a decoder with seeded random weights; return its directory.
 
-    Its text is noise, and hardly ever ends. With `says`, in which no character may come twice, it
-    is quite sure to answer that after a line feed, and then to end its turn.
+    Its text is noise and rarely ends. With `says`, it generates that text after a line feed and
+    then ends its turn. No character may occur twice in `says`.
     """
     version = hashlib.sha256(model_id.encode()).hexdigest()[:12]
     directory = model_directory(store, model_id) / version
@@ -69,7 +69,7 @@ def seal_tiny_decoder(  # noqa: PLR0913  a test names the one or two that matter
         (directory / CHAT_TEMPLATE_NAME).write_text(chat_template, encoding="utf-8")
         names.append(CHAT_TEMPLATE_NAME)
     saying = [*tokenizer.encode("\n" + says).ids, tokenizer.token_to_id(TURN_END)] if says else []
-    assert len(set(saying)) == len(saying), "a token of `says` comes twice"
+    assert len(set(saying)) == len(saying), "a token occurs twice in `says`"
     export_model(directory / GRAPH_NAME, tokenizer.get_vocab_size(), max_tokens, saying)
     manifest = ArtifactManifest(
         id=model_id,
@@ -106,7 +106,7 @@ def _candidate(device: Device) -> Candidate:
 
 
 def write_byte_tokenizer(path: Path) -> Tokenizer:
-    """Byte-level BPE of 256 bytes, MERGES and three special tokens; also written to `path`."""
+    """Write a byte-level BPE with MERGES and three special tokens to `path`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *("".join(pair) for pair in MERGES)]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -120,7 +120,7 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
 
 
 def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
-    """The graph of a random Llama; after each token of `saying` the next one is likeliest."""
+    """Write a random Llama; after each token of `saying` the next one is the most probable."""
     draw = _Draw()
     tables: dict[str, NDArray] = {
         "embedding": draw.matrix(vocabulary, HIDDEN) * 8,
@@ -154,7 +154,7 @@ def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[
 
 
 class _Draw:
-    """Seeded random matrices that keep the size of what they multiply."""
+    """Seeded random matrices that preserve the norm of their input."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(11)
@@ -165,7 +165,7 @@ class _Draw:
 
 
 def _layer(layer: int, tables: dict[str, NDArray], draw: _Draw) -> list[onnx.NodeProto]:
-    """Attention and feed-forward network from `hidden{layer}` to `hidden{layer + 1}`."""
+    """Build the nodes from `hidden{layer}` to `hidden{layer + 1}`."""
     wide = (ATTENTION_HEADS + 2 * KV_HEADS) * HEAD_DIM
     sizes = {"qkv": (HIDDEN, wide), "out": (HIDDEN, HIDDEN),
              "gate": (HIDDEN, INNER), "up": (HIDDEN, INNER), "down": (INNER, HIDDEN)}  # fmt: skip
@@ -211,9 +211,9 @@ def _norm(of: str, into: str) -> onnx.NodeProto:
 
 
 def _rotations(max_tokens: int) -> dict[str, NDArray]:
-    """Cosines and sines of the rotary embedding, [max_tokens, HEAD_DIM / 2] each."""
-    speeds = 10_000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    angles = np.arange(max_tokens)[:, None] * speeds
+    """Return the RoPE cosines and sines, [max_tokens, HEAD_DIM / 2] each."""
+    frequencies = 10_000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    angles = np.arange(max_tokens)[:, None] * frequencies
     return {
         "cos_cache": np.cos(angles).astype(np.float32),
         "sin_cache": np.sin(angles).astype(np.float32),

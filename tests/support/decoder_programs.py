@@ -1,4 +1,4 @@
-"""Tiny checkpoints as torch runs them: as programs, and as they are."""
+"""Tiny checkpoints as torch programs and as transformers models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def program_spec(
     *,
     broken_token: int | None = None,
 ) -> DecoderSpec:
-    """The program of a checkpoint, written to `into`; what `broken_token` means is no number."""
+    """Export the program of a checkpoint to `into`; `broken_token` gets a NaN embedding."""
     metadata, path = read_checkpoint_metadata(checkpoint), into / "model.safetensors"
     export_program(checkpoint, metadata, recipe, path)
     if broken_token is not None:
@@ -39,7 +39,7 @@ def program_spec(
 
 
 def whole_spec(checkpoint: Path, into: Path, recipe: DecoderRecipe = WHOLE) -> DecoderSpec:
-    """A checkpoint as transformers is to run it, written to `into`."""
+    """Export a checkpoint for transformers to `into`."""
     metadata = read_checkpoint_metadata(checkpoint)
     export_checkpoint(checkpoint, metadata, recipe, into)
     return spec_of(into / "model.safetensors", metadata, recipe)

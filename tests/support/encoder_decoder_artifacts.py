@@ -1,7 +1,7 @@
 """A tiny sealed model with an encoder, written from a random checkpoint of transformers.
 
-A BART whose tokenizer, as those of T5 and Marian do, has whole words and puts an end token behind
-every text. Its answers are noise, but depend on every word of the prompt.
+It is a BART with a tokenizer of whole words that adds an end token, as T5 and Marian do. Its
+outputs are noise, but depend on every word of the prompt.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ VOCABULARY = (
 LANGUAGES = ("en_XX", "fr_XX", "de_DE")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOURCE_TOKENS, ANSWER_TOKENS = 24, 40
-ENDS_SOON = 2.4  # what the end token's logit has more: answers end after a few words
+ENDS_SOON = 2.4  # added to the logit of the end token, so that texts end after a few words
 
 
 @dataclass(frozen=True)
 class TinyEncoderDecoder:
-    """The checkpoint that all the models are sealed from, as transformers runs it."""
+    """The checkpoint of all the sealed models, with its transformers model."""
 
     root: Path
     model: Any
@@ -61,7 +61,7 @@ class TinyEncoderDecoder:
 
     @classmethod
     def make(cls, root: Path, languages: Sequence[str] = ()) -> TinyEncoderDecoder:
-        """Write it in about a second. The tokenizer adds the first of `languages` to a text."""
+        """Write the checkpoint. The tokenizer adds the first of `languages` to a text."""
         tokenizer = word_tokenizer(languages)
         model = saved(lambda: _bart(tokenizer), root / "checkpoint")
         model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
@@ -75,23 +75,23 @@ class TinyEncoderDecoder:
         ids = {code: self.tokenizer.token_to_id(code) for code in LANGUAGES}
         return {code: token for code, token in ids.items() if token is not None}
 
-    def translate(self, prompt: str, source: str, target: str, **said: Any) -> str:
+    def translate(self, prompt: str, source: str, target: str, **options: Any) -> str:
         """Return the output of `generate` for a prompt with the language token of `source`."""
         _, *words, end = self.tokenizer.encode(prompt).ids
         ids = [self.languages[source], *words[: SOURCE_TOKENS - 2], end]
-        return self._generate(ids, forced_bos_token_id=self.languages[target], **said)
+        return self._generate(ids, forced_bos_token_id=self.languages[target], **options)
 
-    def answer(self, prompt: str, **said: Any) -> str:
+    def answer(self, prompt: str, **options: Any) -> str:
         """Return the output of `generate`, of at most ten tokens by default."""
-        return self._generate(self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS], **said)
+        return self._generate(self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS], **options)
 
-    def _generate(self, prompt_ids: list[int], **said: Any) -> str:
+    def _generate(self, prompt_ids: list[int], **options: Any) -> str:
         ids = torch.tensor([prompt_ids])
-        if "max_length" not in said:
-            said.setdefault("max_new_tokens", 10)
+        if "max_length" not in options:
+            options.setdefault("max_new_tokens", 10)
         with torch.inference_mode():
-            (told,) = self.model.generate(ids, **said).tolist()
-        text: str = self.tokenizer.decode(told)
+            (output,) = self.model.generate(ids, **options).tolist()
+        text: str = self.tokenizer.decode(output)
         return text
 
     def seal(
@@ -103,7 +103,7 @@ class TinyEncoderDecoder:
         defaults: GenerationDefaults | None = None,
         task_prefixes: Mapping[TaskName, str] | None = None,
     ) -> None:
-        """Seal it under an id of its own."""
+        """Seal the model as `model_id`."""
         version = hashlib.sha256(model_id.encode()).hexdigest()[:12]
         directory = model_directory(store, model_id) / version
         names = _copy(self.root / "graphs", directory / "graphs" / "tiny")
@@ -188,7 +188,7 @@ def _bart(tokenizer: Tokenizer) -> Any:
 
 
 def _copy(graphs: Path, into: Path) -> list[str]:
-    """Copy the graphs and their weights; their names in the artifact."""
+    """Copy the graphs and their weights; return their names in the artifact."""
     into.mkdir(parents=True)
     for path in sorted(graphs.iterdir()):
         (into / path.name).write_bytes(path.read_bytes())

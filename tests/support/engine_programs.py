@@ -1,4 +1,4 @@
-"""One tiny model, written for every engine and answered by hand."""
+"""One tiny model for every engine, with its expected outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def vectors() -> NDArray[np.float32]:
-    """A vector per word, [WORDS, WIDTH]; NAN_WORD's is not a number."""
+    """Return one vector per word, [WORDS, WIDTH]; the vector of NAN_WORD is NaN."""
     table = word_vectors(WORDS)
     table[NAN_WORD] = np.nan
     return table
@@ -30,10 +30,10 @@ def vectors() -> NDArray[np.float32]:
 def expected(
     head: ModelHead, ids: NDArray[np.int32], second_segment_start: int
 ) -> NDArray[np.float32]:
-    """What the model answers for one item alone.
+    """Compute the output for one item.
 
-    A pooled head: the mean of the word vectors plus the share of tokens in the second segment.
-    The others: that and the token's own vector, for every token or for every mask token.
+    A pooled head returns the mean of the word vectors plus the share of tokens in the second
+    segment. The others add the vector of each token, or of each mask token.
     """
     words = vectors()[ids]
     pooled = words.mean(axis=0) + np.float32((len(ids) - second_segment_start) / len(ids))
@@ -44,13 +44,12 @@ def expected(
     return words + pooled
 
 
-def inputs_of(head: ModelHead) -> tuple[str, ...]:
-    """The inputs of the model with this head."""
+def list_inputs(head: ModelHead) -> tuple[str, ...]:
     return (*NAMES, MASK_POSITIONS) if head is ModelHead.MASKS else NAMES
 
 
 def write_onnx(path: Path, head: ModelHead) -> None:
-    """The model as an ONNX graph; one that pools also answers what ModelHead.TOKENS does."""
+    """Write the model as an ONNX graph; pooled heads also have the output of ModelHead.TOKENS."""
     node = helper.make_node
     nodes = [
         node("Gather", ["vectors", "input_ids"], ["words"]),
@@ -76,7 +75,7 @@ def write_onnx(path: Path, head: ModelHead) -> None:
         "one": np.array([1]),
         "flat": np.array([-1, WIDTH]),
     }
-    write_model(path, nodes, tables, inputs_of(head), outputs=outputs)
+    write_model(path, nodes, tables, list_inputs(head), outputs=outputs)
 
 
 def _head_nodes(head: ModelHead) -> list[onnx.NodeProto]:
@@ -101,7 +100,7 @@ def write_model(
     opset: int = 20,
     outputs: Sequence[str] = ("output",),
 ) -> None:
-    """Any graph from int64 inputs to float outputs of unknown shape."""
+    """Write a graph from int64 inputs to float outputs of unknown shape."""
     given = [
         helper.make_tensor_value_info(
             name, TensorProto.INT64, ["M"] if name == MASK_POSITIONS else ["B", "T"]
@@ -120,7 +119,7 @@ def write_model(
 
 
 def write_torch(path: Path, head: ModelHead) -> None:
-    """The model as a torch program."""
+    """Write the model as a torch program."""
     import torch
 
     from deployments.engines.torch_program import write_program

@@ -1,4 +1,4 @@
-"""The application behind a real HTTP server on a free port of this machine, in its own thread."""
+"""The application behind a real HTTP server on a free port, in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.in_process import InProcess
 
 @dataclass(frozen=True)
 class HttpServer:
-    """Where it listens, and what is behind it."""
+    """A running server."""
 
     port: int
     in_process: InProcess
@@ -27,7 +27,7 @@ class HttpServer:
         return f"http://127.0.0.1:{self.port}"
 
     def send(self, raw: bytes, *, finish: bool = False) -> bytes:
-        """Everything that comes back to these bytes; with `finish` nothing more will be sent."""
+        """Send raw bytes and return the response; with `finish`, close the sending side."""
         with socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S) as peer:
             peer.sendall(raw)
             if finish:
@@ -40,9 +40,9 @@ class HttpServer:
 
 @contextmanager
 def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
-    """`in_process` behind the HTTP server that Ray Serve uses too."""
+    """Serve `in_process` with uvicorn, the HTTP server of Ray Serve."""
     started = threading.Event()
-    found: list[HttpServer] = []
+    started_servers: list[HttpServer] = []
     servers: list[uvicorn.Server] = []
 
     async def serve() -> None:
@@ -52,7 +52,7 @@ def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
             servers.append(server)
             listening = socket.socket()
             listening.bind(("127.0.0.1", 0))
-            found.append(HttpServer(listening.getsockname()[1], in_process))
+            started_servers.append(HttpServer(listening.getsockname()[1], in_process))
             listening.listen()
             started.set()
             await server.serve(sockets=[listening])
@@ -61,7 +61,7 @@ def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
     thread.start()
     try:
         assert started.wait(TIMEOUT_S), "the server did not start"
-        yield found[0]
+        yield started_servers[0]
     finally:
         servers[0].should_exit = True
         thread.join(TIMEOUT_S)

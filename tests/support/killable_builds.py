@@ -1,8 +1,8 @@
-"""Builds that die when they are told to: one process that imports everything once and forks them.
+"""Builds that kill themselves at a given point, forked from a process with all imports.
 
-Run as a program it reads one request a line from stdin and answers each with a line, so that a
-build to be killed costs a fork instead of the seconds in which torch is imported. It computes
-nothing itself: what it forks starts without threads.
+The program reads one request per line from stdin and writes one response per line. A fork avoids
+the seconds that the import of torch takes. The parent computes nothing, so that forks start
+without threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, cast
 
-# What a build imports, so that no child has to.
+# Imports of a build, loaded once before all forks.
 _NEEDED = (
     "build_artifacts.__main__",
     "build_artifacts.commands",
@@ -37,25 +37,25 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class BuildResult:
-    """How a build ended, and all it wrote to stdout and stderr."""
+    """Exit status and output of a build."""
 
     status: int  # of the process; negative: the signal that killed it
     output: str
 
     @property
     def steps(self) -> list[str]:
-        """The names of the steps that were told, in order."""
+        """The names of the logged steps, in order."""
         return [line.split()[0] for line in self.output.splitlines() if line.startswith("  ")]
 
     @property
     def resumed(self) -> list[str]:
-        """Those of them that an interrupted build had finished."""
+        """The steps that an interrupted build had finished."""
         lines = self.output.splitlines()
         return [line.split()[0] for line in lines if line.endswith("done by an interrupted build")]
 
 
 class BuildForkServer:
-    """Where builds are started, from the test's side."""
+    """Client of the process that forks builds."""
 
     def __init__(self, root: Path, *prefix: str) -> None:
         self._root = root
@@ -63,7 +63,7 @@ class BuildForkServer:
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.support.killable_builds"],
             cwd=ROOT,
-            # Torch's threads wait for one another by spinning, for seconds where cores are busy.
+            # Torch's threads spin while they wait, for seconds on busy cores.
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ class BuildForkServer:
     def start(
         self, *arguments: str, die_after: int | None = None, die_in: str | None = None
     ) -> Build:
-        """A `python -m build_artifacts` that kills itself after so many lines, or in a function."""
+        """Start a build that kills itself after `die_after` lines or in the function `die_in`."""
         self._count += 1
         output = self._root / f"output-{self._count}"
         request = {
@@ -85,7 +85,7 @@ class BuildForkServer:
         return Build(self, int(self._ask("start", request)), output)
 
     def run(self, *command: str) -> None:
-        """Any other command, where the builds are."""
+        """Run another command in the process of the builds."""
         assert self._ask("run", command) == 0
 
     def status(self, pid: int) -> int:
@@ -107,7 +107,7 @@ class BuildForkServer:
 
 @dataclass(frozen=True)
 class Build:
-    """A build at work."""
+    """A running build."""
 
     fork_server: BuildForkServer
     pid: int
@@ -128,8 +128,8 @@ class Build:
         return BuildResult(self.fork_server.status(self.pid), self.written())
 
 
-class _Mortal:
-    """A stream that ends its process, at once and without any farewell, after some lines."""
+class _KillingStream:
+    """A stream that kills its process after some lines."""
 
     def __init__(self, stream: TextIO, lines: int) -> None:
         self._stream = stream
@@ -156,11 +156,11 @@ def kill_self(*_arguments: object) -> None:
 
 
 def _then_die(function: Callable[..., object]) -> Callable[..., object]:
-    def doomed(*arguments: object) -> None:
+    def run_and_die(*arguments: object) -> None:
         function(*arguments)
         kill_self()
 
-    return doomed
+    return run_and_die
 
 
 def _half_dispose(directory: Path, building: Path) -> None:
@@ -168,8 +168,8 @@ def _half_dispose(directory: Path, building: Path) -> None:
     kill_self()
 
 
-def _live(request: dict[str, object]) -> int:
-    """The life of one build, in a process of its own; its exit status."""
+def _run_build(request: dict[str, object]) -> int:
+    """Run one build in the forked process; return its exit status."""
     from build_artifacts import __main__, pipeline, recipes
     from build_artifacts.console import BuildProgress
     from build_artifacts.storage import workspace
@@ -183,7 +183,7 @@ def _live(request: dict[str, object]) -> int:
     lines = cast("int | None", request["die_after"])
     stream: TextIO = os.fdopen(output, "w", encoding="utf-8")
     if lines is not None:
-        stream = cast("TextIO", _Mortal(stream, lines))
+        stream = cast("TextIO", _KillingStream(stream, lines))
     setattr(BuildProgress, "on_stderr", lambda: nullcontext(BuildProgress(stream)))  # noqa: B010
     recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
     deaths: dict[object, Callable[[], None]] = {
@@ -206,7 +206,7 @@ def _start(request: dict[str, object]) -> int:
         return pid
     status = 70
     try:
-        status = _live(request)
+        status = _run_build(request)
     finally:
         if sys.exc_info()[1] is not None:
             traceback.print_exc()

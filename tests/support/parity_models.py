@@ -1,4 +1,4 @@
-"""One tiny random checkpoint as transformers runs it, and as this server does after a build."""
+"""One tiny random checkpoint in transformers and in this server."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.in_process import InProcess
 PARITY_MODEL = "tiny/twin"
 UNTUNED = BuildBudget(tune_seconds=0)
 Precision = Literal["fp32", "int8"]
-# One candidate each, so that nothing is tried or measured; int8 passes the gate of real builds.
+# One candidate each, so that no search runs; int8 passes the gate of real builds.
 RECIPES: Mapping[Precision, BuildRecipe] = {
     "fp32": BuildRecipe(candidates=(CPU_FP32,)),
     "int8": BuildRecipe(candidates=(CPU_INT8,)),
 }
-# What BERT's own tokenizer is to transformers; without the names it gives no segments.
+# The settings of BERT's tokenizer; without the input names it returns no segments.
 TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
@@ -39,21 +39,21 @@ TOKENIZER = {
     "mask_token": "[MASK]",
     "pad_token": "[PAD]",
 }
-# Every answer computed anew, and in the shapes of transformers' pipelines.
+# No cache, and the output shapes of transformers' pipelines.
 OPTIONS = {"use_cache": False, "legacy_format": True}
 LARGEST_LIST = 24  # inputs of one request of a mixed batch
 
 
 @dataclass(frozen=True)
 class ParityModel:
-    """A checkpoint, and where the artifacts that are built of it lie."""
+    """A checkpoint and the directory of its artifacts."""
 
     root: Path
     task: TaskName
 
     @classmethod
     def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> ParityModel:
-        """A BERT of two layers with the task's head, that reads 64 tokens."""
+        """Write a BERT of two layers and 64 positions with the head of the task."""
         head = TASK_HEADS[task]
         checkpoint = tiny_checkpoint(root / "checkpoint", head=head, labels=labels, normalize=False)
         write_json(checkpoint / "tokenizer_config.json", TOKENIZER)
@@ -81,7 +81,7 @@ class ParityModel:
         return transformers.AutoTokenizer.from_pretrained(self.checkpoint)
 
     def pipeline(self, name: str | None = None) -> Any:
-        """transformers' own pipeline of that name, or of the task."""
+        """Create the transformers pipeline `name`, by default that of the task."""
         import transformers
 
         return transformers.pipeline(
@@ -125,14 +125,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A running server, as a client sees it."""
+    """A client of a running server."""
 
     http: httpx.AsyncClient
     task: TaskName
     manifest: ArtifactManifest
 
     async def ask(self, inputs: Any, parameters: Mapping[str, Any] | None = None) -> Any:
-        """The JSON one request is answered with. Raises RefusedError."""
+        """Post one request and return its JSON; raise RefusedError."""
         body = {"inputs": inputs, "parameters": parameters or {}, "options": OPTIONS}
         response = await self.http.post(f"/models/{PARITY_MODEL}/pipeline/{self.task}", json=body)
         if response.status_code != 200:
@@ -142,19 +142,19 @@ class ServedModel:
     async def alone(
         self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Per input what a request with nothing but it is answered, one after the other."""
-        return [await self.ask(one, parameters) for one in inputs]
+        """Return the outputs of one request per input, one after the other."""
+        return [await self.ask(each, parameters) for each in inputs]
 
     async def mixed(
         self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Per input its answer in requests of lists of varied lengths, all of them at once."""
+        """Return the outputs of concurrent requests with lists of various lengths."""
         requests = (self.ask(part, parameters) for part in split_requests(inputs))
         return [answer for answers in await asyncio.gather(*requests) for answer in answers]
 
 
 def split_requests(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """`inputs` in order, cut into seeded lists of 1 to LARGEST_LIST."""
+    """Split `inputs` into seeded lists of 1 to LARGEST_LIST items."""
     rng = random.Random(len(inputs))
     start = 0
     while start < len(inputs):
@@ -164,11 +164,11 @@ def split_requests(inputs: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def agreement(ours: Sequence[object], theirs: Sequence[object]) -> float:
-    """Share of places with the same value."""
+    """Return the share of equal values."""
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(theirs)
 
 
 def decided(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
-    """Which ranked answers lead by so much that a build's gate counts them as decided."""
+    """Return the indices of the outputs that the gate does not count as near ties."""
     gap = Gate().near_tie_margin
     return [i for i, best in enumerate(answers) if best[0]["score"] - best[1]["score"] >= gap]

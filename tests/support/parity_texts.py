@@ -1,4 +1,4 @@
-"""Seeded texts of every length a model reads, in scripts that tokenizers stumble over."""
+"""Seeded texts of various lengths, in scripts that are hard for tokenizers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _GAPS = (" ", " ", " ", " ", "  ", "\n", "\t", "\u00a0")
 def varied_texts(
     tokenizer: Path, count: int, *, most_tokens: int, seed: int = 0, least_tokens: int = 1
 ) -> list[str]:
-    """`count` different texts of `least_tokens` to `most_tokens` tokens, special ones aside.
+    """Return `count` different texts of `least_tokens` to `most_tokens` tokens.
 
-    `tokenizer` is the directory of a tokenizer.json. The first text is as short and the second as
-    long as can be; the lengths of the others are drawn evenly.
+    `tokenizer` is the directory of a tokenizer.json. The first text has the minimum
+    length and the second the maximum. Special tokens do not count.
     """
     counter = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     rng = random.Random(seed)
@@ -39,7 +39,7 @@ def varied_texts(
 
 
 def _text(counter: Tokenizer, rng: random.Random, tokens: int) -> str:
-    """A text of exactly `tokens` tokens: pieces that fit, then single letters."""
+    """Build a text of exactly `tokens` tokens from pieces, then single letters."""
     text = ""
     while (left := tokens - _count(counter, text)) > 0:
         piece = rng.choice(rng.choice(_KINDS))
@@ -54,7 +54,7 @@ def _count(counter: Tokenizer, text: str) -> int:
 
 
 def with_masks(text: str, count: int, *, seed: int, mask: str = "[MASK]") -> str:
-    """`text` with `count` masks at seeded places between its words."""
+    """Insert `count` masks at seeded places between the words of `text`."""
     rng = random.Random(seed)
     words: list[str] = text.split(" ")
     for _ in range(count):
@@ -63,7 +63,7 @@ def with_masks(text: str, count: int, *, seed: int, mask: str = "[MASK]") -> str
 
 
 def pair_texts(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Each text with the next one, as `text` and `text_pair`."""
+    """Pair each text with the next one, as `text` and `text_pair`."""
     return [
         {"text": first, "text_pair": second}
         for first, second in zip(texts[::2], texts[1::2], strict=False)

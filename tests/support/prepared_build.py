@@ -1,4 +1,4 @@
-"""A tiny model prepared as a build prepares it, whose graphs are made once for many tests."""
+"""A tiny prepared model whose graphs are exported once for many tests."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from deployments.engines import GraphSpec, open_engine
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import ProbeOutputs, run_probes
 
-# Two candidates of one export, and as little tuning as there can be: a build of a few seconds.
+# Two candidates of one export and minimal tuning: a build of a few seconds.
 SMALL = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
 LITTLE = BuildBudget(tune_seconds=0.2)
-# Passes everything that is made of numbers.
+# Accepts all finite outputs.
 ANYTHING = Gate(cosine_mean=-2, cosine_worst=-2, top1_agreement=-1, metric_drop=1e9)
 
-# As torch exports it, not rewritten.
+# The export of torch without rewrites.
 FLOAT = replace(CPU_FP32, name="float", rewrites=None)
 
 
 class RecordingRunner:
-    """A StepRunner with a workspace of its own, and what it told."""
+    """A StepRunner with a workspace of its own and a captured log."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True)
@@ -54,14 +54,14 @@ class RecordingRunner:
         self.steps = StepRunner(Workspace(root), BuildProgress(self.told))
 
     def lines(self, step: str) -> list[str]:
-        """What was told of the steps of that name, without the time."""
+        """Return the log lines of the steps of that name, without the time."""
         lines = [line.split(maxsplit=3) for line in self.told.getvalue().splitlines()]
         return [words[3] for words in lines if words[0] == step]
 
 
 @dataclass(frozen=True)
 class PreparedBuild:
-    """One prepared model and its graphs."""
+    """A prepared model and its graphs."""
 
     prepared: PreparedModel
     graphs: CandidateGraphs
@@ -86,7 +86,7 @@ class PreparedBuild:
         return self.prepared.reference.items
 
     def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> ProbeOutputs:
-        """What `graph` answers to the probes, `company` of all lengths in a padded batch."""
+        """Run the probes on `graph`, `company` of all lengths per padded batch."""
         engine = open_engine(build_graph_spec(recipe, graph, self.prepared), EncoderSettings())
         try:
             return run_probes(engine, self.items, company)
@@ -127,7 +127,7 @@ class PreparedBuild:
 
 @dataclass
 class FixedGraphs(CandidateGraphs):
-    """Graphs that are there already, by the names of their candidates."""
+    """Existing graphs by the names of their candidates."""
 
     given: Mapping[str, Path]
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -141,12 +141,12 @@ class FixedGraphs(CandidateGraphs):
 
 
 def largest_difference(a: ProbeOutputs, b: ProbeOutputs) -> float:
-    """Between any two numbers in the same place."""
+    """Return the largest absolute difference of two outputs."""
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
 
 
 def op_counts(graph: Path) -> Counter[str]:
-    """How many nodes of each type a graph has, those of its branches included."""
+    """Count the nodes of each type, including those of subgraphs."""
     return Counter(node.op_type for node in _nodes(onnx.load(graph).graph))
 
 
@@ -159,7 +159,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def matrices(graph: Path) -> dict[str, NDArray[np.float32]]:
-    """The constant matrix of each MatMul by the node's name."""
+    """Return the constant matrix of each MatMul by node name."""
     model = onnx.load(graph)
     weights = {i.name: i for i in model.graph.initializer}
     return {
@@ -172,8 +172,8 @@ def matrices(graph: Path) -> dict[str, NDArray[np.float32]]:
 def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 1000.0) -> Path:
     """Give one feed-forward row of a BERT checkpoint activations `factor` times as large.
 
-    The next matrix takes them back, so that the model answers nearly as before, and only the one
-    product in between suffers when all its activations share an int8 scale.
+    The next matrix reverses the scaling, so that the outputs hardly change. Only the product in
+    between loses accuracy when its activations share an int8 scale.
     """
     from safetensors.torch import load_file, save_file
 
@@ -187,7 +187,7 @@ def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 100
 
 
 def corrupted(graph: Path, into: Path, value: float = float("inf")) -> Path:
-    """A copy of `graph` with `value` in one of its matrices."""
+    """Copy `graph` with `value` in one of its matrices."""
     model = onnx.load(graph)
     weight = next(i for i in model.graph.initializer if i.name == _first_matrix(model))
     changed = numpy_helper.to_array(weight).copy()
@@ -204,7 +204,7 @@ def _first_matrix(model: onnx.ModelProto) -> str:
 
 
 def slowed(graph: Path, into: Path, size: int = 700) -> Path:
-    """A copy of `graph` that multiplies a large matrix before it answers the same."""
+    """Copy `graph` and add a large matrix product that does not change the output."""
     model = onnx.load(graph)
     answer = model.graph.output[0]
     inner = f"{answer.name}_before"
@@ -216,7 +216,7 @@ def slowed(graph: Path, into: Path, size: int = 700) -> Path:
     model.graph.initializer.extend(
         [numpy_helper.from_array(large, "large"), numpy_helper.from_array(nothing, "nothing")]
     )
-    # Of the answer, or it would be computed once when the graph is opened.
+    # The product depends on the output; a constant would be folded when the graph is opened.
     model.graph.node.extend(
         [
             helper.make_node("ReduceMean", [inner], ["mean"], keepdims=0),
@@ -232,7 +232,7 @@ def slowed(graph: Path, into: Path, size: int = 700) -> Path:
 
 
 def unreadable(into: Path) -> Path:
-    """A graph that asks for an operator nobody has."""
+    """Write a graph with an unknown operator."""
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "T"])
     out = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["B", 32])
     node = helper.make_node("Telepathy", ["input_ids"], ["output"], domain="org.example")

@@ -1,4 +1,4 @@
-"""A cluster of our own, started the way a user starts one."""
+"""A cluster for tests, started by its command line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
-GPUS = 2  # that Ray believes in: one for the encoder, one for the generator
+GPUS = 2  # reported to Ray: one for the encoder, one for the generator
 
 
 class Cluster:
-    """`hundredfold serve` as a child process, its run directory beside the config."""
+    """`hundredfold serve` as a child process, with its run directory next to the config."""
 
     def __init__(self, directory: Path, config: dict[str, Any], store: Path) -> None:
         self.store = store
@@ -35,12 +35,11 @@ class Cluster:
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
-        """The launcher's command line."""
         options = ["--port", str(self.port), "--num-gpus", str(GPUS)]
         return [sys.executable, "-m", "cluster", "up", str(self.config), *options]
 
     def start(self) -> None:
-        """Start and wait for the line that invites."""
+        """Start and wait for the line `serving on`."""
         with self.output.open("wb") as log:
             self._launcher = subprocess.Popen(
                 self.command(),
@@ -54,33 +53,32 @@ class Cluster:
         assert "serving on" in self.said(), self.said()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End the launcher; its exit status."""
+        """Stop the launcher; return its exit status."""
         self.launcher.send_signal(number)
         return self.launcher.wait(60)
 
     def end(self) -> None:
-        """Stop it if it still runs, whatever a test has done to it."""
+        """Stop the launcher if it still runs."""
         if self._launcher is not None and self._launcher.poll() is None:
             self.stop()
 
     @property
     def launcher(self) -> subprocess.Popen[bytes]:
-        """The launcher's process."""
         assert self._launcher is not None
         return self._launcher
 
     def said(self) -> str:
-        """Everything the launcher printed."""
+        """Return the output of the launcher."""
         return self.output.read_text()
 
     def dashboard(self) -> str:
-        """Where Ray's REST listens."""
+        """Return the URL of Ray's REST API."""
         found = re.search(r"dashboard on (\S+)\)", self.said())
         assert found
         return f"http://{found[1]}"
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """`serve deploy` of another config, ports kept."""
+        """Run `serve deploy` with another config and the same port."""
         config = {**config, "http_options": {**config["http_options"], "port": self.port}}
         path = self.config.with_name("deployed.yaml")
         path.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -93,18 +91,17 @@ class Cluster:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """Live processes that belong to this run, by the two sessions the launcher leads."""
+        """Return the live processes of the two sessions of the launcher."""
         sessions = {child.pid for child in psutil.Process(self.launcher.pid).children()}
         return [p for p in psutil.process_iter() if find_session(p) in sessions]
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
-        """The processes of a deployment's replicas."""
         title = f"ray::ServeReplica:hundredfold:{deployment}"
         return [p for p in self.processes() if read_title(p).startswith(title)]
 
 
 def find_session(process: psutil.Process) -> int | None:
-    """The session a process belongs to; None when it has just ended."""
+    """Return the session of a process; None when it has ended."""
     try:
         return os.getsid(process.pid)
     except (ProcessLookupError, psutil.Error):
@@ -112,7 +109,7 @@ def find_session(process: psutil.Process) -> int | None:
 
 
 def read_title(process: psutil.Process) -> str:
-    """What a process calls itself; empty when it has just ended."""
+    """Return the command line of a process; empty when it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -120,21 +117,21 @@ def read_title(process: psutil.Process) -> str:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Return when `condition` holds; fails the test after `timeout_s`."""
-    give_up_s = time.monotonic() + timeout_s
+    """Return when `condition` holds; fail the test after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"waited {timeout_s} s in vain"
+        assert time.monotonic() < deadline_s, f"the condition was false for {timeout_s} s"
         time.sleep(0.2)
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def port_is_open(port: int) -> bool:
-    """Whether somebody accepts connections."""
+    """Return whether the port accepts connections."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

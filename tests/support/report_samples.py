@@ -1,4 +1,4 @@
-"""Reports made by hand."""
+"""Sample reports."""
 
 from __future__ import annotations
 

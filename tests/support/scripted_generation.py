@@ -62,11 +62,11 @@ class ScriptedGenerator:
     async def complete(self, call: GenerationCall) -> Completion:
         chunks: list[Chunk] = []
         async with aclosing(self.stream(call)) as stream:
-            async for one in stream:
-                if isinstance(one, Started):
-                    started = one
+            async for event in stream:
+                if isinstance(event, Started):
+                    started = event
                 else:
-                    chunks.append(one)
+                    chunks.append(event)
         tokens = tuple(token for chunk in chunks for token in chunk.tokens)
         finished = chunks[-1].finished
         assert finished is not None
@@ -81,12 +81,12 @@ class ScriptedGenerator:
         self.running += 1
         try:
             yield Started(len(PROMPT_TOKENS), 0, seed, "cpu-int4", prompt)
-            for one in self.chunks:
+            for chunk in self.chunks:
                 await asyncio.sleep(self.pause_s)
-                if isinstance(one, Exception):
-                    raise one
-                yield one
-                if one.finished is not None:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+                if chunk.finished is not None:
                     return
             await asyncio.Event().wait()
         finally:
@@ -94,10 +94,10 @@ class ScriptedGenerator:
 
 
 async def ask(
-    store: Path, generator: ScriptedGenerator, path: str, body: Any, **world: Any
+    store: Path, generator: ScriptedGenerator, path: str, body: Any, **options: Any
 ) -> httpx.Response:
-    world = {"models": MODELS, "generator": generator, **world}
-    async with InProcess(store, **world).client() as http:
+    options = {"models": MODELS, "generator": generator, **options}
+    async with InProcess(store, **options).client() as http:
         return await http.post(path, json=body)
 
 

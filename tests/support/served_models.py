@@ -1,4 +1,4 @@
-"""The models of the cluster under test: the demo models, tiny ones, and one damaged on purpose."""
+"""The models of the tested cluster: demo models, tiny models and a damaged model."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ NER_MODEL = "tiny/tagger"
 MASK_FILLER = "tiny/mask-filler"
 NLI_MODEL = "tiny/judge"
 RANKER = "tiny/ranker"
-WRITER = "tiny/writer"  # goes on and on, in noise
-FIXED_TEXT_MODEL = "tiny/speaker"  # answers SAYS, and that only
+WRITER = "tiny/writer"  # generates noise without end
+FIXED_TEXT_MODEL = "tiny/speaker"  # always generates SAYS
 SAYS = "Hi you!"
-# Tokens that the writer can read and write: some ten seconds of its noise.
+# Context of the writer, about ten seconds of its noise.
 LONG_CONTEXT = 24_000
 DAMAGED = "hundredfold/damaged"
 
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A random model for a task that no demo model has."""
+    """A random model for a task without a demo model."""
 
     task: TaskName
     labels: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL)
 
 
 def fill(store: Path) -> None:
-    """Put every model into `store`; what is missing is built, once per machine."""
+    """Put every model into `store`; build missing ones once per machine."""
     subprocess.run([sys.executable, "-m", "build_artifacts", "demo"], cwd=REPOSITORY, check=True)
     machine = default_store().with_name("test-store")
     for model_id, tiny in TINY.items():
@@ -75,7 +75,7 @@ def fill(store: Path) -> None:
 
 
 def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
-    """Build the model, unless the same one is there: its files are the same in every run."""
+    """Build the model unless it exists; its files are equal in every run."""
     with TemporaryDirectory() as directory:
         checkpoint = tiny_checkpoint(
             Path(directory), head=TASK_HEADS[tiny.task], labels=tiny.labels
@@ -92,7 +92,7 @@ def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Hard links where the file system allows them: artifacts are never written to."""
+    """Create a hard link if the file system supports it; artifacts are read-only."""
     try:
         os.link(source, target)
     except OSError:

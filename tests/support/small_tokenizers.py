@@ -1,4 +1,4 @@
-"""Tokenizers of the kind that decoders have, trained on a few sentences or on nothing."""
+"""Small tokenizers of decoders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SENTENCES = (
 
 
 def byte_level() -> Tokenizer:
-    """A byte-level BPE that knows every byte, a few merges, and the specials START and END."""
+    """Build a byte-level BPE with all bytes, a few merges, START and END."""
     return Tokenizer.from_str(_trained())
 
 
@@ -39,14 +39,14 @@ def _trained() -> str:
 
 
 def byte_token(tokenizer: Tokenizer, byte: int) -> int:
-    """The token of a single byte, of a byte-level tokenizer or of one with tokens for bytes."""
+    """Return the token of a byte, in byte-level tokenizers and in those with byte fallback."""
     own: int | None = tokenizer.token_to_id(f"<0x{byte:02X}>")
     return tokenizer.token_to_id(_letters()[byte]) if own is None else own
 
 
 @cache
 def _letters() -> str:
-    """The letters of byte-level vocabularies, by their bytes."""
+    """Return the letters of byte-level vocabularies in the order of their bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     printable = {ord(letter): letter for letter in letters if ord(letter) < 256}
     others = iter(letters[len(printable) :])

@@ -1,4 +1,4 @@
-"""Tiny artifacts with several candidates and a reference to hold them against."""
+"""Tiny artifacts with several candidates and reference outputs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from tests.support.fakes import build_item
 STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}  # of a stale table
 WRONG_GRAPH_NAME = "graphs/wrong.onnx"
 SLOW_GRAPH_NAME = "graphs/slow.onnx"
-NOWHERE = EngineOptions(providers=("AbacusExecutionProvider",))
-WASTED = 300  # rows and columns of the matrix that the slow graph multiplies for nothing
+MISSING_PROVIDER = EngineOptions(providers=("AbacusExecutionProvider",))
+UNUSED_SIZE = 300  # rows and columns of the unused matrix in the slow graph
 
 
 def seal_tunable(
@@ -52,11 +52,11 @@ def seal_tunable(
     absent: Collection[str] = (),
     settings: EncoderSettings | None = None,
 ) -> TuningTarget:
-    """Seal a model with a CPU candidate per name, all of them one graph in fp32.
+    """Seal a model with one CPU candidate per name, all with the same fp32 graph.
 
-    Those that are `wrong` have a graph with other vectors, those that are `absent` ask for an
-    execution provider that nobody has. One called `slow` takes a hundred times as long, and one
-    called `int8` says that it is int8.
+    Candidates in `wrong` have a graph with other vectors. Candidates in `absent` require an
+    execution provider that does not exist. `slow` takes a hundred times as long; `int8` has the
+    precision int8.
     """
     directory = seal_tiny(store, model_id, devices=(Device.CPU,))
     manifest = ArtifactManifest.read(directory)
@@ -67,7 +67,7 @@ def seal_tunable(
         changes = {
             "name": name,
             "graph": SLOW_GRAPH_NAME if name == "slow" else graph,
-            "options": NOWHERE if name in absent else EngineOptions(),
+            "options": MISSING_PROVIDER if name in absent else EngineOptions(),
             "precision": "int8" if name == "int8" else "fp32",
         }
         return sealed.model_copy(update=changes)
@@ -89,7 +89,7 @@ def seal_tunable(
 
 
 def _reference(target: TuningTarget) -> ReferenceOutputs:
-    """What the model's first graph answers to seeded items of all lengths."""
+    """Run the first graph on seeded items of all lengths."""
     rng = np.random.default_rng(3)
     items = tuple(build_item(rng.integers(5, 100, n)) for n in range(1, MAX_TOKENS + 1))
     engine = open_engine(target.spec(target.candidates[0]), target.settings)
@@ -97,12 +97,15 @@ def _reference(target: TuningTarget) -> ReferenceOutputs:
 
 
 def _slow_down(graph: Path, into: Path) -> None:
-    """The same graph, which also squares a matrix three times and adds none of it."""
+    """Copy the graph and add three unused matrix products."""
     node = helper.make_node
     model = onnx.load(graph)
-    answering = next(n for n in model.graph.node if "output" in n.output)
-    answering.output[0] = "right"
-    tables = {"grid": np.ones((WASTED, WASTED), np.float32), "nothing": np.zeros(1, np.float32)}
+    last_node = next(n for n in model.graph.node if "output" in n.output)
+    last_node.output[0] = "right"
+    tables = {
+        "grid": np.ones((UNUSED_SIZE, UNUSED_SIZE), np.float32),
+        "nothing": np.zeros(1, np.float32),
+    }
     model.graph.initializer.extend(numpy_helper.from_array(t, name) for name, t in tables.items())
     model.graph.node.extend(
         [
@@ -119,9 +122,9 @@ def _slow_down(graph: Path, into: Path) -> None:
 
 
 def write_table(target: TuningTarget, winners: dict[str, str], **changes: object) -> Path:
-    """Write a table in which `winners` (shape to variant) won; the file's path."""
+    """Write a table with `winners` by shape; return its path."""
     named = [variant(name) for name in winners.values()]
-    shapes = {told: 1.0 for told in winners}
+    shapes = dict.fromkeys(winners, 1.0)
     table = CostTable(
         version=target.manifest.version,
         host=target.host,

@@ -122,7 +122,7 @@ def test_random_bytes_match_the_tokenizer() -> None:
         ids = [rng.choice(likely if rng.random() < 0.8 else every) for _ in range(20)]
         text = "".join(detokenize(tokenizer, ids))
         whole = decode(tokenizer, ids)
-        # The tokenizer also marks an unfinished character, and both bytes of an unfinished surrogate.
+        # The tokenizer also marks unfinished characters and both bytes of a surrogate.
         assert whole in (text, text + "\ufffd", text + 2 * "\ufffd"), ids
 
 
