@@ -45,7 +45,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
 
 
 @pytest.fixture(scope="module")
-def spread(spec: DecoderSpec) -> Iterator[TensorParallelDecoder]:
+def sharded(spec: DecoderSpec) -> Iterator[TensorParallelDecoder]:
     decoder = open_decoder(spec, SETTINGS)
     assert isinstance(decoder, TensorParallelDecoder)
     yield decoder
@@ -53,7 +53,7 @@ def spread(spec: DecoderSpec) -> Iterator[TensorParallelDecoder]:
 
 
 @pytest.fixture(scope="module")
-def whole(spec: DecoderSpec) -> Iterator[TorchDecoder]:
+def single_process(spec: DecoderSpec) -> Iterator[TorchDecoder]:
     """The same model in one process."""
     alone = replace(spec, options=EngineOptions())
     decoder = TorchDecoder(alone, SETTINGS, slots=3, context=128)
@@ -61,50 +61,53 @@ def whole(spec: DecoderSpec) -> Iterator[TorchDecoder]:
     decoder.close()
 
 
-def near(found: np.ndarray, due: np.ndarray) -> None:
-    np.testing.assert_allclose(found, due, atol=CLOSE)
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, atol=CLOSE)
 
 
-def test_shards_match_a_single_process(spread: TensorParallelDecoder, whole: TorchDecoder) -> None:
-    for decoder in (spread, whole):
+def test_shards_match_a_single_process(
+    sharded: TensorParallelDecoder, single_process: TorchDecoder
+) -> None:
+    for decoder in (sharded, single_process):
         decoder.prefill(0, OTHER, 0)
         decoder.prefill(1, PROMPT[:20], 0)
     every = [
-        decoder.prefill(1, PROMPT[20:], 20, all_logits=True).copy() for decoder in (spread, whole)
+        decoder.prefill(1, PROMPT[20:], 20, all_logits=True).copy()
+        for decoder in (sharded, single_process)
     ]
-    assert every[0].shape == (15, spread.info.vocabulary)
-    near(*every)
+    assert every[0].shape == (15, sharded.info.vocabulary)
+    assert_close(*every)
     for step in range(4):
         ids = np.array([9 + step, 7 + step])
         lengths = np.array([len(OTHER) + step, len(PROMPT) + step])
-        near(spread.decode(ids, lengths), whole.decode(ids, lengths))
+        assert_close(sharded.decode(ids, lengths), single_process.decode(ids, lengths))
 
 
 def test_copy_and_swap_reach_all_processes(
-    spread: TensorParallelDecoder, whole: TorchDecoder
+    sharded: TensorParallelDecoder, single_process: TorchDecoder
 ) -> None:
     answers = []
-    for decoder in (spread, whole):
+    for decoder in (sharded, single_process):
         decoder.prefill(0, OTHER, 0)
         decoder.prefill(1, PROMPT, 0)
         decoder.copy(1, 2, len(PROMPT))
         decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
         lengths = np.array([len(PROMPT), len(OTHER), len(PROMPT)])
         answers.append(decoder.decode(np.array([5, 6, 5]), lengths).copy())
-    near(*answers)
-    near(answers[0][0], answers[0][2])
+    assert_close(*answers)
+    assert_close(answers[0][0], answers[0][2])
     assert np.abs(answers[0][0] - answers[0][1]).max() > 1
 
 
-def test_rejected_call_does_not_affect_the_next(spread: TensorParallelDecoder) -> None:
-    due = spread.prefill(0, PROMPT, 0).copy()
+def test_rejected_call_does_not_affect_the_next(sharded: TensorParallelDecoder) -> None:
+    expected = sharded.prefill(0, PROMPT, 0).copy()
     with pytest.raises(EngineFailed, match="no room"):
-        spread.prefill(0, PROMPT, 100)
+        sharded.prefill(0, PROMPT, 100)
     with pytest.raises(EngineFailed, match="no such token"):
-        spread.prefill(0, [spread.info.vocabulary], 0)
+        sharded.prefill(0, [sharded.info.vocabulary], 0)
     with pytest.raises(EngineFailed, match="verification is not supported"):
-        spread.verify(0, [1, 2], 5)
-    np.testing.assert_array_equal(spread.prefill(0, PROMPT, 0), due)
+        sharded.verify(0, [1, 2], 5)
+    np.testing.assert_array_equal(sharded.prefill(0, PROMPT, 0), expected)
 
 
 def test_killed_process_ends_all_and_is_reported(spec: DecoderSpec) -> None:
@@ -179,16 +182,16 @@ def test_each_process_uses_its_own_gpu(
     assert (taken["backend"], taken["device_id"]) == ("nccl", torch.device("cuda", number))
 
 
-@pytest.mark.parametrize("found", [0, 1])
+@pytest.mark.parametrize("gpu_count", [0, 1])
 def test_missing_gpus_are_reported(
-    spec: DecoderSpec, found: int, monkeypatch: pytest.MonkeyPatch
+    spec: DecoderSpec, gpu_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpu_count)
     on_gpus = SETTINGS.model_copy(update={"providers": ("CUDAExecutionProvider",)})
     message = (
         "the model needs 2 GPUs .tensor parallelism., the replica has 1"
-        if found
+        if gpu_count
         else "sees no CUDA device"
     )
     with pytest.raises(EngineFailed, match=message):

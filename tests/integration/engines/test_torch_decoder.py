@@ -66,8 +66,8 @@ def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
         yield open_
 
 
-def near(found: np.ndarray, due: np.ndarray) -> None:
-    np.testing.assert_allclose(found, due, atol=CLOSE)
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, atol=CLOSE)
 
 
 def test_logits_match_transformers(checkpoint: Path, open_rows: OpenRows) -> None:
@@ -75,13 +75,13 @@ def test_logits_match_transformers(checkpoint: Path, open_rows: OpenRows) -> Non
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     with torch.inference_mode():
-        due = model(torch.tensor([PROMPT])).logits[0].numpy()
+        expected = model(torch.tensor([PROMPT])).logits[0].numpy()
     decoder = open_rows()
-    near(decoder.prefill(2, PROMPT, 0, all_logits=True), due)
-    near(decoder.prefill(1, PROMPT[:-2], 0), due[-3])
+    assert_close(decoder.prefill(2, PROMPT, 0, all_logits=True), expected)
+    assert_close(decoder.prefill(1, PROMPT[:-2], 0), expected[-3])
     for place in (len(PROMPT) - 2, len(PROMPT) - 1):
         ids, lengths = np.array([0, PROMPT[place]]), np.array([0, place])
-        near(decoder.decode(ids, lengths)[1], due[place])
+        assert_close(decoder.decode(ids, lengths)[1], expected[place])
 
 
 @pytest.mark.parametrize("part", [1, 2, 7, 16, 33])
@@ -90,7 +90,7 @@ def test_chunked_prefill_matches_whole_prefill(open_rows: OpenRows, part: int) -
     decoder = open_rows()
     for start in range(0, len(PROMPT), part):
         logits = decoder.prefill(1, PROMPT[start : start + part], start)
-    near(logits, expected)
+    assert_close(logits, expected)
 
 
 @pytest.mark.parametrize("context", [63, 64, 65, 128])
@@ -99,7 +99,7 @@ def test_slot_fits_its_last_token(open_rows: OpenRows, context: int) -> None:
     decoder = open_rows(context=context)
     expected = decoder.prefill(0, ids, 0).copy()
     decoder.prefill(1, ids[:-1], 0)
-    near(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], expected)
+    assert_close(decoder.decode(np.array([0, ids[-1]]), np.array([0, context - 1]))[1], expected)
 
 
 def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
@@ -113,7 +113,7 @@ def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
         together = batched.decode(
             np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
         )
-        near(together[1], by_itself)
+        assert_close(together[1], by_itself)
 
 
 def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None:
@@ -122,15 +122,15 @@ def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None
     for decoder in (fresh, used):
         decoder.prefill(0, PROMPT, 0)
     step = np.array([5]), np.array([len(PROMPT)])
-    near(used.decode(*step), fresh.decode(*step))
+    assert_close(used.decode(*step), fresh.decode(*step))
 
 
 def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: Path) -> None:
     spec = program_spec(checkpoint, tmp_path, broken_token=99)
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=128)
-    due = decoder.prefill(0, PROMPT, 0).copy()
+    expected = decoder.prefill(0, PROMPT, 0).copy()
     assert np.isnan(decoder.prefill(0, [1, 2, 99] * 25, 0)).all()
-    near(decoder.prefill(0, PROMPT, 0), due)
+    assert_close(decoder.prefill(0, PROMPT, 0), expected)
     decoder.close()
 
 
@@ -153,7 +153,7 @@ def test_steps_are_captured_by_slots_and_kv_length(
     captured._captures = True
     for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
         ids, lengths = np.full(rows, 7), np.full(rows, length)
-        near(captured.decode(ids, lengths), plain.decode(ids, lengths))
+        assert_close(captured.decode(ids, lengths), plain.decode(ids, lengths))
     assert list(captured._graphs) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
     assert [graph.used for graph in captured._graphs.values()] == [None, *["shared"] * 4]
     for decoder in (plain, captured):
@@ -164,8 +164,8 @@ def test_full_slot_may_take_part_in_decode(open_rows: OpenRows) -> None:
     decoder = open_rows(context=64)
     decoder.prefill(1, PROMPT, 0)
     step = np.array([1, 5]), np.array([64, len(PROMPT)])
-    due = decoder.decode(*step)[1].copy()
-    near(decoder.decode(np.array([1, 5]), np.array([3, len(PROMPT)]))[1], due)
+    expected = decoder.decode(*step)[1].copy()
+    assert_close(decoder.decode(np.array([1, 5]), np.array([3, len(PROMPT)]))[1], expected)
 
 
 def test_copied_prefix_matches_computed_prefix(open_rows: OpenRows) -> None:
@@ -183,9 +183,9 @@ def test_swapped_slots_continue(open_rows: OpenRows) -> None:
         decoder.prefill(1, OTHER, 0)
     crossed.swap(0, 1, max(len(PROMPT), len(OTHER)))
     ids, lengths = np.array([5, 6]), np.array([len(PROMPT), len(OTHER)])
-    due = straight.decode(ids, lengths).copy()
-    near(crossed.decode(ids[::-1].copy(), lengths[::-1].copy())[::-1], due)
-    assert np.abs(due[0] - due[1]).max() > 1
+    expected = straight.decode(ids, lengths).copy()
+    assert_close(crossed.decode(ids[::-1].copy(), lengths[::-1].copy())[::-1], expected)
+    assert np.abs(expected[0] - expected[1]).max() > 1
 
 
 def test_closed_decoder_fails(open_rows: OpenRows) -> None:

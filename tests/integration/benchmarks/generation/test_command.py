@@ -29,7 +29,7 @@ from tests.support.http_server import serve_http
 from tests.support.in_process import InProcess
 
 SHORT = ["--rounds", "2", "--streams", "8", "1", "--new-tokens", "24", "--prompt-tokens", "20"]
-NOBODY = "http://127.0.0.1:9"
+UNUSED_URL = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_generation_measures_process_and_server(
 
 def test_generation_runs_the_requested_parts_only(store: Path, tmp_path: Path) -> None:
     few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama", "http"]
-    assert main(command(store, tmp_path, NOBODY, *few)) == 0
+    assert main(command(store, tmp_path, UNUSED_URL, *few)) == 0
     results = only_result(tmp_path)["results"]
     assert (results["scenarios"], results["churn"], results["missing"]) == ([], None, {})
     assert results["structured_output"] is None
@@ -109,7 +109,7 @@ def test_generation_skips_unavailable_baselines(
 ) -> None:
     gone = str(tmp_path / "gone")
     few = ["--parts", "streams", "shared-prefix", "--genai", gone, "--source", gone]
-    assert main(command(store, tmp_path / "out", NOBODY, *few)) == 0
+    assert main(command(store, tmp_path / "out", UNUSED_URL, *few)) == 0
     results = only_result(tmp_path / "out")["results"]
     missing = results["missing"]
     assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED_TRANSFORMERS, LLAMA_CPP}
@@ -149,7 +149,7 @@ def test_generation_drops_a_failing_server(store: Path, tmp_path: Path) -> None:
 def test_generation_rejects_answers_above_the_context(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(store, tmp_path, NOBODY, "--new-tokens", "300")) == 1
+    assert main(command(store, tmp_path, UNUSED_URL, "--new-tokens", "300")) == 1
     assert "a prompt and its answer have 320 tokens; the maximum is 256" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

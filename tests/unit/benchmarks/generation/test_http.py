@@ -19,8 +19,8 @@ USAGE = {
 }
 
 
-def event(told: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(told) + b"\n\n"
+def event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
 def text(part: str) -> bytes:
@@ -105,7 +105,7 @@ def test_connect_reads_the_served_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "payload"),
     [
         pytest.param(FakeAnswer(422, b'{"error": "no"}'), (422, b'{"error": "no"}'), id="status"),
         pytest.param(
@@ -118,9 +118,9 @@ def test_connect_reads_the_served_version() -> None:
         ),
     ],
 )
-async def test_post_returns_status_and_body(answer: FakeAnswer, told: tuple[int, bytes]) -> None:
+async def test_post_returns_status_and_body(answer: FakeAnswer, payload: tuple[int, bytes]) -> None:
     async with FakeServer(lambda n, request: answer).running() as server:
-        assert await HttpGenerator(server.target, "org/model").post("/a/path", b"{}") == told
+        assert await HttpGenerator(server.target, "org/model").post("/a/path", b"{}") == payload
         (received,) = server.requests
     assert (received.method, received.path, received.body) == ("POST", "/a/path", b"{}")
 

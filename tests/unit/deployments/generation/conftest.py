@@ -20,7 +20,7 @@ def harnesses() -> Iterator[list[LoopHarness]]:
 
 
 @pytest.fixture
-def make_bench(harnesses: list[LoopHarness]):
+def make_harness(harnesses: list[LoopHarness]):
     def make(decoder: FakeDecoder | None = None, **rules: float) -> LoopHarness:
         settings = {
             "max_prefill_chunk_tokens": 16,

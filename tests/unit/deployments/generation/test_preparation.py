@@ -57,14 +57,14 @@ def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
     return PromptTokenizer(directory, generation_config)
 
 
-def prompt_of(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
+def render_prompt(directory: Path, chat: Chat, template: str = CHAT_ML) -> str:
     """Return the text of the prompt tokens of a conversation."""
     ids = reader(directory, template).tokenize(chat)
     text: str = TOKENIZER.decode(ids, skip_special_tokens=False)
     return text
 
 
-def said(*contents: str) -> Chat:
+def build_chat(*contents: str) -> Chat:
     roles = ("user", "assistant")
     return Chat(tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)))
 
@@ -102,7 +102,7 @@ def test_chat_rendered_to_empty_text_is_rejected(tmp_path: Path) -> None:
 
 
 def test_chat_is_rendered_by_the_template(tmp_path: Path) -> None:
-    assert prompt_of(tmp_path, said("Hi <b>", "Oh é 🙂.", " What? ")) == (
+    assert render_prompt(tmp_path, build_chat("Hi <b>", "Oh é 🙂.", " What? ")) == (
         f"{START}system\nBe brief.{END}\n"
         f"{START}user\nHi <b>{END}\n{START}assistant\nOh é 🙂.{END}\n"
         f"{START}user\nWhat?{END}\n{START}assistant\n"
@@ -111,7 +111,9 @@ def test_chat_is_rendered_by_the_template(tmp_path: Path) -> None:
 
 def test_system_message_replaces_the_template_default(tmp_path: Path) -> None:
     chat = Chat(({"role": "system", "content": "Rhyme."}, *HELLO.messages))
-    assert prompt_of(tmp_path, chat).startswith(f"{START}system\nRhyme.{END}\n{START}user\nhello")
+    assert render_prompt(tmp_path, chat).startswith(
+        f"{START}system\nRhyme.{END}\n{START}user\nhello"
+    )
 
 
 def test_chat_gets_no_additional_special_tokens(tmp_path: Path) -> None:
@@ -128,8 +130,8 @@ def test_template_receives_tools(tmp_path: Path) -> None:
     )
     tool = {"type": "function", "function": {"name": "where", "about": "<é> & more"}}
     chat = Chat(HELLO.messages, (tool,))
-    assert prompt_of(tmp_path, HELLO, template) == "none"
-    assert prompt_of(tmp_path, chat, template) == '{"name": "where", "about": "<é> & more"}'
+    assert render_prompt(tmp_path, HELLO, template) == "none"
+    assert render_prompt(tmp_path, chat, template) == '{"name": "where", "about": "<é> & more"}'
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ def test_template_receives_tool_call_arguments(
     call = {"id": "1", "type": "function", "function": {"name": "where", "arguments": arguments}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     before = json.dumps(message)
-    assert prompt_of(tmp_path, Chat((message,)), template) == f"where({written})"
+    assert render_prompt(tmp_path, Chat((message,)), template) == f"where({written})"
     assert json.dumps(message) == before
 
 
 def test_split_surrogate_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="not valid UTF-8") as caught:
-        prompt_of(tmp_path, HELLO, "{{ '\\ud83d' }}")
+        render_prompt(tmp_path, HELLO, "{{ '\\ud83d' }}")
     assert caught.value.field == "messages"
 
 
@@ -167,7 +169,7 @@ def test_template_has_the_functions_of_the_hub(tmp_path: Path) -> None:
         "{% for message in messages %}{{ loop.index }}/{{ loop.length }}{% endfor %}"
     )
     year = datetime.now().year
-    assert prompt_of(tmp_path, said("a", "b"), template) == (
+    assert render_prompt(tmp_path, build_chat("a", "b"), template) == (
         f'marked {year} True {{\n "a": [\n  1\n ]\n}} 0False2False 2 1/22/2'
     )
 
@@ -251,13 +253,13 @@ def test_step_limit_is_reset_per_rendering(tmp_path: Path) -> None:
     own = reader(tmp_path, template)
     for _ in range(2):
         with pytest.raises(ServeError):
-            own.tokenize(said("a", "b"))
+            own.tokenize(build_chat("a", "b"))
         assert TOKENIZER.decode(own.tokenize(HELLO)) == "done"
 
 
 def test_long_chat_stays_within_the_step_limit(tmp_path: Path) -> None:
-    chat = said(*(f"number {i}" for i in range(2000)))
-    assert prompt_of(tmp_path, chat).count(START) == 2002
+    chat = build_chat(*(f"number {i}" for i in range(2000)))
+    assert render_prompt(tmp_path, chat).count(START) == 2002
 
 
 def test_missing_tokenizer_file_fails(tmp_path: Path) -> None:

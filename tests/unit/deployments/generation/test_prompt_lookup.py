@@ -57,8 +57,8 @@ def test_accepted_drafts_lengthen_the_next_ones() -> None:
 
 def test_drafting_stops_after_failures_and_resumes() -> None:
     guesses = drafter([20, 2, 3])
-    while found := guesses.draft(8, 0.1):
-        guesses.update(drafted=len(found), accepted=0)
+    while proposed := guesses.draft(8, 0.1):
+        guesses.update(drafted=len(proposed), accepted=0)
     pauses = 1
     while not guesses.draft(8, 0.1):
         pauses += 1

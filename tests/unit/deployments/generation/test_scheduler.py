@@ -23,8 +23,8 @@ from tests.support.fakes import TIMEOUT_S, far_deadline
 from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context
 
 
-def test_stream_has_started_chunks_and_finish_reason(make_bench) -> None:
-    harness = make_bench()
+def test_stream_has_started_chunks_and_finish_reason(make_harness) -> None:
+    harness = make_harness()
     job = harness.job([1, 2, 3], new_tokens=4)
     (tokens,) = harness.run_jobs(job)
     started = harness.collector.started(job)
@@ -39,15 +39,15 @@ def test_stream_has_started_chunks_and_finish_reason(make_bench) -> None:
         assert tokens[-1] == END
 
 
-def test_answer_is_limited_by_the_context(make_bench) -> None:
-    harness = make_bench(FakeDecoder(context=20))
+def test_answer_is_limited_by_the_context(make_harness) -> None:
+    harness = make_harness(FakeDecoder(context=20))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
     (tokens,) = harness.run_jobs(harness.job(range(15), options=never_end))
     assert len(tokens) == 5
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
+def test_answer_is_independent_of_other_jobs(make_harness, seed: int) -> None:
     """Random prompts with shared prefixes, lengths and cancellations on four slots."""
     chance = random.Random(seed)
     prompts = [
@@ -67,9 +67,9 @@ def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
     ]
     alone = []
     for prompt, options in zip(prompts, orders, strict=True):
-        harness = make_bench()
+        harness = make_harness()
         alone += harness.run_jobs(harness.job(prompt, options=options))
-    crowd = make_bench()
+    crowd = make_harness()
     jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
     dropped = set(chance.sample(range(len(jobs)), 6))
     for number, job in enumerate(jobs):
@@ -83,16 +83,16 @@ def test_answer_is_independent_of_other_jobs(make_bench, seed: int) -> None:
     assert crowd.decoder.moved > 0, "nothing was shared or moved: the test shows nothing"
 
 
-def test_shared_prefix_is_prefilled_once(make_bench) -> None:
-    harness = make_bench()
+def test_shared_prefix_is_prefilled_once(make_harness) -> None:
+    harness = make_harness()
     jobs = [harness.job([*SYSTEM, n, n + 1, n + 2]) for n in range(3)]
     harness.run_jobs(*jobs)
     assert [harness.collector.started(job).cached_tokens for job in jobs] == [0, 30, 30]
     assert sum(tokens for _, tokens in harness.decoder.parts) == 33 + 3 + 3
 
 
-def test_prompt_logprobs_skip_the_prefix_cache(make_bench) -> None:
-    harness = make_bench()
+def test_prompt_logprobs_skip_the_prefix_cache(make_harness) -> None:
+    harness = make_harness()
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=2, prompt_logprobs=True)
     first, second = harness.job(SYSTEM, 2), harness.job(SYSTEM, options=options)
     harness.run_jobs(first, second)
@@ -103,8 +103,8 @@ def test_prompt_logprobs_skip_the_prefix_cache(make_bench) -> None:
     assert all(token.logprob is not None and token.logprob < 0 for token in started.prompt[1:])
 
 
-def test_waiting_jobs_run_in_order(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=1))
+def test_waiting_jobs_run_in_order(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=1))
     jobs = [harness.job([n, n + 1, n + 2]) for n in range(5)]
     harness.run_jobs(*jobs)
     assert [job.number for job in jobs] == list(harness.collector.events)
@@ -125,8 +125,8 @@ def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-def test_beam_search_runs_next_to_other_jobs(make_bench, beams: int) -> None:
-    harness = make_bench()
+def test_beam_search_runs_next_to_other_jobs(make_harness, beams: int) -> None:
+    harness = make_harness()
     prompts = [[*SYSTEM, n, 5] for n in range(6)]
     alone = [found_beams(prompt, beams, 9) for prompt in prompts]
     options = GenerationOptions(beam_search=BeamSearchParams(beams), max_new_tokens=9)
@@ -140,12 +140,12 @@ def test_beam_search_runs_next_to_other_jobs(make_bench, beams: int) -> None:
         jobs.append(harness.job(prompt, new_tokens=15))
     answers = harness.run_jobs(*jobs)
     assert [tuple(tokens) for tokens in answers[::2]] == alone
-    (expected,) = (fresh := make_bench()).run_jobs(fresh.job(prompts[0], new_tokens=15))
+    (expected,) = (fresh := make_harness()).run_jobs(fresh.job(prompts[0], new_tokens=15))
     assert answers[1] == expected
 
 
-def test_beam_search_job_waits_for_all_its_slots_in_order(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=3, held=threading.Event()))
+def test_beam_search_job_waits_for_all_its_slots_in_order(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=3, held=threading.Event()))
     options = GenerationOptions(beam_search=BeamSearchParams(3), max_new_tokens=4)
     first = harness.job([1, 2], new_tokens=4)
     wide = BeamSearchJob(
@@ -159,8 +159,8 @@ def test_beam_search_job_waits_for_all_its_slots_in_order(make_bench) -> None:
     assert list(harness.collector.events) == [first.number, wide.number, last.number]
 
 
-def test_full_queue_rejects_at_once(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
+def test_full_queue_rejects_at_once(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
     first = harness.job([1, 2])
     harness.loop.submit(first)
     deadline_s = time.monotonic() + TIMEOUT_S
@@ -175,8 +175,8 @@ def test_full_queue_rejects_at_once(make_bench) -> None:
     harness.collector.wait_until_done(first, *others)
 
 
-def test_cancelled_job_frees_its_slot_within_a_step(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=1, context=4096))
+def test_cancelled_job_frees_its_slot_within_a_step(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=1, context=4096))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
     endless = harness.job([1, 2], options=never_end)
     harness.loop.submit(endless)
@@ -190,8 +190,8 @@ def test_cancelled_job_frees_its_slot_within_a_step(make_bench) -> None:
     assert not harness.collector.is_done(endless)
 
 
-def test_waiting_job_can_be_cancelled(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=1, held=threading.Event()))
+def test_waiting_job_can_be_cancelled(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=1, held=threading.Event()))
     first, second, third = (harness.job([n, n + 1]) for n in range(3))
     for job in (first, second, third):
         harness.loop.submit(job)
@@ -201,8 +201,8 @@ def test_waiting_job_can_be_cancelled(make_bench) -> None:
     assert second.number not in harness.collector.events
 
 
-def test_expired_jobs_get_deadline_exceeded(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=1, context=4096))
+def test_expired_jobs_get_deadline_exceeded(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=1, context=4096))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
     running = harness.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
     waiting = harness.job([3, 4], deadline_s=time.time() + 0.1)
@@ -211,21 +211,21 @@ def test_expired_jobs_get_deadline_exceeded(make_bench) -> None:
         assert isinstance(harness.collector.events[job.number][-1], DeadlineExceeded)
 
 
-def test_failed_step_ends_only_its_jobs(make_bench) -> None:
-    harness = make_bench(FakeDecoder(failing_decode=2))
+def test_failed_step_ends_only_its_jobs(make_harness) -> None:
+    harness = make_harness(FakeDecoder(failing_decode=2))
     jobs = [harness.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
     for job in jobs:
         harness.loop.submit(job)
     harness.collector.wait_until_done(*jobs)
     assert any(isinstance(harness.collector.events[job.number][-1], EngineFailed) for job in jobs)
     (again,) = harness.run_jobs(harness.job([1, 2, 3]))
-    (alone,) = (fresh := make_bench()).run_jobs(fresh.job([1, 2, 3]))
+    (alone,) = (fresh := make_harness()).run_jobs(fresh.job([1, 2, 3]))
     assert again == alone
 
 
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
-def test_engine_lost_is_stored(make_bench, failure: EngineFailed) -> None:
-    harness = make_bench(FakeDecoder(failing_decode=2, failure=failure))
+def test_engine_lost_is_stored(make_harness, failure: EngineFailed) -> None:
+    harness = make_harness(FakeDecoder(failing_decode=2, failure=failure))
     harness.loop.health.check()
     job = harness.job([1, 2, 5], new_tokens=20)
     harness.loop.submit(job)
@@ -238,12 +238,12 @@ def test_engine_lost_is_stored(make_bench, failure: EngineFailed) -> None:
         harness.loop.health.check()
 
 
-def test_consecutive_failures_lose_the_engine(make_bench) -> None:
+def test_consecutive_failures_lose_the_engine(make_harness) -> None:
     class Broken(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             raise EngineFailed("an illegal access")
 
-    harness = make_bench(Broken())
+    harness = make_harness(Broken())
     for _ in range(MAX_CONSECUTIVE_FAILURES):
         harness.loop.health.check()
         job = harness.job([1, 2, 5])
@@ -254,8 +254,8 @@ def test_consecutive_failures_lose_the_engine(make_bench) -> None:
         harness.loop.health.check()
 
 
-def test_successful_call_resets_the_failures(make_bench) -> None:
-    harness = make_bench(FakeDecoder(failing_decode=0))
+def test_successful_call_resets_the_failures(make_harness) -> None:
+    harness = make_harness(FakeDecoder(failing_decode=0))
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         harness.decoder.failing_decode = len(harness.decoder.decodes)
         harness.run_jobs(harness.job([1, 2, 5]))
@@ -264,7 +264,7 @@ def test_successful_call_resets_the_failures(make_bench) -> None:
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["failed call", "NaN logits"])
-def test_failed_prefill_ends_only_its_job(make_bench, prompt_logprobs: bool) -> None:
+def test_failed_prefill_ends_only_its_job(make_harness, prompt_logprobs: bool) -> None:
     class Picky(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             logits = super().prefill(row, ids, start, all_logits=all_logits)
@@ -275,8 +275,8 @@ def test_failed_prefill_ends_only_its_job(make_bench, prompt_logprobs: bool) -> 
             return np.full_like(logits, np.nan)
 
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
-    (alone,) = (fresh := make_bench()).run_jobs(fresh.job([1, 2, 5], options=endless))
-    harness = make_bench(Picky())
+    (alone,) = (fresh := make_harness()).run_jobs(fresh.job([1, 2, 5], options=endless))
+    harness = make_harness(Picky())
     running = harness.job([1, 2, 5], options=endless)
     harness.loop.submit(running)
     harness.collector.wait_for_tokens(running, 1)
@@ -290,29 +290,29 @@ def test_failed_prefill_ends_only_its_job(make_bench, prompt_logprobs: bool) -> 
     assert harness.loop.load == (0, 0)
 
 
-def test_failed_job_is_not_recorded_as_active(make_bench) -> None:
-    harness = make_bench(FakeDecoder(failing_decode=2))
+def test_failed_job_is_not_recorded_as_active(make_harness) -> None:
+    harness = make_harness(FakeDecoder(failing_decode=2))
     harness.run_jobs(harness.job([1, 2, 5], new_tokens=20))
     harness.loop.close()
     assert harness.steps.records[-1].active == 0
 
 
-def test_job_failed_in_prefill_is_not_recorded_as_active(make_bench) -> None:
+def test_job_failed_in_prefill_is_not_recorded_as_active(make_harness) -> None:
     class Short(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             if start:
                 raise EngineFailed("no room for a second part")
             return super().prefill(row, ids, start, all_logits=all_logits)
 
-    harness = make_bench(Short())
+    harness = make_harness(Short())
     job = harness.job(range(40))
     harness.run_jobs(job)
     harness.loop.close()
     assert [step.active for step in harness.steps.records] == [1, 0]
 
 
-def test_long_prefill_does_not_block_decoding(make_bench) -> None:
-    harness = make_bench(FakeDecoder(slots=2, context=512))
+def test_long_prefill_does_not_block_decoding(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=2, context=512))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
     running = harness.job([1, 2], options=endless)
     harness.loop.submit(running)
@@ -326,8 +326,8 @@ def test_long_prefill_does_not_block_decoding(make_bench) -> None:
     harness.loop.cancel(running)
 
 
-def test_close_finishes_accepted_jobs(make_bench) -> None:
-    harness = make_bench()
+def test_close_finishes_accepted_jobs(make_harness) -> None:
+    harness = make_harness()
     jobs = [harness.job([n, n + 1]) for n in range(6)]
     for job in jobs:
         harness.loop.submit(job)
@@ -337,8 +337,8 @@ def test_close_finishes_accepted_jobs(make_bench) -> None:
         harness.loop.submit(harness.job([1, 2]))
 
 
-def test_step_elapsed_reports_a_hanging_step(make_bench) -> None:
-    harness = make_bench(FakeDecoder(held=threading.Event()))
+def test_step_elapsed_reports_a_hanging_step(make_harness) -> None:
+    harness = make_harness(FakeDecoder(held=threading.Event()))
     assert harness.loop.health.running_s() == 0
     job = harness.job([1, 2])
     harness.loop.submit(job)
@@ -351,8 +351,8 @@ def test_step_elapsed_reports_a_hanging_step(make_bench) -> None:
     assert harness.loop.health.running_s() == 0
 
 
-def test_steps_are_recorded(make_bench) -> None:
-    harness = make_bench()
+def test_steps_are_recorded(make_harness) -> None:
+    harness = make_harness()
     job = harness.job([1, 2, 3], new_tokens=5)
     (tokens,) = harness.run_jobs(job)
     harness.loop.close()

@@ -38,8 +38,8 @@ SAMPLINGS = (
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_drafts_do_not_change_answers(make_bench, sampling: SamplingParams) -> None:
-    plain, drafting = make_bench(repetitive(), max_draft_tokens=0), make_bench(repetitive())
+def test_drafts_do_not_change_answers(make_harness, sampling: SamplingParams) -> None:
+    plain, drafting = make_harness(repetitive(), max_draft_tokens=0), make_harness(repetitive())
     answers = [
         harness.run_jobs(harness.job(PROMPT, options=options(sampling)))
         for harness in (plain, drafting)
@@ -79,12 +79,12 @@ ORDERS = (
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("allowed", [None, 1_000, 40])
 def test_drafts_do_not_change_logprobs_and_reasons(
-    make_bench, order: GenerationOptions, allowed: int | None
+    make_harness, order: GenerationOptions, allowed: int | None
 ) -> None:
     """Return text, log probabilities, and the finish reason or the error of each stream."""
     streams = []
     for most in (0, MOST):
-        harness = make_bench(repetitive(1, slots=1), max_draft_tokens=most)
+        harness = make_harness(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [harness.job(PROMPT, options=order, constraint=each) for each in constraints]
         harness.run_jobs(*jobs)  # with one slot, the second job follows the first
@@ -104,16 +104,16 @@ def summarize_stream(harness: LoopHarness, job: Job) -> list[object]:
     return [started.prompt, text, tokens, reason, error and error.message]
 
 
-def test_repetitive_answer_takes_fewer_steps(make_bench) -> None:
-    harness = make_bench(repetitive())
+def test_repetitive_answer_takes_fewer_steps(make_harness) -> None:
+    harness = make_harness(repetitive())
     harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
     calls = len(harness.decoder.decodes) + len(harness.decoder.verified)
     assert calls < 120 / 2
     assert max(harness.decoder.verified) == MOST + 1
 
 
-def test_records_count_draft_tokens(make_bench) -> None:
-    harness = make_bench(repetitive())
+def test_records_count_draft_tokens(make_harness) -> None:
+    harness = make_harness(repetitive())
     harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
     steps = harness.steps.records
     assert sum(step.answer_tokens for step in steps) == 119, "the first comes with the prompt"
@@ -126,22 +126,22 @@ def test_records_count_draft_tokens(make_bench) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_max_draft_tokens_limits_drafts(make_bench, most: int) -> None:
-    harness = make_bench(repetitive(), max_draft_tokens=most)
+def test_max_draft_tokens_limits_drafts(make_harness, most: int) -> None:
+    harness = make_harness(repetitive(), max_draft_tokens=most)
     harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
     assert max(harness.decoder.verified, default=1) == most + 1
 
 
-def test_decoder_without_verification_gets_no_drafts(make_bench) -> None:
-    harness = make_bench(FakeDecoder(context=400, memorable=2))
+def test_decoder_without_verification_gets_no_drafts(make_harness) -> None:
+    harness = make_harness(FakeDecoder(context=400, memorable=2))
     harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
     assert not harness.decoder.verified
     assert len(harness.decoder.decodes) == 119
 
 
-def test_answer_may_end_within_a_draft(make_bench) -> None:
+def test_answer_may_end_within_a_draft(make_harness) -> None:
     """Verified tokens after the end are dropped."""
-    harness = make_bench(repetitive())
+    harness = make_harness(repetitive())
     long = harness.job(PROMPT, options=options(GREEDY))
     (tokens,) = harness.run_jobs(long)
     last = tokens[60]
@@ -154,15 +154,15 @@ def test_answer_may_end_within_a_draft(make_bench) -> None:
     assert finished.generated_tokens == len(stopped) == tokens.index(last) + 1
 
 
-def test_drafts_fill_a_slot_to_the_last_token(make_bench) -> None:
-    harness = make_bench(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
+def test_drafts_fill_a_slot_to_the_last_token(make_harness) -> None:
+    harness = make_harness(FakeDecoder(context=60, max_draft_tokens=MOST, memorable=2))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=10_000)
     (tokens,) = harness.run_jobs(harness.job(PROMPT, options=never_end))
     assert len(tokens) == 60 - len(PROMPT)
 
 
-def test_several_jobs_are_not_drafted(make_bench) -> None:
-    harness = make_bench(repetitive(held=threading.Event()))
+def test_several_jobs_are_not_drafted(make_harness) -> None:
+    harness = make_harness(repetitive(held=threading.Event()))
     jobs = [harness.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
     for job in jobs:
         harness.loop.submit(job)

@@ -61,7 +61,7 @@ class UnusedTokenizer:
 
 
 @dataclass
-class World:
+class GenerationHarness:
     """A generation pipeline with one scripted generator, and its recorder."""
 
     store: Path
@@ -99,8 +99,8 @@ class World:
         return [record.status for record in self.recorder.records]
 
 
-def question(**told: object) -> GenerationRequest:
-    return GenerationRequest(**{"prompt": "Once upon a time", **told})  # type: ignore[arg-type]
+def build_request(**fields: object) -> GenerationRequest:
+    return GenerationRequest(**{"prompt": "Once upon a time", **fields})  # type: ignore[arg-type]
 
 
 def seeded(seed: int) -> GenerationOptions:
@@ -108,7 +108,7 @@ def seeded(seed: int) -> GenerationOptions:
 
 
 async def test_prompt_without_a_model_uses_the_first_generative_model(writing_store: Path) -> None:
-    harness = World(writing_store)
+    harness = GenerationHarness(writing_store)
     response = await harness.pipeline.complete(ASKED)
     assert response.model.ref.id == DECODER
     assert [one.text for one in response.completions] == ["Hello"]
@@ -123,20 +123,20 @@ async def test_prompt_without_a_model_uses_the_first_generative_model(writing_st
 
 
 async def test_choices_have_consecutive_seeds(writing_store: Path) -> None:
-    harness = World(writing_store)
-    response = await harness.pipeline.complete(question(choices=3, options=seeded(2**64 - 1)))
+    harness = GenerationHarness(writing_store)
+    response = await harness.pipeline.complete(build_request(choices=3, options=seeded(2**64 - 1)))
     assert [one.started.seed for one in response.completions] == [2**64 - 1, 0, 1]
 
 
 async def test_choices_without_a_seed_send_none(writing_store: Path) -> None:
-    harness = World(writing_store)
-    await harness.pipeline.complete(question(choices=2))
+    harness = GenerationHarness(writing_store)
+    await harness.pipeline.complete(build_request(choices=2))
     assert [call.options.sampling.seed for call in harness.generator.calls] == [None, None]
 
 
 async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_store: Path) -> None:
-    harness = World(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
-    request = question(prompt="a", further_prompts=("b", "c"), choices=2)
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
+    request = build_request(prompt="a", further_prompts=("b", "c"), choices=2)
     response = await harness.pipeline.complete(request)
     assert [one.text for one in response.completions] == ["a", "a", "b", "b", "c", "c"]
     (record,) = harness.recorder.records
@@ -152,15 +152,17 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
         seed = call.options.sampling.seed or 0
         return ScriptedReply((f"s{seed}",), logprob=logprobs[seed])
 
-    harness = World(writing_store, reply_to)
-    response = await harness.pipeline.complete(question(choices=2, best_of=3, options=seeded(0)))
+    harness = GenerationHarness(writing_store, reply_to)
+    response = await harness.pipeline.complete(
+        build_request(choices=2, best_of=3, options=seeded(0))
+    )
     assert [one.text for one in response.completions] == ["s1", "s2"]
     assert [one.text for one in response.discarded] == ["s0"]
     assert {call.options.logprobs for call in harness.generator.calls} == {0}
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "path"),
+    ("fields", "kind", "path"),
     [
         ({"model_id": EMBEDDER}, WrongTask, "model"),
         ({"model_id": "no/such"}, UnknownModel, "model"),
@@ -177,12 +179,12 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
     ],
 )
 async def test_invalid_generation_requests_are_rejected_and_recorded(
-    told: dict[str, object], kind: type[ServeError], path: str, writing_store: Path
+    fields: dict[str, object], kind: type[ServeError], path: str, writing_store: Path
 ) -> None:
-    harness = World(writing_store)
+    harness = GenerationHarness(writing_store)
     for ask in (harness.pipeline.complete, harness.pipeline.stream):
         with pytest.raises(kind) as raised:
-            await ask(question(**told))
+            await ask(build_request(**fields))
         assert raised.value.field == path
         assert raised.value.recorded
     assert harness.statuses == [kind.status] * 2
@@ -192,9 +194,9 @@ async def test_invalid_generation_requests_are_rejected_and_recorded(
 
 async def test_wrong_task_error_lists_the_tasks_of_the_model(writing_store: Path) -> None:
     with pytest.raises(WrongTask, match="`feature-extraction`"):
-        await World(writing_store).pipeline.complete(question(model_id=EMBEDDER))
+        await GenerationHarness(writing_store).pipeline.complete(build_request(model_id=EMBEDDER))
     with pytest.raises(WrongTask, match="no served model generates text"):
-        await World(writing_store, models=(EMBEDDER,)).pipeline.complete(ASKED)
+        await GenerationHarness(writing_store, models=(EMBEDDER,)).pipeline.complete(ASKED)
 
 
 async def test_one_failure_ends_the_other_choices_first(writing_store: Path) -> None:
@@ -203,9 +205,9 @@ async def test_one_failure_ends_the_other_choices_first(writing_store: Path) -> 
             return ScriptedReply(breaks=EngineFailed("broken"))
         return ScriptedReply(hangs=True)
 
-    harness = World(writing_store, reply_to)
+    harness = GenerationHarness(writing_store, reply_to)
     with pytest.raises(EngineFailed, match="broken"):
-        await harness.pipeline.complete(question(choices=3, options=seeded(0)))
+        await harness.pipeline.complete(build_request(choices=3, options=seeded(0)))
     assert len(harness.generator.calls) == 3
     assert harness.is_idle()
     assert harness.statuses == [500]
@@ -216,22 +218,22 @@ async def test_error_names_the_index_of_the_prompt(writing_store: Path) -> None:
         error = InputTooLong("`prompt` has 9 tokens", field="prompt")
         return ScriptedReply(refusal=error if call.prompt == "long" else None)
 
-    harness = World(writing_store, reply_to)
-    many = question(prompt="a", further_prompts=("b", "long"))
+    harness = GenerationHarness(writing_store, reply_to)
+    many = build_request(prompt="a", further_prompts=("b", "long"))
     for ask in (harness.pipeline.complete, harness.pipeline.stream):
         with pytest.raises(InputTooLong) as raised:
             await ask(many)
         assert raised.value.field == "prompt[2]"
         assert raised.value.message == "`prompt[2]` has 9 tokens"
         with pytest.raises(InputTooLong) as raised:
-            await ask(question(prompt="long"))
+            await ask(build_request(prompt="long"))
         assert raised.value.field == "prompt"
     assert harness.statuses == [422] * 4
 
 
 async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:
-    harness = World(writing_store, lambda call: ScriptedReply(hangs=True))
-    asking = asyncio.ensure_future(harness.pipeline.complete(question(choices=4)))
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True))
+    asking = asyncio.ensure_future(harness.pipeline.complete(build_request(choices=4)))
     await wait_until(lambda: harness.generator.open == 4)
     assert harness.pipeline.admission.generations.used == 4
     asking.cancel()
@@ -243,20 +245,20 @@ async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:
 
 async def test_full_item_limit_rejects_generation_at_once(writing_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
-    harness = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
-    stream = await harness.pipeline.stream(question(choices=3))
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
+    stream = await harness.pipeline.stream(build_request(choices=3))
     with pytest.raises(Overloaded):
-        await harness.pipeline.complete(question(choices=2))
+        await harness.pipeline.complete(build_request(choices=2))
     await stream.aclose()
     assert harness.is_idle()
-    again = await harness.pipeline.stream(question(choices=4))
+    again = await harness.pipeline.stream(build_request(choices=4))
     await again.aclose()
     assert harness.statuses == [429, 499, 499]
 
 
 async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_store: Path) -> None:
     settings = IngressUserConfig(generation_timeout_s=0.05)
-    harness = World(writing_store, lambda call: ScriptedReply(hangs=True), settings)
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     with pytest.raises(DeadlineExceeded):
         await harness.pipeline.complete(ASKED)
     stream = await harness.pipeline.stream(ASKED)
@@ -271,7 +273,9 @@ async def test_cold_generator_raises_model_loading_after_the_wait(
     writing_store: Path,
 ) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
-    harness = World(writing_store, lambda call: ScriptedReply(is_silent=True), settings, running=0)
+    harness = GenerationHarness(
+        writing_store, lambda call: ScriptedReply(is_silent=True), settings, running=0
+    )
     for ask in (harness.pipeline.complete, harness.pipeline.stream):
         with pytest.raises(ModelLoading, match=DECODER):
             await ask(ASKED)
@@ -281,7 +285,9 @@ async def test_cold_generator_raises_model_loading_after_the_wait(
 
 async def test_generator_that_starts_during_the_wait_continues(writing_store: Path) -> None:
     settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.1)
-    harness = World(writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0)
+    harness = GenerationHarness(
+        writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0
+    )
     asking = asyncio.ensure_future(harness.pipeline.complete(ASKED))
     await wait_until(lambda: harness.generator.open == 1)
     harness.running = 1
@@ -290,8 +296,8 @@ async def test_generator_that_starts_during_the_wait_continues(writing_store: Pa
 
 
 async def test_stream_yields_every_chunk_and_ends(writing_store: Path) -> None:
-    harness = World(writing_store)
-    stream = await harness.pipeline.stream(question(choices=2))
+    harness = GenerationHarness(writing_store)
+    stream = await harness.pipeline.stream(build_request(choices=2))
     assert [one.prompt_tokens for one in stream.started] == [4, 4]
     parts = [part async for part in stream]
     for choice in (0, 1):
@@ -310,8 +316,8 @@ async def test_chunks_of_several_choices_arrive_in_generation_order(writing_stor
     def reply_to(call: GenerationCall) -> ScriptedReply:
         return ScriptedReply(hangs=call.options.sampling.seed == 0)
 
-    harness = World(writing_store, reply_to)
-    stream = await harness.pipeline.stream(question(choices=2, options=seeded(0)))
+    harness = GenerationHarness(writing_store, reply_to)
+    stream = await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
     chunks = []
     async for part in stream:
         chunks.append(part)
@@ -335,9 +341,9 @@ async def test_error_before_the_first_token_is_raised_at_open(
             else ScriptedReply(hangs=True)
         )
 
-    harness = World(writing_store, reply_to)
+    harness = GenerationHarness(writing_store, reply_to)
     with pytest.raises(InvalidField):
-        await harness.pipeline.stream(question(choices=2, options=seeded(0)))
+        await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
     assert harness.is_idle()
     assert harness.statuses == [400]
 
@@ -349,8 +355,8 @@ async def test_error_within_a_stream_follows_the_chunks_and_ends_other_choices(
         last = call.options.sampling.seed == 1
         return ScriptedReply(breaks=EngineFailed("broken")) if last else ScriptedReply(hangs=True)
 
-    harness = World(writing_store, reply_to)
-    stream = await harness.pipeline.stream(question(choices=2, options=seeded(0)))
+    harness = GenerationHarness(writing_store, reply_to)
+    stream = await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
     texts: list[str] = []
 
     async def read() -> None:
@@ -371,7 +377,7 @@ async def test_generator_stream_without_a_finish_reason_fails(writing_store: Pat
                 if getattr(what, "finished", None) is None:
                     yield what
 
-    harness = World(writing_store)
+    harness = GenerationHarness(writing_store)
     harness.clients[Device.CPU] = Cut()
     stream = await harness.pipeline.stream(ASKED)
     with pytest.raises(EngineFailed):
@@ -380,8 +386,8 @@ async def test_generator_stream_without_a_finish_reason_fails(writing_store: Pat
 
 
 async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_store: Path) -> None:
-    harness = World(writing_store, lambda call: ScriptedReply(is_silent=True))
-    asking = asyncio.ensure_future(harness.pipeline.stream(question(choices=2)))
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(is_silent=True))
+    asking = asyncio.ensure_future(harness.pipeline.stream(build_request(choices=2)))
     await wait_until(lambda: harness.generator.open == 2)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -392,7 +398,7 @@ async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_sto
 
 async def test_slow_reader_blocks_its_generators(writing_store: Path) -> None:
     long = ScriptedReply(("x",) * (5 * MAX_WAITING_CHUNKS))
-    harness = World(writing_store, lambda call: long)
+    harness = GenerationHarness(writing_store, lambda call: long)
     stream = await harness.pipeline.stream(ASKED)
     for _ in range(20 * MAX_WAITING_CHUNKS):
         await asyncio.sleep(0)
@@ -404,9 +410,9 @@ async def test_slow_reader_blocks_its_generators(writing_store: Path) -> None:
 
 
 async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
-    harness = World(writing_store)
+    harness = GenerationHarness(writing_store)
     with pytest.raises(InvalidField) as raised:
-        await harness.pipeline.stream(question(best_of=2))
+        await harness.pipeline.stream(build_request(best_of=2))
     assert raised.value.field == "best_of"
 
 
@@ -416,7 +422,7 @@ async def test_immediate_answer_is_recorded_completely(writing_store: Path) -> N
             for what in [what async for what in super().stream(call)]:
                 yield what
 
-    harness = World(writing_store)
+    harness = GenerationHarness(writing_store)
     harness.clients[Device.CPU] = Quick()
     stream = await harness.pipeline.stream(ASKED)
     assert len([part async for part in stream]) == 3

@@ -10,14 +10,14 @@ from deployments.errors import EngineFailed
 from deployments.generation.messages import FinishReason
 from tests.support.fakes import wait_until
 from tests.support.generators import ScriptedReply
-from tests.unit.deployments.ingress.test_generation import World, question
+from tests.unit.deployments.ingress.test_generation import GenerationHarness, build_request
 
 HANGS = ScriptedReply(("a", "b", "c"), hangs=True)
 
 
 async def test_finish_early_ends_completions_with_the_reason_length(writing_store: Path) -> None:
-    harness = World(writing_store, lambda call: HANGS)
-    stream = await harness.pipeline.stream(question(choices=2))
+    harness = GenerationHarness(writing_store, lambda call: HANGS)
+    stream = await harness.pipeline.stream(build_request(choices=2))
     await wait_until(lambda: harness.generator.events_read == 2 * 4)
     parts = await stream.finish_early()
     texts = ["".join(p.chunk.text for p in parts if p.choice == choice) for choice in (0, 1)]
@@ -34,8 +34,8 @@ async def test_finish_early_ends_completions_with_the_reason_length(writing_stor
 
 
 async def test_finish_early_after_the_end_has_no_effect(writing_store: Path) -> None:
-    harness = World(writing_store)
-    stream = await harness.pipeline.stream(question())
+    harness = GenerationHarness(writing_store)
+    stream = await harness.pipeline.stream(build_request())
     await wait_until(lambda: len(stream.finished) == 1)
     parts = await stream.finish_early()
     (finished,) = [part.chunk.finished for part in parts if part.chunk.finished is not None]
@@ -45,10 +45,10 @@ async def test_finish_early_after_the_end_has_no_effect(writing_store: Path) -> 
 
 
 async def test_finish_early_after_a_failure_raises_it(writing_store: Path) -> None:
-    harness = World(
+    harness = GenerationHarness(
         writing_store, lambda call: ScriptedReply(breaks=EngineFailed("the engine failed"))
     )
-    stream = await harness.pipeline.stream(question())
+    stream = await harness.pipeline.stream(build_request())
     await wait_until(harness.is_idle)
     with pytest.raises(EngineFailed):
         await stream.finish_early()

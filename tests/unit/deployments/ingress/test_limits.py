@@ -26,17 +26,17 @@ def test_text_above_the_limit_is_named(text: Text) -> None:
 
 
 @pytest.mark.parametrize(
-    ("truncation", "kept"),
+    ("truncation", "expected"),
     [
         (Truncation.KEEP_START, ("abc", ("abc", "d"))),
         (Truncation.KEEP_END, ("cde", ("bcd", "d"))),
     ],
 )
 def test_each_segment_is_truncated_separately(
-    truncation: Truncation, kept: tuple[Text, ...]
+    truncation: Truncation, expected: tuple[Text, ...]
 ) -> None:
     cut = limit_text_length(parsed("abcde", ("abcd", "d"), truncation=truncation), 3)
-    assert cut.texts == kept
+    assert cut.texts == expected
 
 
 def test_repeated_text_counts_repeatedly() -> None:

@@ -15,15 +15,15 @@ from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
 
 TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-WORLDS = {"with others": (EMBEDDER, DECODER), "alone": (DECODER,)}
+MODEL_SETS = {"with others": (EMBEDDER, DECODER), "alone": (DECODER,)}
 
 
-@pytest.fixture(params=WORLDS)
+@pytest.fixture(params=MODEL_SETS)
 async def http(
     request: pytest.FixtureRequest, writing_store: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
     writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
-    async with InProcess(writing_store, WORLDS[request.param], writes=writes).client() as http:
+    async with InProcess(writing_store, MODEL_SETS[request.param], writes=writes).client() as http:
         yield http
 
 

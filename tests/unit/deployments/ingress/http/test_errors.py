@@ -24,7 +24,7 @@ def test_long_error_keeps_its_start_and_its_end() -> None:
     assert len(brief.message) <= MAX_MESSAGE_CHARS + 5
     assert brief.field is not None
     assert len(brief.field) <= MAX_FIELD_CHARS + 5
-    assert len(error.message) > 1_000_000, "others may be told the same error"
+    assert len(error.message) > 1_000_000, "other requests may share the error"
 
 
 def test_lone_surrogate_is_replaced() -> None:

@@ -12,7 +12,7 @@ from tests.support.asgi_client import AsgiClient
 from tests.support.fakes import wait_until
 
 
-class Spring:
+class EventSource:
     """A source of events and exceptions that may hang at its end. Counts its closings."""
 
     def __init__(self, events: Sequence[bytes | Exception], *, hangs: bool = False) -> None:
@@ -39,19 +39,19 @@ class Spring:
         return self.source_closed == 1 and self.events_closed
 
 
-def told(error: ServeError) -> bytes:
+def encode_error(error: ServeError) -> bytes:
     return build_event(f"{error.code}: {error.message}".encode())
 
 
-def visited(
-    source: Spring, *, max_messages: int = 1_000, stream_write_timeout_s: float = 5.0
+def open_stream(
+    source: EventSource, *, max_messages: int = 1_000, stream_write_timeout_s: float = 5.0
 ) -> AsgiClient:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"x-compute-type": "cpu-fake"}
         response = SseResponse(
             source.events(),
             source,
-            told,
+            encode_error,
             stream_write_timeout_s=stream_write_timeout_s,
             headers=headers,
         )
@@ -61,8 +61,8 @@ def visited(
 
 
 async def test_stream_has_headers_and_all_events() -> None:
-    source = Spring([build_event(b"1"), build_event(b"2") + build_event(b"3")])
-    client = visited(source)
+    source = EventSource([build_event(b"1"), build_event(b"2") + build_event(b"3")])
+    client = open_stream(source)
     await client.task
     assert client.text == "data: 1\n\ndata: 2\n\ndata: 3\n\n"
     start, *bodies = client.messages
@@ -78,8 +78,8 @@ async def test_stream_has_headers_and_all_events() -> None:
 
 
 async def test_error_is_the_last_event_in_the_format_of_the_api() -> None:
-    source = Spring([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
-    client = visited(source)
+    source = EventSource([build_event(b"1"), EngineFailed("broken"), build_event(b"2")])
+    client = open_stream(source)
     await client.task
     assert client.text == "data: 1\n\ndata: engine_failed: broken\n\n"
     assert client.messages[-1]["more_body"] is False
@@ -89,8 +89,8 @@ async def test_error_is_the_last_event_in_the_format_of_the_api() -> None:
 async def test_unexpected_error_is_logged_and_sent_without_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source = Spring([build_event(b"1"), ZeroDivisionError("secret")])
-    client = visited(source)
+    source = EventSource([build_event(b"1"), ZeroDivisionError("secret")])
+    client = open_stream(source)
     await client.task
     assert "internal: unexpected failure" in client.text
     assert "secret" not in client.text
@@ -99,8 +99,8 @@ async def test_unexpected_error_is_logged_and_sent_without_details(
 
 
 async def test_client_disconnect_ends_the_stream() -> None:
-    source = Spring([build_event(b"1")], hangs=True)
-    client = visited(source)
+    source = EventSource([build_event(b"1")], hangs=True)
+    client = open_stream(source)
     await client.wait_for_text("data: 1")
     client.disconnect()
     await client.task
@@ -108,8 +108,8 @@ async def test_client_disconnect_ends_the_stream() -> None:
 
 
 async def test_cancellation_ends_the_stream() -> None:
-    source = Spring([build_event(b"1")], hangs=True)
-    client = visited(source)
+    source = EventSource([build_event(b"1")], hangs=True)
+    client = open_stream(source)
     await client.wait_for_text("data: 1")
     client.task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -118,16 +118,16 @@ async def test_cancellation_ends_the_stream() -> None:
 
 
 async def test_blocked_write_ends_the_stream_after_the_timeout() -> None:
-    source = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
-    client = visited(source, max_messages=2, stream_write_timeout_s=0.02)
+    source = EventSource([build_event(b"1"), build_event(b"2"), build_event(b"3")], hangs=True)
+    client = open_stream(source, max_messages=2, stream_write_timeout_s=0.02)
     await client.task
     assert client.text == "data: 1\n\n"
     assert source.is_closed()
 
 
 async def test_client_disconnect_ends_a_blocked_write() -> None:
-    source = Spring([build_event(b"1"), build_event(b"2"), build_event(b"3")])
-    client = visited(source, max_messages=2, stream_write_timeout_s=60)
+    source = EventSource([build_event(b"1"), build_event(b"2"), build_event(b"3")])
+    client = open_stream(source, max_messages=2, stream_write_timeout_s=60)
     await client.wait_for_text("data: 1")
     client.disconnect()
     await client.task
@@ -135,7 +135,7 @@ async def test_client_disconnect_ends_a_blocked_write() -> None:
 
 
 async def test_broken_connection_is_not_logged_as_a_failure() -> None:
-    source = Spring([build_event(b"1"), build_event(b"2")])
+    source = EventSource([build_event(b"1"), build_event(b"2")])
     sent: list[str] = []
 
     async def receive() -> dict[str, str]:
@@ -147,14 +147,14 @@ async def test_broken_connection_is_not_logged_as_a_failure() -> None:
             raise OSError("broken pipe")
         sent.append("start")
 
-    response = SseResponse(source.events(), source, told, stream_write_timeout_s=5.0)
+    response = SseResponse(source.events(), source, encode_error, stream_write_timeout_s=5.0)
     await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert source.is_closed()
 
 
 async def test_unread_events_are_closed() -> None:
-    source = Spring([build_event(b"1")])
-    client = visited(source)
+    source = EventSource([build_event(b"1")])
+    client = open_stream(source)
     client.disconnect()
     await client.task
     await wait_until(lambda: source.source_closed == 1)

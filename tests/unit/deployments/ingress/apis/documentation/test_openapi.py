@@ -26,11 +26,11 @@ JSON = "application/json"
 
 
 @pytest.fixture(scope="module")
-def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def all_models_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return seal_all_models(tmp_path_factory.mktemp("zoo"))
 
 
-def zoo(store: Path) -> InProcess:
+def all_models_server(store: Path) -> InProcess:
     """A store with a model for every task, including text generation."""
     return InProcess(store, models=ALL_MODELS, generator=ScriptedGeneratorClient())
 
@@ -53,8 +53,8 @@ def is_valid(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> No
     jsonschema.Draft202012Validator(full).validate(value)
 
 
-async def test_document_is_valid_openapi(zoo_store: Path) -> None:
-    async with zoo(zoo_store).client() as http:
+async def test_document_is_valid_openapi(all_models_store: Path) -> None:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
     assert document["openapi"] == "3.1.0"
     assert list(OpenAPIV31SpecValidator(document).iter_errors()) == []
@@ -63,8 +63,8 @@ async def test_document_is_valid_openapi(zoo_store: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
-async def test_all_routes_except_page_files_are_documented(zoo_store: Path) -> None:
-    async with zoo(zoo_store).application() as app:
+async def test_all_routes_except_page_files_are_documented(all_models_store: Path) -> None:
+    async with all_models_server(all_models_store).application() as app:
         served = {
             (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
             for route in app.router.table.routes
@@ -83,10 +83,10 @@ async def test_all_routes_except_page_files_are_documented(zoo_store: Path) -> N
 
 
 async def test_examples_fit_their_schemas_and_responses(
-    zoo_store: Path,
+    all_models_store: Path,
 ) -> None:
     tried = 0
-    async with zoo(zoo_store).client() as http:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
         for method, path, operation in operations(document):
             media = operation.get("requestBody", {}).get("content", {}).get(JSON, {})
@@ -142,8 +142,8 @@ def version_in(path: str) -> str:
     return tiny_manifest(add_schema[0]).version if add_schema else ""
 
 
-async def test_errors_fit_their_schemas(zoo_store: Path) -> None:
-    async with zoo(zoo_store).client() as http:
+async def test_errors_fit_their_schemas(all_models_store: Path) -> None:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
     statuses: set[int] = set()
     for _, _, operation in operations(document):
@@ -155,8 +155,8 @@ async def test_errors_fit_their_schemas(zoo_store: Path) -> None:
     assert {400, 404, 408, 413, 415, 422, 429, 500, 503, 504} <= statuses
 
 
-async def test_documented_errors_have_the_format_of_the_path(zoo_store: Path) -> None:
-    async with zoo(zoo_store).client() as http:
+async def test_documented_errors_have_the_format_of_the_path(all_models_store: Path) -> None:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
     content = {
         path: document["paths"][path]["post"]["responses"]["404"]["content"][JSON]
@@ -173,8 +173,8 @@ async def test_documented_errors_have_the_format_of_the_path(zoo_store: Path) ->
 CONDITIONAL = {"x-compute-fallback"}
 
 
-async def test_response_headers_are_documented(zoo_store: Path) -> None:
-    async with zoo(zoo_store).client() as http:
+async def test_response_headers_are_documented(all_models_store: Path) -> None:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
         response = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
         embedded = await http.post("/v1/embeddings", json={"input": "a", "model": EMBEDDER})
@@ -207,11 +207,11 @@ GENERATING = {
 
 @pytest.mark.parametrize("path", GENERATING)
 async def test_generation_responses_and_streams_fit_their_schemas(
-    path: str, zoo_store: Path
+    path: str, all_models_store: Path
 ) -> None:
     own = {"content-type", "content-length", "cache-control", "x-accel-buffering"}
     kinds: set[str] = set()
-    async with zoo(zoo_store).client() as http:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
         for stream in (False, True):
@@ -231,8 +231,8 @@ async def test_generation_responses_and_streams_fit_their_schemas(
     assert kinds == set(content)
 
 
-async def test_task_parameter_has_all_tasks(zoo_store: Path) -> None:
-    async with zoo(zoo_store).client() as http:
+async def test_task_parameter_has_all_tasks(all_models_store: Path) -> None:
+    async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
     (_, task, *_) = document["paths"]["/models/{id}/pipeline/{task}"]["post"]["parameters"]
     assert sorted(task["schema"]["enum"]) == sorted(TaskName)

@@ -25,7 +25,7 @@ def saying(characters: int) -> dict[str, str]:
     return {**USER, "content": "x" * characters}
 
 
-async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | None]:
+async def read_error(store: Path, path: str, body: Any) -> tuple[int, str, str | None]:
     asking = ChatHarness(store, settings=IngressUserConfig(limits=LIMITS))
     response = await asking.post(path, body)
     error = response.json()["error"]
@@ -90,7 +90,7 @@ async def refused(store: Path, path: str, body: Any) -> tuple[int, str, str | No
 async def test_invalid_chat_field_is_named(
     error: dict[str, Any], param: str, writing_store: Path
 ) -> None:
-    status, _, named = await refused(writing_store, CHAT, {**CHAT_BODY, **error})
+    status, _, named = await read_error(writing_store, CHAT, {**CHAT_BODY, **error})
     assert (status, named) == (400, param)
 
 
@@ -109,7 +109,7 @@ async def test_limits_and_missing_fields_are_named(
     error: dict[str, Any], status: int, code: str, param: str, writing_store: Path
 ) -> None:
     body = {**CHAT_BODY, **error}
-    assert await refused(writing_store, CHAT, body) == (status, code, param)
+    assert await read_error(writing_store, CHAT, body) == (status, code, param)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_invalid_completion_has_the_openai_error_format(
     error: dict[str, Any], status: int, code: str, param: str, writing_store: Path
 ) -> None:
     body = {"prompt": "Once", **error}
-    assert await refused(writing_store, COMPLETIONS, body) == (status, code, param)
+    assert await read_error(writing_store, COMPLETIONS, body) == (status, code, param)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,9 +167,9 @@ async def test_generator_errors_have_the_openai_format(
 ) -> None:
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
     response = await asking.post(CHAT, {**CHAT_BODY, **more, "stream": stream})
-    told = response.json()["error"]
-    assert (response.status_code, told["code"], told["param"]) == (error.status, error.code, param)
-    assert told["message"] == f"`{param}` is bad"
+    body = response.json()["error"]
+    assert (response.status_code, body["code"], body["param"]) == (error.status, error.code, param)
+    assert body["message"] == f"`{param}` is bad"
     assert len(asking.in_process.recorder.records) == 1
 
 

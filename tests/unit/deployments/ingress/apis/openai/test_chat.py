@@ -198,7 +198,7 @@ async def test_logprobs_have_alternatives(writing_store: Path) -> None:
     body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 1}
     response = (await harness.post(CHAT, body)).json()
     content = response["choices"][0]["logprobs"]["content"]
-    assert [token["token"] for token in content] == ["é", "x"], "the end token is not told"
+    assert [token["token"] for token in content] == ["é", "x"], "the end token is omitted"
     assert content[0]["bytes"] == [0xC3, 0xA9]
     assert content[0]["logprob"] == -9999
     assert [one["token"] for one in content[0]["top_logprobs"]] == ["alt0"]

@@ -221,10 +221,10 @@ async def test_errors_have_tei_statuses_and_title_case_types(
     path: str, body: dict[str, Any], status: int, kind: str, tiny_store: Path
 ) -> None:
     response = await ask(tiny_store, path, body, settings=LIMITS)
-    told = response.json()
-    assert (response.status_code, told["error_type"]) == (status, kind)
-    assert isinstance(told["error"], str)
-    assert "`parameters." not in told["error"], "the client has no `parameters`"
+    error = response.json()
+    assert (response.status_code, error["error_type"]) == (status, kind)
+    assert isinstance(error["error"], str)
+    assert "`parameters." not in error["error"], "the client has no `parameters`"
 
 
 async def test_predict_rejects_three_texts_and_explains_batches(tiny_store: Path) -> None:

@@ -33,7 +33,7 @@ URL = f"http://test/models/{DECODER}"
 
 @asynccontextmanager
 async def hub_client(store: Path, url: str = URL, **arguments: Any) -> AsyncIterator[Any]:
-    """Return a client of an application whose generator returns `said`."""
+    """Return a client of an application with a scripted generator."""
     server = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
     async with server.application() as app:
         transport = httpx2.ASGITransport(app)
