@@ -140,7 +140,7 @@ def test_ctrl_c_ends_a_build_with_a_hint_and_keeps_its_steps(chain: Chain) -> No
     assert ended.steps == ["resolve", "reference", "export"]
     assert ended.output.endswith(
         "error: interrupted\n\nhint: run the command again; "
-        "a build goes on after its last finished step\n"
+        "a build continues after its last finished step\n"
     )
     store = chain.store.with_name("interrupted")
     assert versions(store) == []
