@@ -148,7 +148,7 @@ def resolve_inside(directory: Path, name: str) -> Path:
     try:
         resolved = path.resolve()
         # From Python 3.13 on a circular link resolves to a link instead of raising.
-        is_circular = resolved.is_symlink()
+        is_circular = os.path.islink(resolved)
         if is_relative and not is_circular and resolved.is_relative_to(directory.resolve()):
             return path
     except (OSError, RuntimeError, ValueError) as exc:  # circular links, a null byte
