@@ -1,4 +1,4 @@
-"""Answers that were computed before, as clients and operators see them."""
+"""Caches of responses and tokens, as clients and metrics report them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.served_models import CLASSIFIER, EMBEDDER
 
 @pytest.fixture
 def text() -> str:
-    """A text that nobody has sent before."""
+    """Return a text without a cached response."""
     return f"unheard of: {uuid.uuid4()}"
 
 
@@ -33,7 +33,7 @@ def asked(cluster: Cluster, path: str, body: Any) -> httpx.Response:
         (f"/models/{EMBEDDER}/v1/embeddings", "input"),
     ],
 )
-def test_the_second_of_two_equal_requests_is_a_hit(
+def test_second_equal_request_is_a_cache_hit(
     cluster: Cluster, text: str, path: str, inputs: str
 ) -> None:
     first, second = (asked(cluster, path, {inputs: text}) for _ in range(2))
@@ -43,7 +43,7 @@ def test_the_second_of_two_equal_requests_is_a_hit(
     assert second.json() == first.json()
 
 
-def test_a_hit_is_never_of_other_parameters_or_another_task(cluster: Cluster, text: str) -> None:
+def test_other_parameters_or_task_are_a_cache_miss(cluster: Cluster, text: str) -> None:
     path = f"/models/{EMBEDDER}"
     bodies = [
         {"inputs": text},
@@ -58,7 +58,7 @@ def test_a_hit_is_never_of_other_parameters_or_another_task(cluster: Cluster, te
     assert told[3].json() == pytest.approx([1], abs=1e-4)
 
 
-def test_who_wants_no_cache_gets_fresh_numbers(cluster: Cluster, text: str) -> None:
+def test_use_cache_false_computes_again(cluster: Cluster, text: str) -> None:
     body = {"inputs": text, "options": {"use_cache": False}}
     replies = [asked(cluster, f"/models/{EMBEDDER}", body) for _ in range(2)]
     assert {reply.headers["x-cache"] for reply in replies} == {"miss"}
@@ -80,7 +80,7 @@ def lookups(cluster: Cluster, metric: str, result: str) -> float:
 
 
 @pytest.mark.parametrize("metric", ["response_cache_lookups", "tokenization_cache_lookups"])
-def test_hits_and_misses_of_both_caches_are_metrics(cluster: Cluster, metric: str) -> None:
+def test_metrics_count_hits_and_misses_of_both_caches(cluster: Cluster, metric: str) -> None:
     def both() -> bool:
         return all(lookups(cluster, metric, result) > 0 for result in ("hit", "miss"))
 

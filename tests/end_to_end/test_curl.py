@@ -1,4 +1,4 @@
-"""curl, as people write it: often with no content type, or with that of a form."""
+"""curl requests, often without a content type or with that of a form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def curl(cluster: Cluster, path: str, body: Any = None, *options: str) -> tuple[
         ("/classify", {"input": [FILM]}),
     ],
 )
-def test_whatever_the_content_type_the_body_is_json(
+def test_body_is_json_with_any_content_type(
     cluster: Cluster, path: str, body: Any, options: tuple[str, ...]
 ) -> None:
     status, answer = curl(cluster, path, body, *options)
@@ -47,21 +47,21 @@ def test_whatever_the_content_type_the_body_is_json(
     assert '"label": "POSITIVE"' in json.dumps(answer)
 
 
-def test_a_bare_string_or_list_is_taken_as_inputs(cluster: Cluster) -> None:
+def test_bare_string_or_list_is_accepted_as_inputs(cluster: Cluster) -> None:
     path = f"/models/{CLASSIFIER}"
     status, ((best, _),) = curl(cluster, path, json.dumps(FILM))
     assert (status, best["label"]) == (200, "POSITIVE")
     assert len(curl(cluster, path, [FILM, "a dull one"])[1]) == 2
 
 
-def test_options_are_read_from_the_body_and_from_headers(cluster: Cluster) -> None:
+def test_options_are_read_from_body_and_headers(cluster: Cluster) -> None:
     body = {"inputs": FILM, "options": {"use_cache": False, "wait_for_model": True}}
     assert curl(cluster, f"/models/{CLASSIFIER}", body)[0] == 200
     headers = ("-H", "x-use-cache: false", "-H", "X-Wait-For-Model: 1")
     assert curl(cluster, f"/models/{CLASSIFIER}", {"inputs": FILM}, *headers)[0] == 200
 
 
-def test_zero_shot_is_a_list_unless_the_old_shape_is_asked_for(cluster: Cluster) -> None:
+def test_zero_shot_is_a_list_without_legacy_format(cluster: Cluster) -> None:
     body = {"inputs": FILM, "parameters": {"candidate_labels": "film, food"}}
     _, judged = curl(cluster, f"/models/{NLI_MODEL}", body)
     assert {one["label"] for one in judged} == {"film", "food"}
@@ -71,7 +71,7 @@ def test_zero_shot_is_a_list_unless_the_old_shape_is_asked_for(cluster: Cluster)
     assert classic["sequence"] == FILM
 
 
-def test_a_ranker_takes_every_form_of_a_search(cluster: Cluster) -> None:
+def test_ranking_accepts_every_request_format(cluster: Cluster) -> None:
     search = {"query": "Which animal purrs?", "texts": ["A dog barks.", "A cat purrs."]}
     asked = [
         (f"/models/{RANKER}", {"inputs": search}),
@@ -85,7 +85,7 @@ def test_a_ranker_takes_every_form_of_a_search(cluster: Cluster) -> None:
     assert answers == [answers[0]] * len(asked)
 
 
-def test_documents_are_ranked_at_every_address_of_the_dialect(cluster: Cluster) -> None:
+def test_rerank_is_served_on_every_route(cluster: Cluster) -> None:
     body = {
         "model": EMBEDDER,
         "query": "Which animal purrs?",
@@ -98,14 +98,14 @@ def test_documents_are_ranked_at_every_address_of_the_dialect(cluster: Cluster) 
         assert [one["index"] for one in answer["results"]] == [1]
 
 
-def test_one_pair_is_predicted_as_a_pair(cluster: Cluster) -> None:
+def test_predict_accepts_a_pair(cluster: Cluster) -> None:
     status, flat = curl(cluster, f"/models/{RANKER}/predict", {"inputs": ["a query", "a text"]})
     assert (status, len(flat)) == (200, 1)
     _, nested = curl(cluster, "/predict", {"inputs": [[FILM], ["a dull one"]]})
     assert [row[0]["label"] for row in nested] == ["POSITIVE", "NEGATIVE"]
 
 
-def test_text_becomes_tokens_and_tokens_text(cluster: Cluster) -> None:
+def test_tokenize_and_decode_round_trip(cluster: Cluster) -> None:
     _, (tokens,) = curl(cluster, "/tokenize", {"inputs": "A kitten, Łódź"})
     words = [token for token in tokens if not token["special"]]
     assert all(t["text"] == "A kitten, Łódź"[t["start"] : t["stop"]] for t in words)
@@ -113,13 +113,13 @@ def test_text_becomes_tokens_and_tokens_text(cluster: Cluster) -> None:
     assert curl(cluster, "/decode", {"ids": ids}) == (200, ["a kitten, łodz"])
 
 
-def test_what_no_model_gives_is_refused_with_a_reason(cluster: Cluster) -> None:
+def test_unsupported_route_is_rejected_with_a_reason(cluster: Cluster) -> None:
     status, answer = curl(cluster, "/embed_sparse", {"inputs": FILM})
     assert (status, answer["error_type"]) == (424, "Backend")
     assert EMBEDDER in answer["error"]
 
 
-def test_every_token_has_a_vector(cluster: Cluster) -> None:
+def test_embed_all_returns_a_vector_per_token(cluster: Cluster) -> None:
     status, (vectors,) = curl(cluster, "/embed_all", {"inputs": FILM})
     _, (tokens,) = curl(cluster, "/tokenize", {"inputs": FILM})
     assert (status, len(vectors)) == (200, len(tokens))
@@ -131,7 +131,7 @@ def test_every_token_has_a_vector(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/health", "/ping", "/ready", "/info", "/models", f"/models/{EMBEDDER}/health"]
 )
-def test_whoever_asks_how_it_is_gets_json(cluster: Cluster, path: str) -> None:
+def test_health_routes_return_json(cluster: Cluster, path: str) -> None:
     status, answer = curl(cluster, path)
     assert status == 200
     assert isinstance(answer, dict)
@@ -153,7 +153,7 @@ def test_whoever_asks_how_it_is_gets_json(cluster: Cluster, path: str) -> None:
         ("/v2/models/nobody/infer", {"inputs": []}, 404, "nobody"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_request_has_an_error_message(
     cluster: Cluster, path: str, body: Any, status: int, sentence: str
 ) -> None:
     told, answer = curl(cluster, path, body)

@@ -1,4 +1,4 @@
-"""The document and the page that tell what is served."""
+"""The OpenAPI document and the documentation page."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def document(cluster: Cluster) -> dict[str, Any]:
     return told
 
 
-def test_the_document_is_valid_and_has_every_route(document: dict[str, Any]) -> None:
+def test_document_is_valid_and_has_every_route(document: dict[str, Any]) -> None:
     validate(document)
     paths = document["paths"]
     assert not {(m, p) for m, due in ROUTES.items() for p in due if m not in paths.get(p, {})}
 
 
-def test_the_page_loads_nothing_from_elsewhere(cluster: Cluster) -> None:
+def test_page_loads_no_external_files(cluster: Cluster) -> None:
     page = httpx.get(f"{cluster.url}/docs", timeout=30)
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")

@@ -1,4 +1,4 @@
-"""huggingface_hub's client, unmodified, asks models that write; and curl does."""
+"""Generation with the client of huggingface_hub and with curl."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def error_format(request: pytest.FixtureRequest, cluster: Cluster) -> InferenceC
     return InferenceClient(cluster.url + request.param)
 
 
-def test_a_text_is_continued(error_format: InferenceClient) -> None:
+def test_text_generation_returns_text(error_format: InferenceClient) -> None:
     assert error_format.text_generation(ASKING, return_full_text=False) == SAYS
 
 
-def test_details_are_told(error_format: InferenceClient) -> None:
+def test_details_are_returned(error_format: InferenceClient) -> None:
     told = error_format.text_generation(
         ASKING, details=True, return_full_text=False, decoder_input_details=True, top_n_tokens=2
     )
@@ -49,7 +49,7 @@ def test_details_are_told(error_format: InferenceClient) -> None:
 @pytest.mark.parametrize(
     "path", [f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
-def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
+def test_stream_has_an_event_per_token(cluster: Cluster, path: str) -> None:
     client = InferenceClient(cluster.url + path)
     assert "".join(client.text_generation(ASKING, stream=True)) == SAYS
     *_, last = client.text_generation(ASKING, stream=True, details=True, return_full_text=False)
@@ -61,7 +61,7 @@ def test_a_stream_is_read_token_by_token(cluster: Cluster, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1", f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/v1"]
 )
-def test_a_chat_is_answered_whole_and_in_parts(cluster: Cluster, path: str) -> None:
+def test_chat_is_answered_with_and_without_stream(cluster: Cluster, path: str) -> None:
     client = InferenceClient(base_url=cluster.url + path)
     told = client.chat_completion([USER], model=FIXED_TEXT_MODEL, temperature=0)
     assert told.choices[0].message.content == SAYS
@@ -69,7 +69,7 @@ def test_a_chat_is_answered_whole_and_in_parts(cluster: Cluster, path: str) -> N
     assert "".join(part.choices[0].delta.content or "" for part in stream) == SAYS
 
 
-def test_a_chat_follows_a_schema_and_a_text_its_grammar(cluster: Cluster) -> None:
+def test_output_follows_schema_and_grammar(cluster: Cluster) -> None:
     chat = InferenceClient(base_url=f"{cluster.url}/v1")
     form: Any = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
     told = chat.chat_completion([USER], model=WRITER, seed=4, response_format=form)
@@ -85,7 +85,7 @@ def test_a_chat_follows_a_schema_and_a_text_its_grammar(cluster: Cluster) -> Non
     assert re.fullmatch("[0-9]{4}-[0-9]{2}", dated)
 
 
-def test_errors_are_raised_as_what_they_are(cluster: Cluster) -> None:
+def test_errors_have_their_exception_types(cluster: Cluster) -> None:
     writer = InferenceClient(f"{cluster.url}/models/{WRITER}")
     with pytest.raises(ValidationError, match=r"parameters\.temperature"):
         writer.text_generation("a", temperature=-1.0)
@@ -106,7 +106,7 @@ def curl(cluster: Cluster, path: str, body: Any) -> str:
     return done.stdout
 
 
-def test_curl_generates(cluster: Cluster) -> None:
+def test_curl_returns_generated_text(cluster: Cluster) -> None:
     body = {"inputs": ASKING, "model": FIXED_TEXT_MODEL, "parameters": {"max_new_tokens": 20}}
     assert json.loads(curl(cluster, "/generate", body)) == {"generated_text": SAYS}
     assert json.loads(curl(cluster, f"/models/{FIXED_TEXT_MODEL}", body)) == [

@@ -1,4 +1,4 @@
-"""openai's client, unmodified, asks models that write."""
+"""Generation with the client of openai."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def openai(cluster: Cluster) -> OpenAI:
     return OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0)
 
 
-def test_a_chat_is_answered_whole(openai: OpenAI) -> None:
+def test_chat_returns_a_message(openai: OpenAI) -> None:
     told = openai.chat.completions.create(model=FIXED_TEXT_MODEL, messages=[USER], temperature=0)
     (choice,) = told.choices
     assert (choice.message.content, choice.finish_reason) == (SAYS, "stop")
@@ -53,7 +53,7 @@ def test_a_chat_is_answered_whole(openai: OpenAI) -> None:
     assert told.model == FIXED_TEXT_MODEL
 
 
-def test_a_chat_is_answered_in_parts_with_usage(openai: OpenAI) -> None:
+def test_chat_stream_ends_with_usage(openai: OpenAI) -> None:
     stream = openai.chat.completions.create(
         model=FIXED_TEXT_MODEL,
         messages=[USER],
@@ -69,7 +69,7 @@ def test_a_chat_is_answered_in_parts_with_usage(openai: OpenAI) -> None:
     assert last.usage.completion_tokens > 0
 
 
-def test_a_list_of_texts_is_continued_several_times(openai: OpenAI) -> None:
+def test_list_of_prompts_has_several_choices_each(openai: OpenAI) -> None:
     told = openai.completions.create(
         model=WRITER, prompt=["the rain", "an inn"], n=2, seed=3, max_tokens=6, logprobs=2
     )
@@ -84,7 +84,7 @@ def test_a_list_of_texts_is_continued_several_times(openai: OpenAI) -> None:
     assert told.usage.completion_tokens <= 4 * 6
 
 
-def test_the_seed_decides_and_a_stream_says_the_same(openai: OpenAI) -> None:
+def test_equal_seeds_give_equal_text_and_stream(openai: OpenAI) -> None:
     def text(**more: Any) -> str:
         told: Any = openai.completions.create(
             model=WRITER, prompt="the rain", seed=5, max_tokens=40, **more
@@ -94,7 +94,7 @@ def test_the_seed_decides_and_a_stream_says_the_same(openai: OpenAI) -> None:
     assert text() == text() == text(stream=True)
 
 
-def test_several_answers_are_told_side_by_side(openai: OpenAI) -> None:
+def test_several_choices_are_streamed(openai: OpenAI) -> None:
     stream = openai.chat.completions.create(
         model=WRITER, messages=[USER], n=3, seed=1, max_tokens=5, stream=True
     )
@@ -102,7 +102,7 @@ def test_several_answers_are_told_side_by_side(openai: OpenAI) -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
-def test_a_stop_string_ends_the_answer_before_it(openai: OpenAI) -> None:
+def test_stop_string_ends_the_text_before_it(openai: OpenAI) -> None:
     told = openai.chat.completions.create(
         model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, stop=["you"]
     )
@@ -111,7 +111,7 @@ def test_a_stop_string_ends_the_answer_before_it(openai: OpenAI) -> None:
     assert choice.finish_reason == "stop"
 
 
-def test_logprobs_of_a_chat_are_told_token_by_token(openai: OpenAI) -> None:
+def test_chat_logprobs_are_returned_per_token(openai: OpenAI) -> None:
     told = openai.chat.completions.create(
         model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, logprobs=True, top_logprobs=3
     )
@@ -125,7 +125,7 @@ def test_logprobs_of_a_chat_are_told_token_by_token(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_follows_a_json_schema(openai: OpenAI, seed: int) -> None:
+def test_random_model_follows_a_json_schema(openai: OpenAI, seed: int) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
     told = openai.chat.completions.create(
         model=WRITER, messages=[USER], seed=seed, response_format=form
@@ -134,7 +134,7 @@ def test_noise_follows_a_json_schema(openai: OpenAI, seed: int) -> None:
     jsonschema.validate(json.loads(told.choices[0].message.content or ""), TALLY)
 
 
-def test_it_is_parsed_into_a_type(openai: OpenAI) -> None:
+def test_parse_returns_the_requested_type(openai: OpenAI) -> None:
     told = openai.chat.completions.parse(
         model=WRITER, messages=[USER], seed=1, response_format=Tally
     )
@@ -143,7 +143,7 @@ def test_it_is_parsed_into_a_type(openai: OpenAI) -> None:
     assert 0 <= parsed.count <= 999
 
 
-def test_a_tool_is_called_where_one_must_be(openai: OpenAI) -> None:
+def test_required_tool_is_called(openai: OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "count_animals", "parameters": TALLY}}
     told = openai.chat.completions.create(
         model=WRITER,
@@ -161,7 +161,7 @@ def test_a_tool_is_called_where_one_must_be(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1", f"/models/{FIXED_TEXT_MODEL}/v1"])
-async def test_the_asynchronous_client_is_answered_too(cluster: Cluster, path: str) -> None:
+async def test_asynchronous_client_is_supported(cluster: Cluster, path: str) -> None:
     async with AsyncOpenAI(base_url=cluster.url + path, api_key="unused") as client:
         stream = await client.chat.completions.create(
             model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, stream=True
@@ -170,7 +170,7 @@ async def test_the_asynchronous_client_is_answered_too(cluster: Cluster, path: s
     assert "".join(said) == SAYS
 
 
-def test_the_request_chooses_the_hardware(openai: OpenAI) -> None:
+def test_request_selects_the_hardware(openai: OpenAI) -> None:
     wish = {"x-use-gpu": "true", "x-wait-for-model": "true"}
     create = openai.chat.completions.with_raw_response.create
     reply = create(
@@ -182,7 +182,7 @@ def test_the_request_chooses_the_hardware(openai: OpenAI) -> None:
     assert usual.headers["x-compute-type"] == "cpu-fp32"
 
 
-def test_errors_are_raised_as_what_they_are(openai: OpenAI) -> None:
+def test_errors_have_their_exception_types(openai: OpenAI) -> None:
     create = openai.chat.completions.create
     with pytest.raises(NotFoundError, match="nobody/nothing does not exist"):
         create(model="nobody/nothing", messages=[USER])

@@ -23,14 +23,14 @@ def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
     return run_client("tgi.py", cluster.url + path, method, json.dumps(arguments))
 
 
-def test_the_old_hub_client_continues_a_text(cluster: Cluster) -> None:
+def test_old_hub_client_returns_text(cluster: Cluster) -> None:
     told = old_hub(
         cluster, "text_generation", prompt=ASKING, model=FIXED_TEXT_MODEL, return_full_text=False
     )
     assert told == SAYS
 
 
-def test_the_old_hub_client_chats(cluster: Cluster) -> None:
+def test_old_hub_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     told = old_hub(
         cluster, "chat_completion", messages=messages, model=FIXED_TEXT_MODEL, temperature=0.01
@@ -38,11 +38,11 @@ def test_the_old_hub_client_chats(cluster: Cluster) -> None:
     assert told["choices"][0]["message"]["content"] == SAYS
 
 
-def test_the_old_hub_client_learns_that_a_writer_is_loaded(cluster: Cluster) -> None:
+def test_old_hub_client_lists_loaded_generators(cluster: Cluster) -> None:
     assert old_hub(cluster, "get_model_status", model=WRITER)["loaded"]
 
 
-def test_tgis_client_generates(cluster: Cluster) -> None:
+def test_tgi_client_returns_text(cluster: Cluster) -> None:
     path = f"/models/{FIXED_TEXT_MODEL}"
     told = tgi(cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2)
     # At a model's own path answers begin with their prompt.
@@ -54,19 +54,19 @@ def test_tgis_client_generates(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "path", [f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
-def test_tgis_client_reads_a_stream(cluster: Cluster, path: str) -> None:
+def test_tgi_client_reads_a_stream(cluster: Cluster, path: str) -> None:
     events = tgi(cluster, path, "generate_stream", prompt=ASKING)
     assert "".join(event["token"]["text"] for event in events) == SAYS
     assert events[-1]["generated_text"].endswith(SAYS)
 
 
-def test_tgis_client_chats(cluster: Cluster) -> None:
+def test_tgi_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     told = tgi(cluster, f"/models/{FIXED_TEXT_MODEL}", "chat", messages=messages, temperature=0.01)
     assert told["choices"][0]["message"]["content"] == SAYS
 
 
-def test_tgis_client_understands_our_errors(cluster: Cluster) -> None:
+def test_tgi_client_raises_errors(cluster: Cluster) -> None:
     long = tgi(cluster, f"/models/{FIXED_TEXT_MODEL}", "generate", prompt="word " * 2_000)
     assert long["raised"] == "ValidationError"
     assert "tokens" in long["message"]

@@ -84,7 +84,7 @@ def is_answered(cluster: Cluster, model: str = WRITER, timeout_s: float = FREED_
     return reply.status_code == 200
 
 
-def test_fifty_at_once_are_all_answered_by_their_schema(cluster: Cluster) -> None:
+def test_fifty_concurrent_requests_follow_their_schema(cluster: Cluster) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
 
     async def ask(http: httpx.AsyncClient, seed: int) -> httpx.Response:
@@ -103,7 +103,7 @@ def test_fifty_at_once_are_all_answered_by_their_schema(cluster: Cluster) -> Non
     assert len(set(told)) > 10
 
 
-async def test_who_comes_while_all_rows_are_busy_waits_and_is_answered(cluster: Cluster) -> None:
+async def test_request_waits_for_a_free_slot(cluster: Cluster) -> None:
     client = httpx.AsyncClient(base_url=cluster.url, timeout=100)
     async with readers(cluster, ROWS, noise(4_000)), client as http:
         reply = await http.post(COMPLETIONS, json=noise(3))
@@ -114,7 +114,7 @@ async def test_who_comes_while_all_rows_are_busy_waits_and_is_answered(cluster: 
     assert float(waited[1]) > 10  # milliseconds
 
 
-async def test_readers_who_leave_in_mid_stream_free_their_rows(cluster: Cluster) -> None:
+async def test_disconnected_streams_free_their_slots(cluster: Cluster) -> None:
     wait_for(lambda: active(cluster) == 0, EXPORT_S)
     async with readers(cluster, ROWS, ENDLESS):
         await asyncio.to_thread(wait_for, lambda: active(cluster) == ROWS, EXPORT_S)
@@ -122,7 +122,7 @@ async def test_readers_who_leave_in_mid_stream_free_their_rows(cluster: Cluster)
     wait_for(lambda: active(cluster) == 0, EXPORT_S)
 
 
-async def test_clients_who_hang_up_before_their_answer_free_their_rows(cluster: Cluster) -> None:
+async def test_disconnected_requests_free_their_slots(cluster: Cluster) -> None:
     """Asked at the ingress itself: HAProxy does not tell it that a client has closed its side."""
     (ingress,) = cluster.replicas("Ingress")
     (address,) = {
@@ -141,7 +141,7 @@ async def test_clients_who_hang_up_before_their_answer_free_their_rows(cluster: 
     wait_for(lambda: active(cluster) == 0, EXPORT_S)
 
 
-async def test_a_killed_generator_ends_its_streams_with_an_error_and_comes_back(
+async def test_killed_generator_ends_streams_with_an_error_and_restarts(
     cluster: Cluster,
 ) -> None:
     (victim, *_) = cluster.replicas("CpuGenerator")

@@ -19,7 +19,7 @@ def ask(cluster: Cluster, model: str, **options: object) -> httpx.Response:
     return httpx.post(f"{cluster.url}/models/{model}", json=body, timeout=90)
 
 
-def test_an_encoder_at_zero_says_so_then_wakes_for_who_waits(cluster: Cluster) -> None:
+def test_encoder_scaled_to_zero_returns_503_then_starts(cluster: Cluster) -> None:
     assert cluster.replicas("GpuEncoder") == []
     cold = ask(cluster, EMBEDDER, use_gpu=True)
     assert cold.status_code == 503
@@ -31,7 +31,7 @@ def test_an_encoder_at_zero_says_so_then_wakes_for_who_waits(cluster: Cluster) -
     assert len(cluster.replicas("GpuEncoder")) == 1
 
 
-def test_both_encoders_agree_within_what_the_gate_allows(cluster: Cluster) -> None:
+def test_cpu_and_gpu_encoder_agree_within_the_gate(cluster: Cluster) -> None:
     on_gpu = ask(cluster, EMBEDDER, use_gpu=True, wait_for_model=True)
     on_cpu = ask(cluster, EMBEDDER, use_gpu=False)
     assert on_cpu.headers["x-compute-type"] == "cpu-int8"
@@ -39,7 +39,7 @@ def test_both_encoders_agree_within_what_the_gate_allows(cluster: Cluster) -> No
     assert float(gpu @ cpu) > 0.93
 
 
-def test_the_header_chooses_where_a_body_has_no_options(cluster: Cluster) -> None:
+def test_header_selects_the_hardware_without_options(cluster: Cluster) -> None:
     reply = httpx.post(
         f"{cluster.url}/v1/embeddings",
         json={"input": TEXT, "model": EMBEDDER},
@@ -49,5 +49,5 @@ def test_the_header_chooses_where_a_body_has_no_options(cluster: Cluster) -> Non
     assert reply.headers["x-compute-type"] == "gpu-fp16"
 
 
-def test_without_a_wish_the_cpu_answers(cluster: Cluster) -> None:
+def test_default_hardware_is_the_cpu(cluster: Cluster) -> None:
     assert ask(cluster, CLASSIFIER).headers["x-compute-type"] == "cpu-int8"

@@ -1,4 +1,4 @@
-"""huggingface_hub's client, unmodified: every task, at every address it may be given."""
+"""Every task with the client of huggingface_hub, on every route."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ask(request: pytest.FixtureRequest, cluster: Cluster) -> Ask:
     return at_once if request.param == "sync" else awaited
 
 
-def test_it_embeds_a_list(ask: Ask) -> None:
+def test_list_of_texts_is_embedded(ask: Ask) -> None:
     texts = ["a dog", "a puppy", "a tax form"]
     rows = ask(f"/models/{EMBEDDER}", "feature_extraction", texts)
     assert rows.shape == (3, 384)
@@ -80,13 +80,13 @@ def test_it_embeds_a_list(ask: Ask) -> None:
         "/invocations",
     ],
 )
-def test_every_address_of_the_embedding_model_gives_the_same(ask: Ask, path: str) -> None:
+def test_embedding_is_equal_on_every_route(ask: Ask, path: str) -> None:
     (row,) = ask(path, "feature_extraction", GUITAR)
     (due,) = ask(f"/models/{EMBEDDER}", "feature_extraction", GUITAR)
     assert is_same_embedding(row, due)
 
 
-def test_parameters_of_an_embedding_count(ask: Ask) -> None:
+def test_embedding_parameters_are_applied(ask: Ask) -> None:
     path = f"/models/{EMBEDDER}"
     (short,) = ask(path, "feature_extraction", GUITAR, dimensions=64, encoding_format="base64")
     assert short.shape == (64,)
@@ -111,12 +111,12 @@ def test_parameters_of_an_embedding_count(ask: Ask) -> None:
         "/v1",
     ],
 )
-def test_it_compares_sentences(ask: Ask, path: str) -> None:
+def test_sentences_are_compared(ask: Ask, path: str) -> None:
     near, far = ask(path, "sentence_similarity", GUITAR, COMPARED)
     assert near > 0.7 > 0.3 > far
 
 
-def test_it_classifies(ask: Ask) -> None:
+def test_texts_are_classified(ask: Ask) -> None:
     best, other = ask(f"/models/{CLASSIFIER}", "text_classification", FILM)
     assert (best.label, other.label) == ("POSITIVE", "NEGATIVE")
     assert best.score > 0.9
@@ -127,13 +127,13 @@ def test_it_classifies(ask: Ask) -> None:
     assert raw.score > 1
 
 
-def test_a_pair_is_classified_through_its_object(ask: Ask) -> None:
+def test_pair_is_classified(ask: Ask) -> None:
     pair = [{"text": "Which animal purrs?", "text_pair": "A cat purrs."}]
     (score,) = ask(f"/models/{RANKER}", "text_classification", pair)
     assert 0 < score.score < 1
 
 
-def test_it_finds_entities_with_offsets_in_characters(ask: Ask) -> None:
+def test_entities_have_offsets_in_characters(ask: Ask) -> None:
     text = "A lovely night train 🚂 to Łódź"
     entities = ask(f"/models/{NER_MODEL}", "token_classification", text, ignore_labels=[])
     assert {e.entity_group for e in entities} <= {"O", "PER", "LOC"}
@@ -144,7 +144,7 @@ def test_it_finds_entities_with_offsets_in_characters(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
-def test_every_strategy_of_aggregation_is_taken(ask: Ask, strategy: str) -> None:
+def test_every_aggregation_strategy_is_supported(ask: Ask, strategy: str) -> None:
     text = "the river and the city at night"
     path = f"/models/{NER_MODEL}"
     groups = ask(
@@ -163,7 +163,7 @@ def test_every_strategy_of_aggregation_is_taken(ask: Ask, strategy: str) -> None
     }
 
 
-def test_it_answers_questions(ask: Ask) -> None:
+def test_questions_are_answered(ask: Ask) -> None:
     path = f"/models/{QA_MODEL}"
     question = "When was the lighthouse on Gull Point built?"
     answer = ask(path, "question_answering", question=question, context=STORY)
@@ -186,7 +186,7 @@ def test_it_answers_questions(ask: Ask) -> None:
     assert "1871" in [answer.answer for answer in several]
 
 
-def test_it_fills_masks(ask: Ask) -> None:
+def test_masks_are_filled(ask: Ask) -> None:
     path = f"/models/{MASK_FILLER}"
     candidates = ask(path, "fill_mask", "the [MASK] film", top_k=3)
     assert len(candidates) == 3
@@ -197,7 +197,7 @@ def test_it_fills_masks(ask: Ask) -> None:
     assert sequences == {"good": "the good film", "awful": "the awful film"}
 
 
-def test_it_judges_labels_of_our_own(ask: Ask) -> None:
+def test_candidate_labels_are_classified(ask: Ask) -> None:
     path, labels = f"/models/{NLI_MODEL}", ["film", "food", "city"]
     judged = ask(path, "zero_shot_classification", "a good film", labels)
     assert {j.label for j in judged} == set(labels)
@@ -214,7 +214,7 @@ def test_it_judges_labels_of_our_own(ask: Ask) -> None:
     assert sum(j.score for j in each) != pytest.approx(1, abs=1e-3)
 
 
-def test_without_a_model_the_parameters_say_which_one_is_meant(ask: Ask) -> None:
+def test_parameters_select_the_model_without_a_model_id(ask: Ask) -> None:
     """At the server's own address a request goes to the first model that does such things."""
     best, _ = ask("", "text_classification", FILM, function_to_apply="softmax")
     assert best.label == "POSITIVE"
@@ -226,7 +226,7 @@ def test_without_a_model_the_parameters_say_which_one_is_meant(ask: Ask) -> None
     assert answer.answer == "Martha Kell"
 
 
-def test_it_learns_about_health_and_the_model(ask: Ask) -> None:
+def test_health_and_model_information_are_returned(ask: Ask) -> None:
     assert ask(f"/models/{EMBEDDER}", "health_check")
     assert ask("", "health_check")
     assert ask(f"/models/{CLASSIFIER}", "get_endpoint_info")["labels"] == ["NEGATIVE", "POSITIVE"]
@@ -252,18 +252,18 @@ def test_it_learns_about_health_and_the_model(ask: Ask) -> None:
         (f"/models/{CLASSIFIER}", "chat_completion", [CHAT], "generates no text"),
     ],
 )
-def test_errors_arrive_with_their_sentence(
+def test_errors_have_their_message(
     ask: Ask, path: str, method: str, given: list[Any], sentence: str
 ) -> None:
     with pytest.raises(HfHubHTTPError, match=sentence):
         ask(path, method, *given)
 
 
-def test_a_parameter_out_of_range_is_a_bad_request(ask: Ask) -> None:
+def test_parameter_out_of_range_is_a_bad_request(ask: Ask) -> None:
     with pytest.raises(BadRequestError, match="top_k"):
         ask(f"/models/{QA_MODEL}", "question_answering", question="a", context="b", top_k=0)
 
 
-def test_generation_is_refused_where_nothing_generates(ask: Ask) -> None:
+def test_generation_is_rejected_for_encoders(ask: Ask) -> None:
     with pytest.raises(Exception, match="max_new_tokens"):
         ask(f"/models/{EMBEDDER}", "text_generation", "Once upon", max_new_tokens=5)

@@ -1,4 +1,4 @@
-"""Starting, stopping and crashing the whole thing."""
+"""Start, stop and crash of a cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_start_after_a_crash_works_and_a_stop_leaves_nothing(own_cluster: Cluster) -> None:
+def test_start_after_crash_works_and_stop_leaves_no_process(own_cluster: Cluster) -> None:
     own_cluster.start()
     first = own_cluster.processes()
     assert any("/haproxy" in read_title(p) for p in first)
@@ -56,7 +56,7 @@ def test_a_start_after_a_crash_works_and_a_stop_leaves_nothing(own_cluster: Clus
     wait_for(lambda: not port_is_open(own_cluster.port), 5)
 
 
-def test_a_port_that_is_taken_is_an_error_that_names_the_owner(own_cluster: Cluster) -> None:
+def test_occupied_port_error_names_the_process(own_cluster: Cluster) -> None:
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", own_cluster.port))
         squatter.listen()
@@ -68,7 +68,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_the_owner(own_cluster: Clus
     assert "hint: " in refused.stderr
 
 
-def test_a_config_with_a_typing_error_is_refused_before_anything_starts(
+def test_config_with_unknown_key_is_rejected_before_start(
     own_cluster: Cluster,
 ) -> None:
     text = own_cluster.config.read_text().replace("max_ongoing_requests", "max_ongoing_request", 1)

@@ -41,14 +41,14 @@ def embedding(client: OpenAI, given: str | list[int]) -> list[float]:
     return client.embeddings.create(model=EMBEDDER, input=given).data[0].embedding
 
 
-def test_it_gets_the_same_embedding_as_the_hub_client(cluster: Cluster, openai: OpenAI) -> None:
+def test_embedding_equals_that_of_the_hub_client(cluster: Cluster, openai: OpenAI) -> None:
     mine = openai.embeddings.create(model=EMBEDDER, input=TEXT)
     hubs = InferenceClient(f"{cluster.url}/models/{EMBEDDER}").feature_extraction(TEXT)[0]
     assert mine.usage.prompt_tokens == 9
     assert is_same_embedding(mine.data[0].embedding, hubs)
 
 
-def test_floats_and_base64_are_the_same_numbers(openai: OpenAI) -> None:
+def test_float_and_base64_embeddings_are_equal(openai: OpenAI) -> None:
     create = openai.embeddings.create
     floats = create(model=EMBEDDER, input=TEXT, encoding_format="float").data[0].embedding
     # Whoever asks for base64 is handed the string, against the client's own type.
@@ -59,14 +59,14 @@ def test_floats_and_base64_are_the_same_numbers(openai: OpenAI) -> None:
     assert is_same_embedding(embedding(openai, TEXT), floats)
 
 
-def test_it_may_ask_for_fewer_dimensions(openai: OpenAI) -> None:
+def test_dimensions_truncate_the_embedding(openai: OpenAI) -> None:
     reply = openai.embeddings.create(model=EMBEDDER, input=["a", "b"], dimensions=64)
     assert [item.index for item in reply.data] == [0, 1]
     assert [len(item.embedding) for item in reply.data] == [64, 64]
     assert np.linalg.norm(reply.data[0].embedding) == pytest.approx(1, abs=1e-4)
 
 
-def test_token_ids_mean_their_text(openai: OpenAI, tokenizer: Tokenizer) -> None:
+def test_token_ids_equal_their_text(openai: OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     due = embedding(openai, TEXT)
     assert is_same_embedding(embedding(openai, ids), due)
@@ -78,14 +78,12 @@ def test_token_ids_mean_their_text(openai: OpenAI, tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("path", ["", f"/models/{EMBEDDER}/v1"])
-def test_other_addresses_of_the_embeddings_are_served(
-    cluster: Cluster, openai: OpenAI, path: str
-) -> None:
+def test_embeddings_are_served_on_other_routes(cluster: Cluster, openai: OpenAI, path: str) -> None:
     other = OpenAI(base_url=cluster.url + path, api_key="unused", max_retries=0)
     assert is_same_embedding(embedding(other, TEXT), embedding(openai, TEXT))
 
 
-async def test_the_asynchronous_client_embeds_and_lists(cluster: Cluster) -> None:
+async def test_asynchronous_client_embeds_and_lists_models(cluster: Cluster) -> None:
     async with AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="unused") as client:
         reply = await client.embeddings.create(model=EMBEDDER, input=[TEXT] * 3)
         listed = [model.id async for model in client.models.list()]
@@ -93,7 +91,7 @@ async def test_the_asynchronous_client_embeds_and_lists(cluster: Cluster) -> Non
     assert EMBEDDER in listed
 
 
-def test_it_lists_and_retrieves_models(openai: OpenAI) -> None:
+def test_models_are_listed_and_retrieved(openai: OpenAI) -> None:
     listed = {model.id for model in openai.models.list()}
     assert listed == {*SOUND, DAMAGED}
     assert openai.models.retrieve(EMBEDDER).owned_by == "sentence-transformers"
@@ -102,7 +100,7 @@ def test_it_lists_and_retrieves_models(openai: OpenAI) -> None:
     assert missing.value.code == "model_not_found"
 
 
-def test_it_understands_our_errors(openai: OpenAI) -> None:
+def test_errors_have_their_exception_types(openai: OpenAI) -> None:
     with pytest.raises(NotFoundError, match="nobody/nothing does not exist") as missing:
         openai.embeddings.create(model="nobody/nothing", input="a")
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
@@ -114,7 +112,7 @@ def test_it_understands_our_errors(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1", f"/models/{EMBEDDER}/v1"])
-def test_generation_is_refused_where_nothing_generates(cluster: Cluster, path: str) -> None:
+def test_generation_is_rejected_for_encoders(cluster: Cluster, path: str) -> None:
     client = OpenAI(base_url=cluster.url + path, api_key="unused", max_retries=0)
     messages: list[Any] = [{"role": "user", "content": "Hello"}]
     with pytest.raises(BadRequestError, match="generates no text"):

@@ -42,7 +42,7 @@ def cohere(cluster: Cluster, **arguments: Any) -> Any:
     return run_client("cohere_rerank.py", cluster.url, json.dumps(arguments))
 
 
-def test_the_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
+def test_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
     (row,) = old_hub(cluster, "feature_extraction", text=FILM, model=EMBEDDER)
     assert len(row) == 384
     near, far = old_hub(
@@ -55,7 +55,7 @@ def test_the_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
     assert near > 0.7 > 0.3 > far
 
 
-def test_the_old_hub_client_classifies_and_tags(cluster: Cluster) -> None:
+def test_old_hub_client_classifies_texts_and_tokens(cluster: Cluster) -> None:
     best, _ = old_hub(cluster, "text_classification", text=FILM, model=CLASSIFIER)
     assert best["label"] == "POSITIVE"
     text = "We went to the river"  # one with a label other than O, for the tagger's random weights
@@ -66,7 +66,7 @@ def test_the_old_hub_client_classifies_and_tags(cluster: Cluster) -> None:
     ]
 
 
-def test_the_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) -> None:
+def test_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) -> None:
     filled = old_hub(cluster, "fill_mask", text="the [MASK] film", model=MASK_FILLER)
     assert len(filled) == 5
     answer = old_hub(
@@ -79,7 +79,7 @@ def test_the_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) 
     assert answer["answer"] == "1871"
 
 
-def test_the_old_hub_client_gets_zero_shot_answers_in_the_old_shape(cluster: Cluster) -> None:
+def test_old_hub_client_gets_zero_shot_in_the_legacy_format(cluster: Cluster) -> None:
     judged = old_hub(
         cluster,
         "zero_shot_classification",
@@ -96,7 +96,7 @@ def test_the_old_hub_client_gets_zero_shot_answers_in_the_old_shape(cluster: Clu
     assert again == judged
 
 
-def test_the_old_hub_client_learns_what_is_loaded(cluster: Cluster) -> None:
+def test_old_hub_client_lists_loaded_models(cluster: Cluster) -> None:
     status = old_hub(cluster, "get_model_status", model=EMBEDDER)
     assert (status["loaded"], status["state"]) == (True, "Loaded")
     assert status["framework"] == "transformers"
@@ -104,7 +104,7 @@ def test_the_old_hub_client_learns_what_is_loaded(cluster: Cluster) -> None:
     assert old_hub(cluster, "health_check", model=f"{cluster.url}/models/{EMBEDDER}")
 
 
-def test_the_old_hub_client_understands_our_errors(cluster: Cluster) -> None:
+def test_old_hub_client_raises_errors(cluster: Cluster) -> None:
     missing = old_hub(cluster, "text_classification", text=FILM, model="nobody/nothing")
     assert "nobody/nothing does not exist" in missing["message"]
     refused = old_hub(cluster, "fill_mask", text="no gap", model=MASK_FILLER)
@@ -112,7 +112,7 @@ def test_the_old_hub_client_understands_our_errors(cluster: Cluster) -> None:
     assert "mask" in refused["message"]
 
 
-def test_infinitys_client_embeds(cluster: Cluster) -> None:
+def test_infinity_client_embeds(cluster: Cluster) -> None:
     told = infinity(cluster, "embeddings", input=[FILM, FILM, "a tax form"])
     first, again, other = (entry["embedding"] for entry in told["data"])
     assert len(first) == 384
@@ -123,7 +123,7 @@ def test_infinitys_client_embeds(cluster: Cluster) -> None:
     assert len(short["data"][0]["embedding"]) == 64
 
 
-def test_infinitys_client_ranks(cluster: Cluster) -> None:
+def test_infinity_client_ranks(cluster: Cluster) -> None:
     told = infinity(
         cluster, "rerank", query=QUERY, documents=ANIMALS, model=EMBEDDER, return_documents=True
     )
@@ -134,25 +134,25 @@ def test_infinitys_client_ranks(cluster: Cluster) -> None:
     assert (best["model"], len(best["results"])) == (RANKER, 1)
 
 
-def test_infinitys_client_classifies(cluster: Cluster) -> None:
+def test_infinity_client_classifies(cluster: Cluster) -> None:
     told = infinity(cluster, "classify", input=[FILM, "a dull one"], model=CLASSIFIER)
     assert [row[0]["label"] for row in told["data"]] == ["POSITIVE", "NEGATIVE"]
 
 
-def test_infinitys_client_asks_for_health_and_models(cluster: Cluster) -> None:
+def test_infinity_client_reads_health_and_models(cluster: Cluster) -> None:
     assert infinity(cluster, "health")["status"] == "ok"
     listed = infinity(cluster, "models")["data"]
     assert {model["id"] for model in listed} == {*SOUND, DAMAGED}
 
 
-def test_infinitys_client_understands_our_errors(cluster: Cluster) -> None:
+def test_infinity_client_raises_errors(cluster: Cluster) -> None:
     refused = infinity(cluster, "embeddings", input=FILM, model="nobody/nothing")
     assert refused["raised"] == "UnexpectedStatus"
     assert "nobody/nothing does not exist" in refused["message"]
 
 
 @pytest.mark.parametrize("model", [EMBEDDER, RANKER])
-def test_coheres_client_ranks(cluster: Cluster, model: str) -> None:
+def test_cohere_client_ranks(cluster: Cluster, model: str) -> None:
     told = cohere(cluster, model=model, query=QUERY, documents=ANIMALS, top_n=2)
     scores = [result["relevance_score"] for result in told["results"]]
     assert len(scores) == 2
@@ -161,7 +161,7 @@ def test_coheres_client_ranks(cluster: Cluster, model: str) -> None:
         assert told["results"][0]["index"] == 1
 
 
-def test_coheres_client_understands_our_errors(cluster: Cluster) -> None:
+def test_cohere_client_raises_errors(cluster: Cluster) -> None:
     missing = cohere(cluster, model="nobody/nothing", query=QUERY, documents=ANIMALS)
     assert (missing["raised"], missing["status"]) == ("NotFoundError", 404)
     assert "nobody/nothing does not exist" in missing["message"]

@@ -1,4 +1,4 @@
-"""What operators do to a running cluster: reconfigure, load, kill, scrape."""
+"""Operation of a running cluster: reconfiguration, load, killed replicas and metrics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
     return mib
 
 
-def test_replicas_load_neither_torch_nor_transformers_and_stay_small(
+def test_replicas_stay_small_without_torch_and_transformers(
     cluster: Cluster, config: dict[str, Any]
 ) -> None:
     encoders = config["applications"][0]["args"]["encoders"]
@@ -100,7 +100,7 @@ def test_replicas_load_neither_torch_nor_transformers_and_stay_small(
         assert replica.memory_info().rss / (1 << 20) < limit_mib, deployment
 
 
-def test_user_config_changes_without_a_restart(cluster: Cluster, config: dict[str, Any]) -> None:
+def test_user_config_is_applied_without_a_restart(cluster: Cluster, config: dict[str, Any]) -> None:
     wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
     before = replica_pids(cluster)
     changed = copy.deepcopy(config)
@@ -129,7 +129,7 @@ def replica_pids(cluster: Cluster) -> set[int]:
     return {replica.pid for name in names for replica in cluster.replicas(name)}
 
 
-def test_an_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
+def test_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
     wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
     most = 0
 
@@ -151,7 +151,7 @@ def test_an_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
     wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
 
 
-def test_a_killed_encoder_replica_comes_back_and_no_answer_is_wrong(cluster: Cluster) -> None:
+def test_killed_encoder_replica_restarts_without_wrong_responses(cluster: Cluster) -> None:
     (victim, *_) = cluster.replicas("CpuEncoder")
 
     async def scene() -> list[int]:
@@ -167,7 +167,7 @@ def test_a_killed_encoder_replica_comes_back_and_no_answer_is_wrong(cluster: Clu
     assert victim.pid not in {p.pid for p in cluster.replicas("CpuEncoder")}
 
 
-def test_metrics_of_every_deployment_come_through_one_door(cluster: Cluster) -> None:
+def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:
     embed(cluster, "counted")
     needed = {
         "hundredfold_requests_total",
@@ -197,7 +197,7 @@ def listening(process: psutil.Process) -> list[Any]:
     return [connection for connection in found if connection.status == psutil.CONN_LISTEN]
 
 
-def test_nothing_but_haproxy_and_guarded_ports_listen_outside_loopback(cluster: Cluster) -> None:
+def test_only_haproxy_and_authenticated_ports_listen_outside_loopback(cluster: Cluster) -> None:
     open_to_all: dict[str, set[int]] = {}
     for process in cluster.processes():
         for connection in listening(process):
@@ -213,7 +213,7 @@ def test_nothing_but_haproxy_and_guarded_ports_listen_outside_loopback(cluster: 
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/"])
-def test_probes_answer_json(cluster: Cluster, path: str) -> None:
+def test_probes_return_json(cluster: Cluster, path: str) -> None:
     reply = httpx.get(cluster.url + path)
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/json"

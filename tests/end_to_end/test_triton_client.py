@@ -48,7 +48,7 @@ def test_server_and_models_are_live_and_ready(triton: InferenceServerClient) -> 
     assert not triton.is_model_ready("nobody/nothing")
 
 
-def test_the_server_and_its_models_describe_themselves(triton: InferenceServerClient) -> None:
+def test_server_and_models_have_metadata(triton: InferenceServerClient) -> None:
     assert "binary_tensor_data" in triton.get_server_metadata()["extensions"]
     told = triton.get_model_metadata(EMBEDDER)
     assert told["name"] == EMBEDDER
@@ -60,14 +60,14 @@ def test_the_server_and_its_models_describe_themselves(triton: InferenceServerCl
     assert triton.get_model_config(EMBEDDER, version)["name"] == EMBEDDER
 
 
-def test_the_index_has_every_model_and_its_state(triton: InferenceServerClient) -> None:
+def test_index_has_every_model_and_its_state(triton: InferenceServerClient) -> None:
     index = {entry["name"]: entry for entry in triton.get_model_repository_index()}
     assert {name for name, entry in index.items() if entry["state"] == "READY"} == {*SOUND}
     assert index[DAMAGED]["state"] == "UNAVAILABLE"
     assert "tokenizer.json" in index[DAMAGED]["reason"]
 
 
-def test_models_are_loaded_already_and_stay(triton: InferenceServerClient) -> None:
+def test_models_are_loaded_and_cannot_be_unloaded(triton: InferenceServerClient) -> None:
     triton.load_model(EMBEDDER)
     with pytest.raises(InferenceServerException, match="nobody/nothing does not exist"):
         triton.load_model("nobody/nothing")
@@ -78,7 +78,7 @@ def test_models_are_loaded_already_and_stay(triton: InferenceServerClient) -> No
     assert triton.is_model_ready(EMBEDDER)
 
 
-def test_statistics_count_what_was_inferred(triton: InferenceServerClient) -> None:
+def test_statistics_count_inferences(triton: InferenceServerClient) -> None:
     def counted() -> int:
         (one,) = triton.get_inference_statistics(CLASSIFIER)["model_stats"]
         count: int = one["inference_count"]
@@ -93,7 +93,7 @@ def test_statistics_count_what_was_inferred(triton: InferenceServerClient) -> No
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("name", ["text", "args", "input-0"])
-def test_texts_become_embeddings(
+def test_texts_return_embeddings(
     cluster: Cluster, triton: InferenceServerClient, name: str, binary: bool
 ) -> None:
     result = triton.infer(
@@ -112,7 +112,7 @@ def test_texts_become_embeddings(
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compressed_requests_are_read(triton: InferenceServerClient, compression: str) -> None:
+def test_compressed_requests_are_supported(triton: InferenceServerClient, compression: str) -> None:
     given = [texts_input("text", TEXTS)]
     plain = triton.infer(EMBEDDER, given).as_numpy("embedding")
     squeezed = triton.infer(
@@ -124,7 +124,7 @@ def test_compressed_requests_are_read(triton: InferenceServerClient, compression
     assert all(map(is_same_embedding, squeezed.as_numpy("embedding"), plain))
 
 
-def test_a_version_may_be_named(triton: InferenceServerClient) -> None:
+def test_version_is_supported(triton: InferenceServerClient) -> None:
     version = version_of(triton, EMBEDDER)
     result = triton.infer(EMBEDDER, [texts_input("text", TEXTS)], model_version=version)
     assert result.get_response()["model_version"] == version
@@ -136,7 +136,7 @@ def test_texts_are_classified(triton: InferenceServerClient) -> None:
     assert (result.as_numpy("score") > 0.5).all()
 
 
-def test_labels_of_our_own_travel_as_a_tensor(triton: InferenceServerClient) -> None:
+def test_candidate_labels_are_a_tensor(triton: InferenceServerClient) -> None:
     labels = InferInput("candidate_labels", [2], "BYTES")
     labels.set_data_from_numpy(np.array([b"film", b"food"], dtype=object))
     result = triton.infer(NLI_MODEL, [texts_input("text", TEXTS), labels])
@@ -144,7 +144,7 @@ def test_labels_of_our_own_travel_as_a_tensor(triton: InferenceServerClient) -> 
     assert result.as_numpy("score").sum(axis=1) == pytest.approx(1)
 
 
-def test_questions_are_answered_in_json(triton: InferenceServerClient) -> None:
+def test_questions_are_json_rows(triton: InferenceServerClient) -> None:
     context = "The lighthouse on Gull Point was built in 1871 from grey granite."
     question = "When was the lighthouse on Gull Point built?"
     tensors = [texts_input("question", [question]), texts_input("context", [context])]
@@ -154,7 +154,7 @@ def test_questions_are_answered_in_json(triton: InferenceServerClient) -> None:
     assert answer["answer"] == "1871" == context[answer["start"] : answer["end"]]
 
 
-def test_requests_may_overlap(triton: InferenceServerClient, cluster: Cluster) -> None:
+def test_concurrent_requests_are_answered(triton: InferenceServerClient, cluster: Cluster) -> None:
     with InferenceServerClient(cluster.url.removeprefix("http://"), concurrency=4) as client:
         pending = [client.async_infer(EMBEDDER, [texts_input("text", [t])]) for t in TEXTS * 2]
         rows = [one.get_result().as_numpy("embedding")[0] for one in pending]
@@ -173,7 +173,7 @@ def test_requests_may_overlap(triton: InferenceServerClient, cluster: Cluster) -
         (QA_MODEL, "text", {}, "400.*question"),
     ],
 )
-def test_errors_arrive_with_status_and_sentence(
+def test_errors_have_status_and_message(
     triton: InferenceServerClient, model: str, name: str, asked: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=sentence) as refused:

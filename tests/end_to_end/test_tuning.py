@@ -1,4 +1,4 @@
-"""A cluster on a host that nobody tuned its model for."""
+"""A cluster that tunes a model for its host in the background."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def measuring(cluster: Cluster) -> list[str]:
     return [title for title in titles if "-m deployments.tuning" in title]
 
 
-def test_it_serves_at_once_and_tunes_itself_meanwhile(
-    own_cluster: Cluster, placement: TuningTarget
-) -> None:
+def test_cluster_serves_while_it_tunes(own_cluster: Cluster, placement: TuningTarget) -> None:
     with hold_tuning_lock(placement):
         own_cluster.start()
         first = ask(own_cluster)

@@ -1,4 +1,4 @@
-"""One server with a model for every task, for all tests of this folder: none may harm it."""
+"""One server with a model for every task, shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=1.0))
 
 
 @pytest.fixture(scope="session")
-def zoo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def all_models_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with all of ALL_MODELS."""
-    return seal_all_models(tmp_path_factory.mktemp("zoo"))
+    return seal_all_models(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="session")
-def server(zoo_store: Path) -> Iterator[HttpServer]:
-    """The zoo behind HTTP. A bug is answered as it would be in production, with 500."""
-    world = InProcess(
-        zoo_store,
+def server(all_models_store: Path) -> Iterator[HttpServer]:
+    """All models behind HTTP. A bug returns status 500, as in production."""
+    app = InProcess(
+        all_models_store,
         models=ALL_MODELS,
         writes=GeneratorSettings(max_context_tokens=256),
         raise_bugs=False,
         settings=SETTINGS,
     )
-    with serve_http(world) as running:
+    with serve_http(app) as running:
         yield running

@@ -1,4 +1,4 @@
-"""What schemathesis makes of our own document, right and wrong, is answered as it says."""
+"""Responses to requests that schemathesis generates conform to the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def operations(server: HttpServer) -> list[APIOperation]:
-    """Every operation of the document that the server itself gives."""
+    """All operations of the OpenAPI document of the server."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
-    # It leaves out the document itself.
+    # schemathesis leaves out the document itself.
     assert len(found) == sum(len(item) for item in paths.values()) - 1
     return found
 
 
-def cases_of(operation: APIOperation, mode: GenerationMode) -> st.SearchStrategy[Any]:
-    """Requests of the operation, mostly to models that exist: other ids end with a 404."""
+def build_strategy(operation: APIOperation, mode: GenerationMode) -> st.SearchStrategy[Any]:
+    """Generate requests of the operation, two thirds of them for existing models."""
     anything = operation.as_strategy(mode)
     if "{id}" not in operation.path:
         return anything
@@ -54,7 +54,7 @@ def cases_of(operation: APIOperation, mode: GenerationMode) -> st.SearchStrategy
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_every_operation_does_what_its_document_says(
+def test_responses_conform_to_the_document(
     mode: GenerationMode, operations: list[APIOperation]
 ) -> None:
     sent = 0
@@ -68,18 +68,18 @@ def test_every_operation_does_what_its_document_says(
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],
         )
-        @given(case=cases_of(operation, mode))
-        def conforms(case: schemathesis.Case) -> None:
+        @given(case=build_strategy(operation, mode))
+        def check_case(case: schemathesis.Case) -> None:
             nonlocal sent
             sent += 1
             case.call_and_validate(checks=CHECKS)
 
         if mode is GenerationMode.NEGATIVE and not can_be_negated(operation):
             continue
-        conforms()
+        check_case()
     assert sent > EXAMPLES_PER_OPERATION * 10
 
 
 def can_be_negated(operation: APIOperation) -> bool:
-    """Whether a request can be wrong at all: any text is an id, so only a body can."""
+    """Whether an invalid request exists: any text is an id, so only a body can be invalid."""
     return bool(operation.body)

@@ -1,4 +1,4 @@
-"""The twins that tests share: making one takes some seconds, building it some more."""
+"""Parity models that tests share, because their creation and build take seconds."""
 
 from __future__ import annotations
 

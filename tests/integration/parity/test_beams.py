@@ -1,4 +1,4 @@
-"""Beam search against transformers' `generate`, on tiny models of random weights."""
+"""Beam search equals `generate` of transformers on tiny models with random weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def model(request: pytest.FixtureRequest) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
-def searched(model: GPT2LMHeadModel, how: BeamSearchParams, most_tokens: int) -> BeamSearch:
-    """The search over the model, every beam computed afresh."""
-    search = BeamSearch(how, most_tokens, (END,))
+def run_search(model: GPT2LMHeadModel, params: BeamSearchParams, max_tokens: int) -> BeamSearch:
+    """Run the search over the model without a KV cache."""
+    search = BeamSearch(params, max_tokens, (END,))
     while not search.is_over:
         rows = torch.tensor([[*PROMPT, *tokens] for tokens in search.running])
         with torch.inference_mode():
@@ -44,7 +44,7 @@ def searched(model: GPT2LMHeadModel, how: BeamSearchParams, most_tokens: int) ->
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("new_tokens", [1, 4, 12])
-def test_the_answers_are_those_of_generate(
+def test_beam_search_equals_generate(
     model: GPT2LMHeadModel, beams: int, length_penalty: float, early_stopping, new_tokens: int
 ) -> None:
     with torch.inference_mode():
@@ -59,14 +59,14 @@ def test_the_answers_are_those_of_generate(
             output_scores=True,
             return_dict_in_generate=True,
         )
-    how = BeamSearchParams(beams, length_penalty, early_stopping)
-    found = searched(model, how, new_tokens).best
-    for mine, theirs, score in zip(
-        found, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=False
+    params = BeamSearchParams(beams, length_penalty, early_stopping)
+    results = run_search(model, params, new_tokens).best
+    for result, sequence, score in zip(
+        results, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=False
     ):
         if score < -1e8:
             break
-        tokens = theirs[len(PROMPT) :]
+        tokens = sequence[len(PROMPT) :]
         tokens = tokens[: tokens.index(END) + 1] if END in tokens else tokens[:new_tokens]
-        assert list(mine.tokens) == tokens
-        assert mine.score == pytest.approx(score, rel=1e-4, abs=1e-4)
+        assert list(result.tokens) == tokens
+        assert result.score == pytest.approx(score, rel=1e-4, abs=1e-4)

@@ -57,14 +57,14 @@ def table(answers: list[Any]) -> Vectors:
     return np.array(answers, dtype=np.float64)
 
 
-async def test_every_text_alone_gets_the_mean_of_its_tokens(
+async def test_single_texts_get_the_mean_of_their_tokens(
     app: ServedModel, texts: list[str], expected: Vectors
 ) -> None:
     answers = table([vector for (vector,) in await app.alone(texts)])
     np.testing.assert_allclose(answers, expected, rtol=0, atol=RAW_TOLERANCE)
 
 
-async def test_every_text_in_company_gets_the_mean_of_its_tokens(
+async def test_batched_texts_get_the_mean_of_their_tokens(
     app: ServedModel, texts: list[str], expected: Vectors
 ) -> None:
     answers = table(await app.mixed(texts))
@@ -72,7 +72,7 @@ async def test_every_text_in_company_gets_the_mean_of_its_tokens(
 
 
 @pytest.mark.parametrize("dimensions", [1, 5, HIDDEN, None])
-async def test_cut_and_scaled_vectors_are_the_cut_means_of_length_one(
+async def test_dimensions_and_normalize_equal_the_reference(
     app: ServedModel, texts: list[str], expected: Vectors, dimensions: int | None
 ) -> None:
     answers = await app.mixed(texts, {"normalize": True, "dimensions": dimensions})
@@ -81,7 +81,7 @@ async def test_cut_and_scaled_vectors_are_the_cut_means_of_length_one(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-async def test_texts_cut_to_the_models_length_keep_the_tokens_transformers_keeps(
+async def test_truncated_texts_equal_transformers(
     app: ServedModel, embedder: ParityModel, texts: list[str], side: str
 ) -> None:
     long = [f"{text} {other}" for text, other in zip(texts, reversed(texts), strict=True)]
@@ -90,7 +90,7 @@ async def test_texts_cut_to_the_models_length_keep_the_tokens_transformers_keeps
     cut = [tokenizer(text, truncation=True, max_length=app.manifest.max_tokens) for text in long]
     assert sum(len(one["input_ids"]) == app.manifest.max_tokens for one in cut) > 50
     model = embedder.model()
-    # One at a time: without padding there is nothing to leave out of the mean.
+    # One text at a time, so that the mean has no padding.
     outputs = [model(**tokenizer.pad([one], return_tensors="pt")) for one in cut]
     wanted = np.stack([out.last_hidden_state[0].detach().numpy().mean(axis=0) for out in outputs])
     answers = await app.mixed(long, {"truncate": True, "truncation_direction": side})
@@ -107,7 +107,7 @@ async def test_similarity_is_the_cosine_of_the_means(
             assert await app.ask(asked) == pytest.approx(wanted[i].tolist(), abs=TOLERANCE)
 
 
-async def test_int8_vectors_point_the_same_way(
+async def test_int8_vectors_are_close_in_cosine(
     embedder: ParityModel, texts: list[str], expected: Vectors
 ) -> None:
     async with embedder.serving("int8") as app:

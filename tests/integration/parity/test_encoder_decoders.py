@@ -167,7 +167,7 @@ def served(
         ),
     ],
 )
-def test_answers_are_those_of_generate(
+def test_outputs_equal_generate(
     served: ServedCheckpoint, beams: list[BeamSearchParams | None]
 ) -> None:
     expected = [served.expected(source, own) for source, own in zip(SOURCES, beams, strict=True)]

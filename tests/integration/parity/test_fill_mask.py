@@ -1,4 +1,4 @@
-"""fill-mask, against transformers' FillMaskPipeline on the same weights."""
+"""fill-mask equals the pipeline of transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def assert_same(ours: Any, theirs: Any) -> None:
             assert our == {**their, "score": pytest.approx(their["score"], abs=TOLERANCE)}
 
 
-async def test_every_text_alone_gets_the_pipelines_answer(
+async def test_single_texts_equal_the_pipeline(
     app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert len(texts) >= 200
     assert_same(await app.alone(texts), expected)
 
 
-async def test_every_text_in_company_gets_the_pipelines_answer(
+async def test_batched_texts_equal_the_pipeline(
     app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert_same(await app.mixed(texts), expected)
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 50, 10_000])
-async def test_as_many_proposals_come_as_the_vocabulary_has_and_top_k_asks_for(
+async def test_top_k_equals_the_pipeline(
     app: ServedModel, pipeline: Any, texts: list[str], top_k: int
 ) -> None:
     few = texts[:20]
@@ -83,7 +83,7 @@ async def test_as_many_proposals_come_as_the_vocabulary_has_and_top_k_asks_for(
 
 @pytest.mark.parametrize("targets", [TARGETS, ["film"], "lovely", "unfamiliar"])
 @pytest.mark.parametrize("top_k", [None, 2])
-async def test_targets_are_the_only_proposals(
+async def test_targets_equal_the_pipeline(
     app: ServedModel, pipeline: Any, texts: list[str], targets: Any, top_k: int | None
 ) -> None:
     parameters = {"targets": targets, "top_k": top_k}
@@ -91,7 +91,7 @@ async def test_targets_are_the_only_proposals(
     assert_same(await app.mixed(few, parameters), pipeline(few, **parameters))
 
 
-async def test_several_masks_get_a_list_each_and_stay_in_the_text(
+async def test_several_masks_equal_the_pipeline(
     app: ServedModel, pipeline: Any, mask_filler: ParityModel
 ) -> None:
     plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=54, seed=1)
@@ -103,7 +103,7 @@ async def test_several_masks_get_a_list_each_and_stay_in_the_text(
 
 
 @pytest.mark.parametrize("inputs", ["a film", ["a [MASK] film", "a film"]])
-async def test_a_text_without_a_mask_is_refused_in_the_pipelines_words(
+async def test_text_without_mask_has_the_error_of_the_pipeline(
     app: ServedModel, pipeline: Any, inputs: Any
 ) -> None:
     with pytest.raises(Exception, match="No mask_token") as theirs:
@@ -115,14 +115,14 @@ async def test_a_text_without_a_mask_is_refused_in_the_pipelines_words(
     assert ours.value.body["field"] == ("inputs" if isinstance(inputs, str) else "inputs[1]")
 
 
-async def test_a_local_model_answers_as_the_server_does(
+async def test_local_model_equals_the_server(
     app: ServedModel, mask_filler: ParityModel, texts: list[str]
 ) -> None:
     local = LocalModel.open(mask_filler.store(), PARITY_MODEL, LATEST_NAME)
     assert local.unbatched_values(texts[:20], threads=1) == await app.alone(texts[:20])
 
 
-async def test_int8_proposes_the_same_token_first(mask_filler: ParityModel) -> None:
+async def test_int8_first_proposals_agree_with_fp32(mask_filler: ParityModel) -> None:
     """Against fp32, which the tests above hold to the pipeline.
 
     With random weights most leads are as small as int8's noise, so that 95 % of all texts agree:
@@ -134,9 +134,12 @@ async def test_int8_proposes_the_same_token_first(mask_filler: ParityModel) -> N
         exact = await app.mixed(texts)
     async with mask_filler.serving("int8") as app:
         alone, mixed = await app.alone(texts), await app.mixed(texts)
-    sure = decided(exact)
-    assert len(sure) >= 200
+    decided_indices = decided(exact)
+    assert len(decided_indices) >= 200
     for answers in (alone, mixed):
         ours, theirs = ([best[0]["token"] for best in each] for each in (answers, exact))
         assert agreement(ours, theirs) >= 0.9
-        assert agreement([ours[i] for i in sure], [theirs[i] for i in sure]) >= 0.98
+        assert (
+            agreement([ours[i] for i in decided_indices], [theirs[i] for i in decided_indices])
+            >= 0.98
+        )

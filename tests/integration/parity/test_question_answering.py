@@ -1,4 +1,4 @@
-"""Answers as the last question-answering pipeline gave them (`record_question_answering`)."""
+"""Answers equal those recorded by `record_question_answering` from transformers 4."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
-    twins = ParityModel.make(tmp_path_factory.mktemp("questions"), TaskName.QUESTION_ANSWERING)
-    digest = file_sha256(twins.checkpoint / WEIGHTS)
+def parity_model(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+    parity_model = ParityModel.make(
+        tmp_path_factory.mktemp("questions"), TaskName.QUESTION_ANSWERING
+    )
+    digest = file_sha256(parity_model.checkpoint / WEIGHTS)
     assert digest == RECORDED["weights"], "the checkpoint has changed: record its answers again"
-    return twins
+    return parity_model
 
 
 def recorded(run: int) -> tuple[list[dict[str, str]], list[list[list[float]]]]:
@@ -56,7 +58,7 @@ def assert_same(questions: Any, ours: list[Any], theirs: list[list[list[float]]]
         ]
 
 
-def test_the_record_is_of_all_that_is_compared() -> None:
+def test_record_has_all_runs_and_enough_questions() -> None:
     assert [run["parameters"] for run in RECORDED["runs"]] == RUNS
     assert RECORDED["transformers"].startswith("4.57.")
     asked = {i for run in RECORDED["runs"] for i in run["answers"]}
@@ -66,44 +68,44 @@ def test_the_record_is_of_all_that_is_compared() -> None:
 
 
 @pytest.mark.parametrize("run", range(len(RUNS)), ids=lambda run: json.dumps(RUNS[run]))
-async def test_answers_are_the_pipelines_alone_and_in_company(run: int, twins: ParityModel) -> None:
+async def test_answers_equal_the_record(run: int, parity_model: ParityModel) -> None:
     questions, theirs = recorded(run)
     assert len(theirs) >= 20
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(questions, await served.alone(questions, RUNS[run]), theirs)
         assert_same(questions, await served.mixed(questions, RUNS[run]), theirs)
 
 
-async def test_lists_inside_both_keys_are_answered_alike(twins: ParityModel) -> None:
+async def test_lists_of_questions_and_contexts_equal_the_record(parity_model: ParityModel) -> None:
     questions, theirs = recorded(0)
-    together = {
+    combined = {
         key: [question[key] for question in questions[:50]] for key in ("question", "context")
     }
-    async with twins.serving() as served:
-        assert_same(questions[:50], await served.ask(together), theirs[:50])
+    async with parity_model.serving() as served:
+        assert_same(questions[:50], await served.ask(combined), theirs[:50])
 
 
 @pytest.mark.slow
-async def test_int8_finds_the_same_answers(twins: ParityModel) -> None:
+async def test_int8_answers_agree_with_fp32(parity_model: ParityModel) -> None:
     """Against fp32, which the tests above hold to the pipeline.
 
     With random weights a span's score is hundredths, and most leads are as small as int8's noise:
     asked for is the share of answers that lead by one hundredth, and enough of these.
     """
-    questions = questions_for(twins.checkpoint, 1_200, seed=5)
-    async with twins.serving() as served:
+    questions = questions_for(parity_model.checkpoint, 1_200, seed=5)
+    async with parity_model.serving() as served:
         exact = [as_list(answer) for answer in await served.mixed(questions, {"top_k": 2})]
-    async with twins.serving("int8") as served:
+    async with parity_model.serving("int8") as served:
         ours = await served.mixed(questions)
-    sure = [i for i, answers in enumerate(exact) if lead(answers) >= 0.01]
-    assert len(sure) >= 200
+    clear = [i for i, answers in enumerate(exact) if score_gap(answers) >= 0.01]
+    assert len(clear) >= 200
     texts = [answer["answer"] for answer in ours]
-    right = [answers[0]["answer"] for answers in exact]
-    assert agreement(texts, right) >= 0.8
-    assert agreement([texts[i] for i in sure], [right[i] for i in sure]) >= INT8_AGREEMENT
+    expected = [answers[0]["answer"] for answers in exact]
+    assert agreement(texts, expected) >= 0.8
+    assert agreement([texts[i] for i in clear], [expected[i] for i in clear]) >= INT8_AGREEMENT
 
 
-def lead(answers: list[dict[str, Any]]) -> float:
-    """Of the best answer over the next one."""
+def score_gap(answers: list[dict[str, Any]]) -> float:
+    """Return the score difference of the best two answers."""
     scores = [answer["score"] for answer in answers] + [0.0]
     return float(scores[0] - scores[1])

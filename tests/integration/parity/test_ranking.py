@@ -1,4 +1,4 @@
-"""Rankings as torch's own numbers on the same weights give them: one logit, or cosines."""
+"""Rankings equal logits or cosines of torch on the same weights."""
 
 from __future__ import annotations
 
@@ -34,38 +34,42 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
 
 @pytest.fixture(scope="module")
 def bi_encoder(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
-    twins = ParityModel.make(tmp_path_factory.mktemp("bi-encoder"), TaskName.FEATURE_EXTRACTION)
-    spoken = {"prompts": PROMPTS, "default_prompt_name": None}
-    write_json(twins.checkpoint / "config_sentence_transformers.json", spoken)
-    return twins
+    parity_model = ParityModel.make(
+        tmp_path_factory.mktemp("bi-encoder"), TaskName.FEATURE_EXTRACTION
+    )
+    config = {"prompts": PROMPTS, "default_prompt_name": None}
+    write_json(parity_model.checkpoint / "config_sentence_transformers.json", config)
+    return parity_model
 
 
 @pytest.fixture(scope="module")
 def searches(cross_encoder: ParityModel) -> list[dict[str, Any]]:
-    return searches_of(cross_encoder, QUERY_TOKENS, TEXT_TOKENS)
+    return create_searches(cross_encoder, QUERY_TOKENS, TEXT_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def long_searches(cross_encoder: ParityModel) -> list[dict[str, Any]]:
-    return searches_of(cross_encoder, READS, 3 * READS)
+    return create_searches(cross_encoder, READS, 3 * READS)
 
 
-def searches_of(twins: ParityModel, query_tokens: int, text_tokens: int) -> list[dict[str, Any]]:
+def create_searches(
+    parity_model: ParityModel, query_tokens: int, text_tokens: int
+) -> list[dict[str, Any]]:
     """Each query with texts of its own."""
-    queries = varied_texts(twins.checkpoint, QUERIES, most_tokens=query_tokens, seed=1)
+    queries = varied_texts(parity_model.checkpoint, QUERIES, most_tokens=query_tokens, seed=1)
     count = QUERIES * TEXTS_EACH
-    texts = varied_texts(twins.checkpoint, count, most_tokens=text_tokens, seed=2)
+    texts = varied_texts(parity_model.checkpoint, count, most_tokens=text_tokens, seed=2)
     return [
         {"query": query, "texts": texts[i * TEXTS_EACH : (i + 1) * TEXTS_EACH]}
         for i, query in enumerate(queries)
     ]
 
 
-def logits_of(twins: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
+def compute_logits(parity_model: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
     """[queries, texts] of the torch model, pair by pair."""
     import torch
 
-    model, tokenizer = twins.model(), twins.tokenizer()
+    model, tokenizer = parity_model.model(), parity_model.tokenizer()
 
     def logit(query: str, text: str) -> float:
         pair = tokenizer(query, text, return_tensors="pt", truncation=True, max_length=READS)
@@ -75,11 +79,11 @@ def logits_of(twins: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64
         return np.array([[logit(s["query"], text) for text in s["texts"]] for s in searches])
 
 
-def cosines_of(twins: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
+def compute_cosines(parity_model: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
     """[queries, texts] of the torch model's mean token vectors, text by text."""
     import torch
 
-    model, tokenizer = twins.model(), twins.tokenizer()
+    model, tokenizer = parity_model.model(), parity_model.tokenizer()
 
     def unit(text: str) -> NDArray[np.float64]:
         tokens = tokenizer(text, return_tensors="pt", truncation=True, max_length=READS)
@@ -102,12 +106,14 @@ def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(1 / (1 + np.exp(-logits)))
 
 
-async def together(served: ServedModel, searches: Sequence[Any], **parameters: Any) -> list[Any]:
+async def ask_concurrently(
+    served: ServedModel, searches: Sequence[Any], **parameters: Any
+) -> list[Any]:
     """Every search a request of its own, all at once."""
     return list(await asyncio.gather(*(served.ask(search, parameters) for search in searches)))
 
 
-async def each_text_alone(
+async def ask_text_by_text(
     served: ServedModel, searches: Sequence[Any], **parameters: Any
 ) -> NDArray[np.float64]:
     """Scores [queries, texts] of requests with one text, one after the other."""
@@ -119,7 +125,7 @@ async def each_text_alone(
     return np.array([entry["score"] for (entry,) in answers]).reshape(len(searches), -1)
 
 
-def scores_in(answers: Sequence[Any]) -> NDArray[np.float64]:
+def collect_scores(answers: Sequence[Any]) -> NDArray[np.float64]:
     """[queries, texts], in the order of the requests."""
     return np.array(
         [[e["score"] for e in sorted(answer, key=lambda e: e["index"])] for answer in answers]
@@ -138,50 +144,50 @@ def assert_same_order(answers: Sequence[Any], keys: NDArray[np.float64], toleran
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
-async def test_a_cross_encoder_ranks_by_torchs_logits_alone_and_in_company(
+async def test_cross_encoder_scores_equal_torch(
     raw_scores: bool, cross_encoder: ParityModel, searches: list[dict[str, Any]]
 ) -> None:
-    logits = logits_of(cross_encoder, searches)
-    due = logits if raw_scores else sigmoid(logits)
-    near = pytest.approx(due, abs=LOGIT_TOLERANCE if raw_scores else SCORE_TOLERANCE)
+    logits = compute_logits(cross_encoder, searches)
+    expected = logits if raw_scores else sigmoid(logits)
+    approximate = pytest.approx(expected, abs=LOGIT_TOLERANCE if raw_scores else SCORE_TOLERANCE)
     async with cross_encoder.serving() as served:
-        answers = await together(served, searches, raw_scores=raw_scores)
-        assert scores_in(answers) == near
+        answers = await ask_concurrently(served, searches, raw_scores=raw_scores)
+        assert collect_scores(answers) == approximate
         assert_same_order(answers, logits, LOGIT_TOLERANCE)
-        assert await each_text_alone(served, searches, raw_scores=raw_scores) == near
+        assert await ask_text_by_text(served, searches, raw_scores=raw_scores) == approximate
 
 
-async def test_long_pairs_are_cut_where_the_longer_segment_is_too_long(
+async def test_truncated_pairs_equal_torch(
     cross_encoder: ParityModel, long_searches: list[dict[str, Any]]
 ) -> None:
-    logits = logits_of(cross_encoder, long_searches)
+    logits = compute_logits(cross_encoder, long_searches)
     async with cross_encoder.serving() as served:
-        answers = await together(served, long_searches, truncate=True)
-    assert scores_in(answers) == pytest.approx(sigmoid(logits), abs=SCORE_TOLERANCE)
+        answers = await ask_concurrently(served, long_searches, truncate=True)
+    assert collect_scores(answers) == pytest.approx(sigmoid(logits), abs=SCORE_TOLERANCE)
     assert_same_order(answers, logits, LOGIT_TOLERANCE)
 
 
-async def test_a_bi_encoder_ranks_by_cosine_behind_its_prompts_alone_and_in_company(
+async def test_bi_encoder_scores_equal_torch(
     bi_encoder: ParityModel, searches: list[dict[str, Any]]
 ) -> None:
-    cosines = cosines_of(bi_encoder, searches)
-    near = pytest.approx(cosines, abs=SCORE_TOLERANCE)
+    cosines = compute_cosines(bi_encoder, searches)
+    approximate = pytest.approx(cosines, abs=SCORE_TOLERANCE)
     async with bi_encoder.serving(task=TaskName.TEXT_RANKING) as served:
-        answers = await together(served, searches, return_text=True)
-        assert scores_in(answers) == near
+        answers = await ask_concurrently(served, searches, return_text=True)
+        assert collect_scores(answers) == approximate
         assert_same_order(answers, cosines, SCORE_TOLERANCE)
-        assert await each_text_alone(served, searches) == near
+        assert await ask_text_by_text(served, searches) == approximate
     for answer, search in zip(answers, searches, strict=True):
         assert all(entry["text"] == search["texts"][entry["index"]] for entry in answer)
 
 
-async def test_int8_orders_texts_alike_wherever_the_order_is_clear(
+async def test_int8_order_agrees_with_torch(
     cross_encoder: ParityModel, searches: list[dict[str, Any]]
 ) -> None:
-    due = sigmoid(logits_of(cross_encoder, searches))
+    expected = sigmoid(compute_logits(cross_encoder, searches))
     async with cross_encoder.serving("int8") as served:
-        ours = scores_in(await together(served, searches))
-    theirs, mine = (side[:, :, None] - side[:, None, :] for side in (due, ours))
+        ours = collect_scores(await ask_concurrently(served, searches))
+    theirs, mine = (side[:, :, None] - side[:, None, :] for side in (expected, ours))
     clear = np.abs(theirs) > CLEAR_GAP
     assert clear.sum() > 2 * QUERIES * TEXTS_EACH
     assert (np.sign(theirs) == np.sign(mine))[clear].mean() >= INT8_AGREEMENT

@@ -1,4 +1,4 @@
-"""text-classification, against transformers' TextClassificationPipeline on the same weights."""
+"""text-classification equals the pipeline of transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_same(ours: list[Any], theirs: list[Any], tolerance: float = TOLERANCE
         )
 
 
-async def test_every_text_alone_gets_the_pipelines_answer(
+async def test_single_texts_equal_the_pipeline(
     app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert {answer[0]["label"] for answer in expected} == set(LABELS)
@@ -64,14 +64,14 @@ async def test_every_text_alone_gets_the_pipelines_answer(
     assert_same([answer for (answer,) in await app.alone(texts)], expected)
 
 
-async def test_every_text_in_company_gets_the_pipelines_answer(
+async def test_batched_texts_equal_the_pipeline(
     app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert_same(await app.mixed(texts), expected)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 7])
-async def test_top_k_cuts_the_list(
+async def test_top_k_equals_the_pipeline(
     app: ServedModel, pipeline: Any, texts: list[str], top_k: int
 ) -> None:
     few = texts[:40]
@@ -79,7 +79,7 @@ async def test_top_k_cuts_the_list(
 
 
 @pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
-async def test_scores_come_from_the_function_that_was_asked_for(
+async def test_function_to_apply_equals_the_pipeline(
     app: ServedModel, pipeline: Any, texts: list[str], function: str
 ) -> None:
     theirs = pipeline(texts, top_k=None, function_to_apply=function)
@@ -88,7 +88,7 @@ async def test_scores_come_from_the_function_that_was_asked_for(
     assert_same(ours, theirs, tolerance)
 
 
-async def test_pairs_are_judged_as_the_pipeline_judges_them(
+async def test_pairs_equal_the_pipeline(
     app: ServedModel, pipeline: Any, pairs: list[dict[str, str]]
 ) -> None:
     expected = [pipeline(pair, top_k=None) for pair in pairs]
@@ -97,7 +97,7 @@ async def test_pairs_are_judged_as_the_pipeline_judges_them(
     assert_same(await app.mixed(pairs), expected)
 
 
-async def test_texts_and_pairs_share_a_request(
+async def test_mixed_texts_and_pairs_equal_the_pipeline(
     app: ServedModel, pipeline: Any, texts: list[str], pairs: list[dict[str, str]]
 ) -> None:
     both = [one for pair in zip(texts[:30], pairs[:30], strict=True) for one in pair]
@@ -107,7 +107,7 @@ async def test_texts_and_pairs_share_a_request(
     assert_same(await app.mixed(both), expected)
 
 
-async def test_int8_gives_the_same_label(
+async def test_int8_labels_agree_with_the_pipeline(
     classifier: ParityModel, texts: list[str], expected: list[Any]
 ) -> None:
     """With random weights some leads are as small as int8's noise: 97 % of all texts agree.
@@ -117,9 +117,12 @@ async def test_int8_gives_the_same_label(
     async with classifier.serving("int8") as app:
         alone = [answer for (answer,) in await app.alone(texts)]
         mixed = await app.mixed(texts)
-    sure = decided(expected)
-    assert len(sure) >= 200
+    decided_indices = decided(expected)
+    assert len(decided_indices) >= 200
     for answers in (alone, mixed):
         ours, theirs = ([best[0]["label"] for best in each] for each in (answers, expected))
         assert agreement(ours, theirs) >= 0.95
-        assert agreement([ours[i] for i in sure], [theirs[i] for i in sure]) >= 0.98
+        assert (
+            agreement([ours[i] for i in decided_indices], [theirs[i] for i in decided_indices])
+            >= 0.98
+        )

@@ -1,4 +1,4 @@
-"""Entities as transformers' own pipeline finds them on the same weights."""
+"""Entities equal the pipeline of transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ FEWER = 60  # where one of the other tests reads them all
 READS = 64  # tokens, two of them special
 TOLERANCE = 1e-5  # of a probability
 INT8_AGREEMENT = 0.98  # of the labels of decided tokens
-SURER = 4  # times larger logits, near to those of a trained model
+LOGIT_FACTOR = 4  # times larger logits, near to those of a trained model
 DECIDED = 0.55  # the next label has 0.45 at most: as far apart as the gate of a build asks
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+def parity_model(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
     root = tmp_path_factory.mktemp("entities")
-    twins = ParityModel.make(root, TaskName.TOKEN_CLASSIFICATION, labels=LABELS)
-    balance(twins)
-    return twins
+    parity_model = ParityModel.make(root, TaskName.TOKEN_CLASSIFICATION, labels=LABELS)
+    balance_labels(parity_model)
+    return parity_model
 
 
-def balance(twins: ParityModel) -> None:
-    """Make all labels about as likely over all tokens, and every token's own clearly likeliest.
+def balance_labels(parity_model: ParityModel) -> None:
+    """Balance the labels over all tokens and increase the gaps between scores.
 
-    Random weights prefer one or two of them by far, and are of two minds about the rest.
+    Random weights prefer one or two labels, with small gaps between the others.
     """
-    model, encode = twins.model(), twins.tokenizer()
-    texts = varied_texts(twins.checkpoint, FEWER, most_tokens=READS - 2, seed=2)
+    model, encode = parity_model.model(), parity_model.tokenizer()
+    texts = varied_texts(parity_model.checkpoint, FEWER, most_tokens=READS - 2, seed=2)
     with torch.inference_mode():
         logits = torch.cat([model(**encode(text, return_tensors="pt")).logits[0] for text in texts])
         model.classifier.bias -= logits.mean(dim=0)
         for parameter in model.classifier.parameters():
-            parameter *= SURER
-    model.save_pretrained(twins.checkpoint)
+            parameter *= LOGIT_FACTOR
+    model.save_pretrained(parity_model.checkpoint)
 
 
 @pytest.fixture(scope="module")
-def reference(twins: ParityModel) -> Iterator[Any]:
-    pipeline = twins.pipeline()
+def reference(parity_model: ParityModel) -> Iterator[Any]:
+    pipeline = parity_model.pipeline()
     pipeline.tokenizer.model_max_length = READS
-    # As files of real checkpoints say.
+    # As in the files of real checkpoints.
     pipeline.tokenizer.unk_token, pipeline.tokenizer.pad_token = "[UNK]", "[PAD]"
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more of them wait for each other, on a model this small
+    torch.set_num_threads(1)  # more threads slow down a small model
     yield pipeline
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
-def texts(twins: ParityModel) -> list[str]:
-    return varied_texts(twins.checkpoint, TEXTS, most_tokens=READS - 2)
+def texts(parity_model: ParityModel) -> list[str]:
+    return varied_texts(parity_model.checkpoint, TEXTS, most_tokens=READS - 2)
 
 
 @pytest.fixture(scope="module")
-def long_texts(twins: ParityModel) -> list[str]:
-    return varied_texts(twins.checkpoint, TEXTS, most_tokens=3 * READS, seed=1)
+def long_texts(parity_model: ParityModel) -> list[str]:
+    return varied_texts(parity_model.checkpoint, TEXTS, most_tokens=3 * READS, seed=1)
 
 
 def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Everything equal but for the scores, which are near."""
+    """Assert equal entities, with scores within the tolerance."""
     assert sum(map(len, theirs)) >= len(theirs), "too few entities to compare"
-    assert unscored(ours) == unscored(theirs)
+    assert remove_scores(ours) == remove_scores(theirs)
     scores = [[entity["score"] for answer in side for entity in answer] for side in (ours, theirs)]
     assert scores[0] == pytest.approx(scores[1], abs=TOLERANCE)
 
 
-def unscored(answers: Sequence[Any]) -> list[Any]:
+def remove_scores(answers: Sequence[Any]) -> list[Any]:
     return [
         [{key: value for key, value in entity.items() if key != "score"} for entity in answer]
         for answer in answers
@@ -84,72 +84,74 @@ def unscored(answers: Sequence[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_entities_offsets_and_words_are_the_pipelines_alone_and_in_company(
-    strategy: str, twins: ParityModel, reference: Any, texts: list[str]
+async def test_entities_equal_the_pipeline(
+    strategy: str, parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     theirs = reference(texts, aggregation_strategy=strategy)
     parameters = {"aggregation_strategy": strategy}
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.alone(texts, parameters), theirs)
         assert_same(await served.mixed(texts, parameters), theirs)
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "average"])
 @pytest.mark.parametrize("ignored", [[], ["O", "LOC", "I-PER"]])
-async def test_labels_are_ignored_as_the_pipeline_does(
-    strategy: str, ignored: list[str], twins: ParityModel, reference: Any, texts: list[str]
+async def test_ignore_labels_equals_the_pipeline(
+    strategy: str, ignored: list[str], parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": strategy, "ignore_labels": ignored}
     theirs = reference(texts[:FEWER], **parameters)
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.mixed(texts[:FEWER], parameters), theirs)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-async def test_windows_of_long_texts_are_merged_as_the_pipeline_does(
-    strategy: str, twins: ParityModel, reference: Any, long_texts: list[str]
+async def test_windows_of_long_texts_equal_the_pipeline(
+    strategy: str, parity_model: ParityModel, reference: Any, long_texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": strategy, "stride": 16}
     theirs = [reference(text, **parameters) for text in long_texts]
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.alone(long_texts, parameters), theirs)
         assert_same(await served.mixed(long_texts, parameters), theirs)
 
 
 @pytest.mark.parametrize("stride", [0, 1, 30])
-async def test_windows_share_as_many_tokens_as_the_pipelines(
-    stride: int, twins: ParityModel, reference: Any, long_texts: list[str]
+async def test_stride_equals_the_pipeline(
+    stride: int, parity_model: ParityModel, reference: Any, long_texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": "simple", "stride": stride}
     theirs = [reference(text, **parameters) for text in long_texts[:FEWER]]
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.mixed(long_texts[:FEWER], parameters), theirs)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-async def test_a_text_cut_to_fit_is_answered_as_by_the_pipeline(
-    side: str, twins: ParityModel, reference: Any, long_texts: list[str]
+async def test_truncated_texts_equal_the_pipeline(
+    side: str, parity_model: ParityModel, reference: Any, long_texts: list[str]
 ) -> None:
     reference.tokenizer.truncation_side = side
     theirs = reference(long_texts[:FEWER], aggregation_strategy="none")
     reference.tokenizer.truncation_side = "right"
     parameters = {"aggregation_strategy": "none", "truncate": True, "truncation_direction": side}
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.mixed(long_texts[:FEWER], parameters), theirs)
 
 
-async def test_int8_gives_the_tokens_the_labels_of_the_pipeline(
-    twins: ParityModel, reference: Any, texts: list[str]
+async def test_int8_labels_agree_with_the_pipeline(
+    parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = {"aggregation_strategy": "none", "ignore_labels": []}
     theirs = reference(texts, **parameters)
-    async with twins.serving("int8") as served:
+    async with parity_model.serving("int8") as served:
         for ours in (await served.alone(texts, parameters), await served.mixed(texts, parameters)):
-            assert agreement(*labels_where_decided(ours, theirs)) >= INT8_AGREEMENT
+            assert agreement(*select_decided_labels(ours, theirs)) >= INT8_AGREEMENT
 
 
-def labels_where_decided(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """The labels of the tokens of which the pipeline is DECIDED, on either side."""
+def select_decided_labels(
+    ours: Sequence[Any], theirs: Sequence[Any]
+) -> tuple[list[str], list[str]]:
+    """Return the labels of both sides for tokens whose expected score exceeds DECIDED."""
     decided = [
         (own["entity"], their["entity"])
         for own_tokens, their_tokens in zip(ours, theirs, strict=True)

@@ -1,4 +1,4 @@
-"""Words and offsets by tokenizers of every kind, as transformers' own pipeline gives them."""
+"""Words and offsets equal the pipeline of transformers for every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -180,16 +180,14 @@ def _pipeline(tokenizer_file: Path) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_words_and_offsets_are_the_pipelines(strategy: str, pair: Pair, texts: list[str]) -> None:
+def test_words_and_offsets_equal_the_pipeline(strategy: str, pair: Pair, texts: list[str]) -> None:
     parameters = {"aggregation_strategy": strategy}
     theirs = [pair.pipeline(text, **parameters) for text in texts]
     assert_same([pair.ours(text, {**parameters, "truncate": True}) for text in texts], theirs)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_windows_are_merged_as_the_pipeline_does(
-    strategy: str, pair: Pair, texts: list[str]
-) -> None:
+def test_merged_windows_equal_the_pipeline(strategy: str, pair: Pair, texts: list[str]) -> None:
     parameters = {"aggregation_strategy": strategy, "stride": 12}
     joined = [" ".join(texts[i : i + 3]) for i in range(0, TEXTS, 3)]
     theirs = [pair.pipeline(text, **parameters) for text in joined]

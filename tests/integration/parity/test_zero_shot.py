@@ -1,4 +1,4 @@
-"""Candidate labels as transformers' own pipeline judges them on the same weights."""
+"""Zero-shot classification equals the pipeline of transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -27,140 +27,146 @@ INT8_AGREEMENT = 0.98  # of the decided labels of all texts
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
+def parity_model(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
     root = tmp_path_factory.mktemp("entailment")
     return ParityModel.make(root, TaskName.ZERO_SHOT_CLASSIFICATION, labels=NLI)
 
 
 @pytest.fixture(scope="module")
-def reference(twins: ParityModel) -> Any:
-    return pipeline_of(twins)
+def reference(parity_model: ParityModel) -> Any:
+    return create_pipeline(parity_model)
 
 
-def pipeline_of(twins: ParityModel) -> Any:
-    pipeline = twins.pipeline()
+def create_pipeline(parity_model: ParityModel) -> Any:
+    pipeline = parity_model.pipeline()
     pipeline.tokenizer.model_max_length = READS
     return pipeline
 
 
 @pytest.fixture(scope="module")
-def texts(twins: ParityModel) -> list[str]:
-    return varied_texts(twins.checkpoint, TEXTS, most_tokens=READS - 3 - LONGEST_HYPOTHESIS)
+def texts(parity_model: ParityModel) -> list[str]:
+    return varied_texts(parity_model.checkpoint, TEXTS, most_tokens=READS - 3 - LONGEST_HYPOTHESIS)
 
 
-def asked(candidates: Sequence[str], multi_label: bool, template: str | None) -> dict[str, Any]:
-    """Parameters as both sides take them."""
+def build_parameters(
+    candidates: Sequence[str], multi_label: bool, template: str | None
+) -> dict[str, Any]:
+    """Build parameters of the server and the pipeline."""
     parameters = {"candidate_labels": list(candidates), "multi_label": multi_label}
     return parameters if template is None else {**parameters, "hypothesis_template": template}
 
 
 def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Scores near, and the same order of all labels whose scores are not as near as that."""
+    """Assert scores within the tolerance, and equal order of labels with different scores."""
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs, strict=True):
         assert our["sequence"] == their["sequence"]
-        due = scored(their)
-        assert scored(our) == pytest.approx(due, abs=TOLERANCE)
-        # Where the pipeline sees a difference, we may not see the opposite.
+        due = scores_by_label(their)
+        assert scores_by_label(our) == pytest.approx(due, abs=TOLERANCE)
+        # Labels that differ in the pipeline must not have the opposite order.
         assert all(due[a] > due[b] - 2 * TOLERANCE for a, b in pairwise(our["labels"]))
         assert our["scores"] == sorted(our["scores"], reverse=True)
-    clear = [i for i, their in enumerate(theirs) if closest(their) > 2 * TOLERANCE]
+    clear = [i for i, their in enumerate(theirs) if smallest_gap(their) > 2 * TOLERANCE]
     assert len(clear) >= 0.95 * len(theirs), "too many near-ties to speak of an order"
     orders = [[answers[i]["labels"] for i in clear] for answers in (ours, theirs)]
     assert agreement(*orders) == 1
 
 
-def scored(answer: Any) -> dict[str, float]:
+def scores_by_label(answer: Any) -> dict[str, float]:
     return dict(zip(answer["labels"], answer["scores"], strict=True))
 
 
-def closest(answer: Any) -> float:
-    """The smallest difference between neighbours."""
+def smallest_gap(answer: Any) -> float:
+    """Return the smallest difference between adjacent scores."""
     return min((a - b for a, b in pairwise(answer["scores"])), default=1.0)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("multi_label", [False, True])
-async def test_labels_are_the_pipelines_alone_and_in_company(
-    multi_label: bool, template: str | None, twins: ParityModel, reference: Any, texts: list[str]
+async def test_labels_equal_the_pipeline(
+    multi_label: bool,
+    template: str | None,
+    parity_model: ParityModel,
+    reference: Any,
+    texts: list[str],
 ) -> None:
-    parameters = asked(CANDIDATES, multi_label, template)
+    parameters = build_parameters(CANDIDATES, multi_label, template)
     theirs = reference(texts, **parameters)
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.alone(texts, parameters), theirs)
         assert_same(await served.mixed(texts, parameters), theirs)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-async def test_a_single_label_is_weighed_against_contradiction(
-    multi_label: bool, twins: ParityModel, reference: Any, texts: list[str]
+async def test_single_label_equals_the_pipeline(
+    multi_label: bool, parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
-    parameters = asked(CANDIDATES[:1], multi_label, None)
+    parameters = build_parameters(CANDIDATES[:1], multi_label, None)
     theirs = reference(texts, **parameters)
     assert len({round(answer["scores"][0], 3) for answer in theirs}) > 20
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.mixed(texts, parameters), theirs)
 
 
 @pytest.mark.parametrize(
     "labels", [NLI[::-1], ("neutral", "Entailment", "no"), ("ENTAIL", "not_entailment")], ids=str
 )
-async def test_the_model_may_order_and_spell_its_labels_as_it_likes(
+async def test_other_label_names_and_orders_equal_the_pipeline(
     labels: tuple[str, ...], tmp_path: Path, texts: list[str]
 ) -> None:
-    twins = ParityModel.make(tmp_path, TaskName.ZERO_SHOT_CLASSIFICATION, labels=labels)
-    reference = pipeline_of(twins)
-    async with twins.serving() as served:
+    parity_model = ParityModel.make(tmp_path, TaskName.ZERO_SHOT_CLASSIFICATION, labels=labels)
+    reference = create_pipeline(parity_model)
+    async with parity_model.serving() as served:
         for multi_label in (False, True):
-            parameters = asked(CANDIDATES, multi_label, None)
+            parameters = build_parameters(CANDIDATES, multi_label, None)
             theirs = reference(texts[:40], **parameters)
             assert_same(await served.mixed(texts[:40], parameters), theirs)
 
 
-async def test_labels_with_commas_between_are_as_many_labels(
-    twins: ParityModel, reference: Any, texts: list[str]
+async def test_labels_with_commas_equal_the_pipeline(
+    parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     parameters = {
         "candidate_labels": " film,crème brûlée , the city at night,",
         "multi_label": True,
     }
     theirs = reference(texts[:40], **parameters)
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.mixed(texts[:40], parameters), theirs)
 
 
-async def test_long_texts_are_cut_as_the_pipeline_cuts_them(
-    twins: ParityModel, reference: Any
+async def test_truncated_texts_equal_the_pipeline(
+    parity_model: ParityModel, reference: Any
 ) -> None:
     long_texts = varied_texts(
-        twins.checkpoint, TEXTS, least_tokens=READS, most_tokens=3 * READS, seed=1
+        parity_model.checkpoint, TEXTS, least_tokens=READS, most_tokens=3 * READS, seed=1
     )
-    parameters = asked(CANDIDATES, False, None)
+    parameters = build_parameters(CANDIDATES, False, None)
     theirs = reference(long_texts, **parameters)
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         assert_same(await served.mixed(long_texts, parameters), theirs)
 
 
-async def test_requests_with_other_labels_do_not_disturb_each_other(
-    twins: ParityModel, reference: Any, texts: list[str]
+async def test_different_labels_per_request_equal_the_pipeline(
+    parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
     rng = random.Random(0)
-    async with twins.serving() as served:
+    async with parity_model.serving() as served:
         for text in texts[:40]:
             candidates = rng.sample(CANDIDATES, rng.randint(2, len(CANDIDATES)))
-            parameters = asked(candidates, rng.random() < 0.5, rng.choice(TEMPLATES))
+            parameters = build_parameters(candidates, rng.random() < 0.5, rng.choice(TEMPLATES))
             assert_same([await served.ask(text, parameters)], [reference(text, **parameters)])
 
 
-async def test_int8_takes_the_same_side_wherever_a_label_clearly_holds_or_not(
-    twins: ParityModel, reference: Any, texts: list[str]
+async def test_int8_decisions_agree_with_the_pipeline(
+    parity_model: ParityModel, reference: Any, texts: list[str]
 ) -> None:
-    parameters = asked(CANDIDATES, True, None)
+    parameters = build_parameters(CANDIDATES, True, None)
     theirs = reference(texts, **parameters)
-    async with twins.serving("int8") as served:
+    async with parity_model.serving("int8") as served:
         ours = await served.mixed(texts, parameters)
     due, found = (
-        np.array([[scored(answer)[label] for label in CANDIDATES] for answer in side])
+        np.array([[scores_by_label(answer)[label] for label in CANDIDATES] for answer in side])
         for side in (theirs, ours)
     )
     decided = np.abs(2 * due - 1) > DECIDED_GAP  # entailment less contradiction

@@ -65,13 +65,13 @@ class TuningEncoderHarness:
         return answer
 
     async def ask_until(self, compute_type: str) -> list[CallResult]:
-        """Ask on and on until an answer comes from that kind of engine; all answers."""
+        """Send requests until a response has `compute_type`, and return all responses."""
         answers = [await self.ask()]
         give_up_s = time.monotonic() + TIMEOUT_S
         while answers[-1].compute_type != compute_type:
             assert time.monotonic() < give_up_s, "it was not tuned"
             answers += await asyncio.gather(*(self.ask() for _ in range(4)))
-            await asyncio.sleep(0.02)  # the process that measures has the lowest priority
+            await asyncio.sleep(0.02)  # the tuning process has the lowest priority
         return answers
 
 
@@ -89,7 +89,7 @@ def tuning_threads() -> int:
     return sum(thread.name == "tuning" for thread in threading.enumerate())
 
 
-async def test_it_serves_at_once_and_with_the_winner_once_that_is_known(
+async def test_replica_serves_the_default_then_the_winner(
     target: TuningTarget,
 ) -> None:
     async with running(target) as encoder:
@@ -103,7 +103,7 @@ async def test_it_serves_at_once_and_with_the_winner_once_that_is_known(
     assert tuning_threads() == 0
 
 
-async def test_a_second_replica_uses_what_the_first_has_measured(
+async def test_second_replica_uses_the_table_of_the_first(
     target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -121,7 +121,7 @@ async def test_a_second_replica_uses_what_the_first_has_measured(
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-async def test_what_another_runtime_has_measured_is_measured_again(target: TuningTarget) -> None:
+async def test_table_of_another_runtime_is_measured_again(target: TuningTarget) -> None:
     write_table(target, {"1x16": "int8"}, **STALE)
     async with running(target) as encoder:
         assert (await encoder.ask()).compute_type == UNTUNED
@@ -129,7 +129,7 @@ async def test_what_another_runtime_has_measured_is_measured_again(target: Tunin
     assert read_costs(target) is not None
 
 
-async def test_a_host_that_was_tuned_before_is_served_by_the_winner_at_once(
+async def test_existing_table_is_used_at_start(
     target: TuningTarget,
 ) -> None:
     write_table(target, {"1x16": "int8"})
@@ -139,14 +139,14 @@ async def test_a_host_that_was_tuned_before_is_served_by_the_winner_at_once(
 
 
 @pytest.mark.parametrize("off", ["off", False], ids=["quoted", "as YAML reads it"])
-async def test_off_means_off(target: TuningTarget, off: object) -> None:
+async def test_tuning_can_be_disabled(target: TuningTarget, off: object) -> None:
     async with running(target, tune=off) as encoder:
         assert (await encoder.ask()).compute_type == UNTUNED
         assert tuning_threads() == 0
     assert not (target.artifact / "hosts").exists()
 
 
-async def test_a_model_that_cannot_be_tuned_is_served_all_the_same(
+async def test_untunable_model_is_served(
     target: TuningTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     (target.artifact / "hosts").write_text("in the way")
@@ -164,7 +164,7 @@ async def until_slowly(happened: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_pass_under_way_keeps_its_engine() -> None:
+async def test_running_pass_keeps_its_engine() -> None:
     former, latter = FakeEngine(held=True), FakeEngine()
     former.info = type(former.info)(compute_type="cpu-former")
     model = ModelRef(EMBEDDER, "0123456789ab")
@@ -183,7 +183,7 @@ async def test_a_pass_under_way_keeps_its_engine() -> None:
     assert (former.passes, latter.passes) == ([[1]], [[2]])
 
 
-def test_the_process_that_measures_does_not_outlive_a_replica_that_is_killed(
+def test_tuning_process_ends_after_its_replica_is_killed(
     target: TuningTarget,
 ) -> None:
     code = (
