@@ -36,7 +36,7 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class BuildResult:
+class BuildExit:
     """Exit status and output of a build."""
 
     status: int  # of the process; negative: the signal that killed it
@@ -124,8 +124,8 @@ class Build:
     def written(self) -> str:
         return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
 
-    def ended(self) -> BuildResult:
-        return BuildResult(self.fork_server.status(self.pid), self.written())
+    def ended(self) -> BuildExit:
+        return BuildExit(self.fork_server.status(self.pid), self.written())
 
 
 class _KillingStream:

@@ -20,7 +20,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
 from deployments.errors import ArtifactError
 from tests.support.builders import tiny_checkpoint
-from tests.support.killable_builds import BuildForkServer, BuildResult
+from tests.support.killable_builds import BuildExit, BuildForkServer
 
 # What a build of the two candidates of SMALL always does; a second verdict comes on top of it when
 # the slower one is not far behind.
@@ -83,7 +83,7 @@ class Chain:
 
     def __init__(self, fork_server: BuildForkServer, source: Path, store: Path) -> None:
         self.store = store
-        self.killed: list[BuildResult] = []
+        self.killed: list[BuildExit] = []
         self.graphs: set[str] = set()
         self.interrupted = self._interrupt(fork_server, source)
         while True:
@@ -97,7 +97,7 @@ class Chain:
             self.graphs |= graphs_of_steps(store)
         self.survivor = ended
 
-    def _interrupt(self, fork_server: BuildForkServer, source: Path) -> BuildResult:
+    def _interrupt(self, fork_server: BuildForkServer, source: Path) -> BuildExit:
         """Ctrl-C in the middle of a step, of a build in a store of its own."""
         build = fork_server.start(*command(source, self.store.with_name("interrupted")))
         build.wait_for("reference")
