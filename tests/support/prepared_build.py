@@ -1,4 +1,4 @@
-"""A tiny prepared model whose graphs are exported once for many tests."""
+"""A prepared build of a tiny model; many tests share its graphs."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ FLOAT = replace(CPU_FP32, name="float", rewrites=None)
 
 
 class RecordingRunner:
-    """A StepRunner with a workspace of its own and a captured log."""
+    """A StepRunner with a separate workspace and recorded output."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True)
-        self.told = io.StringIO()
-        self.steps = StepRunner(Workspace(root), BuildProgress(self.told))
+        self.output = io.StringIO()
+        self.steps = StepRunner(Workspace(root), BuildProgress(self.output))
 
     def lines(self, step: str) -> list[str]:
-        """Return the log lines of the steps of that name, without the time."""
-        lines = [line.split(maxsplit=3) for line in self.told.getvalue().splitlines()]
+        """Return the output lines of a step, without the time."""
+        lines = [line.split(maxsplit=3) for line in self.output.getvalue().splitlines()]
         return [words[3] for words in lines if words[0] == step]
 
 
@@ -127,13 +127,13 @@ class PreparedBuild:
 
 @dataclass
 class FixedGraphs(CandidateGraphs):
-    """Existing graphs by the names of their candidates."""
+    """Existing graphs by candidate name; records the requests."""
 
     given: Mapping[str, Path]
-    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    requested: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
-        self.asked.append((recipe.name, tuple(excluded_nodes)))
+        self.requested.append((recipe.name, tuple(excluded_nodes)))
         return self.given[recipe.name]
 
     def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tiny models built once by the whole pipeline, and one whose graphs many tests share."""
+"""Session fixtures: tiny models built by the whole pipeline, and one prepared build."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def adapter_source(tmp_path_factory: pytest.TempPathFactory, embedding_source: P
 def embedding_build(
     tmp_path_factory: pytest.TempPathFactory, embedding_source: Path
 ) -> BuildResult:
-    """Never to be changed: tests that damage it copy its store."""
+    """A shared build. Tests that modify it copy its store first."""
     request = BuildRequest(
         ref=str(embedding_source),
         store=tmp_path_factory.mktemp("store"),
@@ -50,8 +50,8 @@ def embedding_build(
 
 @pytest.fixture(scope="session")
 def sentiment_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Labelled data for the merged adapter."""
-    path = tmp_path_factory.mktemp("data") / "moods.tsv"
+    """Labeled data for the merged adapter."""
+    path = tmp_path_factory.mktemp("data") / "sentiment.tsv"
     texts = ("a lovely film", "the awful night", "bad food", "the river is great", "it was good")
     lines = [f"{text}\t{LABELS[i % 3]}" for i, text in enumerate(texts)]
     path.write_text("\n".join(["text\tlabel", *lines]), encoding="utf-8")
@@ -59,9 +59,11 @@ def sentiment_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
-    """An embedding model of two layers; the second product of the second layer's feed-forward
-    network is one that int8 hurts."""
-    root = tmp_path_factory.mktemp("workshop")
+def prepared_build(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
+    """An embedding model of two layers.
+
+    Int8 is inaccurate in the second feed-forward MatMul of the second layer.
+    """
+    root = tmp_path_factory.mktemp("prepared_build")
     source = plant_outlier(tiny_checkpoint(root / "model"), layer=1)
     return PreparedBuild.of(source, root / "work")

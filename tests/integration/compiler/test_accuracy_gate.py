@@ -19,7 +19,7 @@ CPU_RECIPES = [recipe for recipe in FULL.decoders if recipe.device is Device.CPU
 
 
 class Candidates:
-    """A build of which only the candidates are called."""
+    """Fake build that provides candidates only."""
 
     fallbacks_cost_speed = False
     context = type("Context", (), {"recipe": FULL})
@@ -33,7 +33,7 @@ class Accepted:
 
 
 class SlowGate:
-    """Takes 10 ms per candidate and accepts all but `rejected`."""
+    """Gate that takes 10 ms per candidate and accepts all except `rejected`."""
 
     def __init__(self, *rejected: DecoderRecipe) -> None:
         self.rejected = rejected

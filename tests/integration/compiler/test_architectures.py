@@ -1,8 +1,7 @@
-"""Every architecture and every head from a tiny random checkpoint: exported, verified, run.
+"""Export, verification and inference of every architecture and head from tiny random checkpoints.
 
-As measured on two cores: 4 s a case, 82 s in all. Each graph is of opset 23, whose one `Attention`
-operator per layer the exporter writes for those that `sdpa` says; the others bring an attention of
-their own and are exported all the same.
+A case takes 4 s, the file 82 s, on two CPU cores. Graphs use opset 23. The exporter writes one
+`Attention` operator per layer for cases with `sdpa`; the other models have their own attention.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from tests.support.builders import ENCODER_HEADS, POSITIONS, tiny_checkpoint, wr
 SDPA = ExportRecipe(dtype="float32", opset=23)
 PLAIN = ExportRecipe(dtype="float32", opset=18)
 EXACT = Gate(cosine_mean=0.99999, cosine_worst=0.9999, top1_agreement=1.0)
-# Largest difference to torch, of answers that reach 10 to 100: fp32 sums in another order.
+# Largest difference to torch for outputs of 10 to 100; the fp32 summation order differs.
 TOLERANCE = 2e-4
-# Two tokens, as only special tokens are; a few; as many as the model reads, and one pair.
+# Special tokens only; a few tokens; the maximum length; one pair.
 TEXTS = (" ", "the lovely [MASK] at night", "[MASK] bad film " * POSITIONS, ("a [MASK]", "it was"))
 
 
@@ -73,21 +72,21 @@ CASES = (
     Case("mobilebert", ModelHead.MASKS, FILL),
     Case("modernbert", ModelHead.MASKS, FILL, layers=2),
     Case("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls"),
-    Case("qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"),  # a decoder that embeds
+    Case("qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"),  # a decoder used for embeddings
     Case("big_bird", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
 )
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A checkpoint at work: what it says of itself, and what torch answers."""
+class LoadedCase:
+    """A checkpoint with its metadata and the reference outputs of torch."""
 
     source: Path
     metadata: CheckpointMetadata
     reference: ReferenceOutputs
 
     @classmethod
-    def of(cls, case: Case, directory: Path) -> Subject:
+    def of(cls, case: Case, directory: Path) -> LoadedCase:
         source = tiny_checkpoint(
             directory / "model",
             model_type=case.model_type,
@@ -120,51 +119,53 @@ class Subject:
         )
         return open_engine(spec, EncoderSettings())
 
-    def verdict(self, graph: Path) -> ParityResult:
-        """Alone and in company, after every answer was compared digit by digit."""
+    def check_parity(self, graph: Path) -> ParityResult:
+        """Compare single and batched outputs with torch, then return their parity."""
         engine, items = self.engine(graph), self.reference.items
         alone, company = run_probes(engine, items, 1), run_probes(engine, items, len(items))
-        for given in (alone, company):
-            for mine, theirs in zip(given, self.reference.outputs, strict=True):
-                np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+        for outputs in (alone, company):
+            for actual, expected in zip(outputs, self.reference.outputs, strict=True):
+                np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
         return compare_outputs(self.reference, alone, company, EXACT, self.metadata.head)
 
 
-def operators(graph: Path) -> list[str]:
+def operator_types(graph: Path) -> list[str]:
     return [node.op_type for node in onnx.load(graph).graph.node]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_exported_graph_answers_like_torch_and_survives_int8(case: Case, tmp_path: Path) -> None:
-    subject = Subject.of(case, tmp_path)
-    metadata = subject.metadata
+def test_exported_graph_matches_torch_and_quantizes(case: Case, tmp_path: Path) -> None:
+    loaded = LoadedCase.of(case, tmp_path)
+    metadata = loaded.metadata
     assert (metadata.tasks, metadata.max_tokens, metadata.labels) == (
         case.tasks,
-        longest(case),
+        max_tokens_of(case),
         case.labels,
     )
-    graph = subject.export(SDPA, tmp_path / "graph.onnx")
+    graph = loaded.export(SDPA, tmp_path / "graph.onnx")
     assert [path.name for path in tmp_path.glob("graph*")] == ["graph.onnx"]
-    assert operators(graph).count("Attention") == case.layers * case.sdpa
-    verdict = subject.verdict(graph)
-    assert verdict.passed, verdict.reasons
+    assert operator_types(graph).count("Attention") == case.layers * case.sdpa
+    parity = loaded.check_parity(graph)
+    assert parity.passed, parity.reasons
 
-    lean = tmp_path / "lean.onnx"
+    rewritten = tmp_path / "lean.onnx"
     assert CPU_INT8.rewrites is not None
-    assert rewrite(graph, CPU_INT8.rewrites, lean) > 0 or not case.sdpa
-    assert subject.verdict(lean).passed
+    assert rewrite(graph, CPU_INT8.rewrites, rewritten) > 0 or not case.sdpa
+    assert loaded.check_parity(rewritten).passed
 
-    quantised = tmp_path / "int8.onnx"
-    quantize(lean, DynamicInt8(), quantised, items=())
-    assert "MatMulInteger" in operators(quantised)
-    rounded = run_probes(subject.engine(quantised), subject.reference.items, 1)
-    # A tiny random model is no measure of accuracy; that it still tells texts apart is asked.
+    quantized = tmp_path / "int8.onnx"
+    quantize(rewritten, DynamicInt8(), quantized, items=())
+    assert "MatMulInteger" in operator_types(quantized)
+    int8_outputs = run_probes(loaded.engine(quantized), loaded.reference.items, 1)
+    # Random weights have low int8 accuracy; the limits only reject constant outputs.
     lenient = Gate(cosine_mean=0.8, cosine_worst=-1, top1_agreement=0)
-    judged = compare_outputs(subject.reference, rounded, rounded, lenient, metadata.head)
-    assert judged.passed, judged.reasons
+    int8_result = compare_outputs(
+        loaded.reference, int8_outputs, int8_outputs, lenient, metadata.head
+    )
+    assert int8_result.passed, int8_result.reasons
 
 
-def longest(case: Case) -> int:
+def max_tokens_of(case: Case) -> int:
     return POSITIONS - {"roberta": 1, "xlm-roberta": 1, "mpnet": 2}.get(case.model_type, 0)
 
 
@@ -176,31 +177,33 @@ def longest(case: Case) -> int:
     ],
     ids=str,
 )
-def test_a_graph_without_the_attention_operator_answers_alike(case: Case, tmp_path: Path) -> None:
-    subject = Subject.of(case, tmp_path)
-    graph = subject.export(PLAIN, tmp_path / "graph.onnx")
-    assert "Attention" not in operators(graph)
-    assert subject.verdict(graph).passed
+def test_graph_without_attention_operator_matches_torch(case: Case, tmp_path: Path) -> None:
+    loaded = LoadedCase.of(case, tmp_path)
+    graph = loaded.export(PLAIN, tmp_path / "graph.onnx")
+    assert "Attention" not in operator_types(graph)
+    assert loaded.check_parity(graph).passed
 
 
-def test_every_head_is_built_for_two_architectures_at_least() -> None:
+def test_every_head_has_two_architectures() -> None:
     for head in ENCODER_HEADS:
         assert len({case.model_type for case in CASES if case.head is head}) >= 2, head
 
 
 @pytest.fixture(scope="module")
-def filler(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Path]:
-    """A model that fills masks, and its graph."""
+def fill_mask_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedCase, Path]:
+    """A fill-mask model and its graph."""
     directory = tmp_path_factory.mktemp("filler")
-    subject = Subject.of(Case("bert", ModelHead.MASKS, FILL), directory)
-    return subject, subject.export(SDPA, directory / "graph.onnx")
+    loaded = LoadedCase.of(Case("bert", ModelHead.MASKS, FILL), directory)
+    return loaded, loaded.export(SDPA, directory / "graph.onnx")
 
 
-def test_only_the_mask_rows_meet_the_vocabulary(filler: tuple[Subject, Path]) -> None:
-    subject, graph = filler
+def test_vocabulary_logits_are_computed_for_masks_only(
+    fill_mask_model: tuple[LoadedCase, Path],
+) -> None:
+    loaded, graph = fill_mask_model
     model = onnx.load(graph)
     masks, width = shape(model.graph.output[0])
-    assert width == subject.metadata.output_width
+    assert width == loaded.metadata.output_width
     assert ("mask_positions", [masks]) in [(v.name, shape(v)) for v in model.graph.input]
     batch_and_tokens = set(shape(model.graph.input[0]))
     wide = [shape(v) for v in model.graph.value_info if width in shape(v)]
@@ -212,30 +215,32 @@ def shape(value: onnx.ValueInfoProto) -> list[int | str]:
     return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
-def test_a_text_without_a_mask_has_an_empty_answer_and_takes_none_from_its_neighbour(
-    filler: tuple[Subject, Path],
+def test_text_without_mask_has_empty_output(
+    fill_mask_model: tuple[LoadedCase, Path],
 ) -> None:
-    subject, graph = filler
-    engine = subject.engine(graph)
-    without, with_one = subject.reference.items[:2]
-    width = subject.metadata.output_width
-    assert [a.shape for a in run_probes(engine, [without, without], 2)] == [(0, width)] * 2
-    empty, answer = run_probes(engine, [without, with_one], 2)
+    loaded, graph = fill_mask_model
+    engine = loaded.engine(graph)
+    unmasked_item, masked_item = loaded.reference.items[:2]
+    width = loaded.metadata.output_width
+    assert [a.shape for a in run_probes(engine, [unmasked_item, unmasked_item], 2)] == [
+        (0, width)
+    ] * 2
+    empty, answer = run_probes(engine, [unmasked_item, masked_item], 2)
     assert empty.shape == (0, width)
-    np.testing.assert_allclose(answer, subject.reference.outputs[1], atol=TOLERANCE)
+    np.testing.assert_allclose(answer, loaded.reference.outputs[1], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "said"),
+    ("model_type", "changes", "message"),
     [
         ("longformer", {}, "`longformer` cannot be exported: its global"),
         ("big_bird", {"attention_type": "block_sparse"}, "`big_bird` cannot be exported: its"),
     ],
 )
-def test_an_architecture_that_cannot_be_traced_is_refused_by_name(
-    model_type: str, changes: dict[str, object], said: str, tmp_path: Path
+def test_untraceable_architecture_is_rejected_by_name(
+    model_type: str, changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_json(tmp_path / "config.json", {"model_type": model_type, **changes})
     checkpoint = Checkpoint(tmp_path, ModelSource(ref="here", revision="1"), "local/model")
-    with pytest.raises(UnsupportedModel, match=said):
+    with pytest.raises(UnsupportedModel, match=message):
         read_metadata(checkpoint, FILL)

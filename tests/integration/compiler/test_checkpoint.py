@@ -219,7 +219,7 @@ def test_unsafe_checkpoint_is_rejected_in_one_line(
 
 @contextmanager
 def ordinary_rights() -> Iterator[None]:
-    """Root may read everything: be nobody for a while."""
+    """Drop root privileges: root reads every file."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65_534)
@@ -231,7 +231,7 @@ def ordinary_rights() -> Iterator[None]:
 
 @pytest.fixture
 def public_copy(embedding_source: Path) -> Iterator[Path]:
-    """A checkpoint in a place where anybody may go, unlike pytest's own."""
+    """A checkpoint in a world-readable directory, unlike those of pytest."""
     top = Path(tempfile.mkdtemp())
     top.chmod(0o755)
     shutil.copytree(embedding_source, top / "model")

@@ -1,4 +1,4 @@
-"""`python -m build_artifacts`: what it is asked, what it answers, and with which status."""
+"""`python -m build_artifacts`: options, output and exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEAVY = (
 
 
 def seal_demo(store: Path) -> None:
-    """Stand-ins for the demo models under their real ids and versions."""
+    """Seal fake demo models with their real ids and versions."""
     for model in DEMO_MODELS:
         version = model.version(store)
         directory = seal_tiny(store, model.id)
@@ -56,21 +56,21 @@ def store(tmp_path: Path, embedding_build: BuildResult) -> Path:
     return copied
 
 
-def test_a_foreseen_failure_is_two_lines_and_no_traceback(
+def test_build_error_prints_error_and_hint_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["build", str(empty), "--store", str(tmp_path / "store")]) == 1
-    said = capsys.readouterr()
-    error, blank, hint = said.err.splitlines()
+    captured = capsys.readouterr()
+    error, blank, hint = captured.err.splitlines()
     assert error.startswith("error: no `config.json` in ")
     assert blank == ""
     assert hint.startswith("hint: ")
-    assert said.out == ""
+    assert captured.out == ""
 
 
-def test_a_store_that_is_a_file_is_refused(
+def test_store_that_is_a_file_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -79,7 +79,7 @@ def test_a_store_that_is_a_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("command", "wrong", "said"),
+    ("command", "arguments", "message"),
     [
         ("build", ["--task", "poetry"], "invalid TaskName value: 'poetry'"),
         ("build", ["--search", "endless"], "invalid choice: 'endless'"),
@@ -103,43 +103,45 @@ def test_a_store_that_is_a_file_is_refused(
     ],
     ids=str,
 )
-def test_a_wrong_value_is_a_usage_error(
-    command: str, wrong: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_option_value_exits_with_usage_error(
+    command: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([command, "source", *wrong])
+        main([command, "source", *arguments])
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [[], ["build"], ["paint", "it"], ["verify"], ["compact"]])
-def test_a_command_that_says_too_little_is_a_usage_error(given: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["build"], ["paint", "it"], ["verify"], ["compact"]])
+def test_incomplete_command_exits_with_usage_error(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(given)
+        main(arguments)
     assert caught.value.code == 2
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, built: BuildResult, *arguments: str) -> BuildRequest:
-    """What `build` with these arguments asks the pipeline for."""
+def parse_build_request(
+    monkeypatch: pytest.MonkeyPatch, built: BuildResult, *arguments: str
+) -> BuildRequest:
+    """Return the build request that `build` creates from these arguments."""
     requests: list[BuildRequest] = []
 
-    def note(request: BuildRequest, progress: BuildProgress) -> BuildResult:
+    def record_request(request: BuildRequest, progress: BuildProgress) -> BuildResult:
         requests.append(request)
         return built
 
-    monkeypatch.setattr(commands, "build", note)
+    monkeypatch.setattr(commands, "build", record_request)
     assert main(["build", "here", *arguments]) == 0
     return requests[0]
 
 
-def test_build_asks_for_what_it_was_told(
+def test_build_passes_options_to_pipeline(
     monkeypatch: pytest.MonkeyPatch, embedding_build: BuildResult
 ) -> None:
-    plain = asked(monkeypatch, embedding_build)
-    assert (plain.ref, plain.recipe, plain.force) == ("here", FULL, False)
-    assert plain.budget == BuildBudget(tune_seconds=60.0)
-    assert (plain.id, plain.task, plain.adapter) == (None, None, None)
-    full = asked(
+    defaults = parse_build_request(monkeypatch, embedding_build)
+    assert (defaults.ref, defaults.recipe, defaults.force) == ("here", FULL, False)
+    assert defaults.budget == BuildBudget(tune_seconds=60.0)
+    assert (defaults.id, defaults.task, defaults.adapter) == (None, None, None)
+    full = parse_build_request(
         monkeypatch,
         embedding_build,
         *("--id", "a/b", "--task", "text-ranking", "--adapter", "lora", "--force"),
@@ -154,14 +156,14 @@ def test_build_asks_for_what_it_was_told(
     assert (full.adapter, full.store) == (Path("lora"), Path("elsewhere"))
 
 
-def test_every_command_takes_a_store_and_explains_itself() -> None:
+def test_every_command_has_store_option() -> None:
     for command, spec in COMMANDS.items():
         parser = argparse.ArgumentParser()
         spec.load().add_arguments(parser)
         assert "--store" in parser.format_help(), command
 
 
-def test_build_finds_what_is_there(
+def test_build_reports_existing_version(
     store: Path,
     embedding_build: BuildResult,
     embedding_source: Path,
@@ -169,13 +171,13 @@ def test_build_finds_what_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SEARCH_PRESETS, "quick", BOTH_DEVICES)
-    given = ["build", str(embedding_source), "--search", "quick", "--store", str(store)]
-    assert main(given) == 0
+    arguments = ["build", str(embedding_source), "--search", "quick", "--store", str(store)]
+    assert main(arguments) == 0
     version = embedding_build.manifest.version
     assert f"local/embedder {version} was built already" in capsys.readouterr().out
 
 
-def test_show_lists_versions_candidates_and_damage(
+def test_ls_lists_versions_candidates_and_damage(
     store: Path, embedding_build: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built, manifest = embedding_build.directory, embedding_build.manifest
@@ -193,15 +195,13 @@ def test_show_lists_versions_candidates_and_damage(
     assert damaged.startswith(f"tiny/spoilt     {corrupted.name} *  damaged (digest_mismatch)")
 
 
-def test_show_of_nothing_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ls_of_empty_store_prints_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--store", str(tmp_path / "none")]) == 0
     assert "hundredfold demo" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["demo", "ls"])
-def test_looking_into_the_store_loads_nothing_heavy(tmp_path: Path, command: str) -> None:
+def test_store_commands_import_no_build_packages(tmp_path: Path, command: str) -> None:
     seal_demo(tmp_path)
     code = (
         "import sys; from build_artifacts.__main__ import COMMANDS, main; "
@@ -213,9 +213,7 @@ def test_looking_into_the_store_loads_nothing_heavy(tmp_path: Path, command: str
     assert all(model.id in done.stdout for model in DEMO_MODELS)
 
 
-def test_a_missing_build_tool_is_named_with_the_way_to_get_it(
-    tmp_path: Path, embedding_source: Path
-) -> None:
+def test_missing_build_package_is_named_with_hint(tmp_path: Path, embedding_source: Path) -> None:
     code = (
         "import sys; sys.modules['safetensors'] = None; "
         "from build_artifacts.__main__ import COMMANDS, main; "
@@ -226,7 +224,7 @@ def test_a_missing_build_tool_is_named_with_the_way_to_get_it(
     assert "error: `safetensors` is not installed\n\nhint: run `pip install" in done.stderr
 
 
-def test_a_default_that_somebody_chose_survives_the_demo(tmp_path: Path) -> None:
+def test_demo_keeps_existing_default_version(tmp_path: Path) -> None:
     seal_demo(tmp_path)
     model = DEMO_MODELS[0]
     own = seal_tiny(tmp_path, model.id)
@@ -239,7 +237,7 @@ def test_a_default_that_somebody_chose_survives_the_demo(tmp_path: Path) -> None
     assert resolve_version(tmp_path, model.id, LATEST_NAME) == model.version(tmp_path)
 
 
-def test_tune_measures_again_and_shows_what_will_serve(
+def test_tune_updates_costs_and_prints_selection(
     store: Path, embedding_build: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = embedding_build.manifest
@@ -247,8 +245,8 @@ def test_tune_measures_again_and_shows_what_will_serve(
     encoder = EncoderSettings(intra_op_threads=1)
     placement = TuningTarget(directory, manifest, Device.CPU, encoder)
     before = placement.costs_path.read_bytes()
-    given = ["--threads", "1", "--tune-seconds", "0.2", "--store", str(store)]
-    assert main(["tune", "local/embedder", *given]) == 0
+    arguments = ["--threads", "1", "--tune-seconds", "0.2", "--store", str(store)]
+    assert main(["tune", "local/embedder", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert placement.costs_path.read_bytes() != before
     table = read_costs(placement)
@@ -256,28 +254,26 @@ def test_tune_measures_again_and_shows_what_will_serve(
     assert "1 thread a pass" in lines[0]
     for variant in table.selected_variants():
         assert variant.name in lines[1].split()
-    assert all("*" in line for line in lines[2:]), "every shape is served by somebody"
+    assert all("*" in line for line in lines[2:]), "every shape has a selected variant"
     assert [line.split()[0] for line in lines[2:]] == [str(shape) for shape, _ in table.selection]
 
 
-def test_tune_needs_a_model_that_is_built(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_requires_built_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "no/model", "--store", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: `no/model` is not built")
-    assert "\n\nhint: " in said
+    captured = capsys.readouterr().err
+    assert captured.startswith("error: `no/model` is not built")
+    assert "\n\nhint: " in captured
 
 
-def test_compact_says_what_pruning_left_and_keeps_nothing(
+def test_compact_describes_removals_and_stores_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "pruned"
     pruned_encoder("bert").save_pretrained(source)
     tiny_tokenizer(source)
     assert main(["compact", str(source), "--store", str(tmp_path / "store")]) == 0
-    told, *layers = capsys.readouterr().out.splitlines()
-    assert told.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
+    output, *layers = capsys.readouterr().out.splitlines()
+    assert output.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
     expected = [
         f"layer {i}: {len(heads)} heads, {len(rows)} feed-forward channels"
         for i, (heads, rows) in enumerate(PRUNED)
@@ -286,75 +282,69 @@ def test_compact_says_what_pruning_left_and_keeps_nothing(
     assert [path.name for path in (tmp_path / "store").iterdir()] == [".building"]
 
 
-def test_gc_asks_somebody_and_removes_what_no_alias_points_to(
+def test_gc_confirms_and_removes_versions_without_alias(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, kept, new = (seal_tiny(tmp_path, f"tiny/{name}") for name in ("old", "kept", "new"))
     home = new.parent
     old, kept = old.rename(home / old.name), kept.rename(home / kept.name)
-    given = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new:{kept.name}"]
+    arguments = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new:{kept.name}"]
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # a pipe, nobody's hand
-    assert main(given) == 1
-    said = capsys.readouterr()
-    assert f"tiny/new:{old.name}" in said.out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # a pipe, not a terminal
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert f"tiny/new:{old.name}" in captured.out
     assert (
         "error: standard input is not a terminal, so the removal cannot be confirmed\n\n"
-        "hint: pass `--yes`"
-        in said.err
+        "hint: pass `--yes`" in captured.err
     )
     assert old.is_dir()
 
     for answer in ("n\n", "", "\n"):
-        monkeypatch.setattr(sys, "stdin", Hand(answer))
-        assert main(given) == 0
+        monkeypatch.setattr(sys, "stdin", FakeTerminal(answer))
+        assert main(arguments) == 0
         assert "remove them? [y/N]" in capsys.readouterr().err
         assert old.is_dir()
 
-    monkeypatch.setattr(sys, "stdin", Hand("yes\n"))
-    assert main(given) == 0
+    monkeypatch.setattr(sys, "stdin", FakeTerminal("yes\n"))
+    assert main(arguments) == 0
     assert "removed 1, " in capsys.readouterr().out
     assert [path.is_dir() for path in (old, kept, new)] == [False, True, True]
 
-    assert main([*given[:3], "--yes"]) == 0
+    assert main([*arguments[:3], "--yes"]) == 0
     assert [path.is_dir() for path in (kept, new)] == [False, True]
-    assert main(given[:3]) == 0, "nothing to ask about"
+    assert main(arguments[:3]) == 0, "no garbage is left"
 
 
-class Hand(io.StringIO):
-    """A terminal at which somebody types."""
+class FakeTerminal(io.StringIO):
+    """A text stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_gc_spares_versions_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_keep_requires_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seal_tiny(tmp_path, "tiny/model")
     assert main(["gc", "--store", str(tmp_path), "--keep", "tiny/model"]) == 1
     assert "`tiny/model` names no version\n\nhint: write `MODEL:VERSION`" in capsys.readouterr().err
 
 
-def test_steps_are_lines_with_seconds_also_when_they_fail() -> None:
-    told = io.StringIO()
-    progress = BuildProgress(told)
+def test_progress_prints_a_line_per_step() -> None:
+    output = io.StringIO()
+    progress = BuildProgress(output)
     progress.begin()
     with progress.step("export", "cpu-int8") as step:
         step.set_outcome("23.1 MB")
     with pytest.raises(ZeroDivisionError), progress.step("verify", "cpu-int8"):
         1 / 0  # noqa: B018
     progress.end()
-    lines = told.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     assert lines[0] == "  export      0.0 s  cpu-int8: 23.1 MB"
     assert lines[1] == "  verify      0.0 s  cpu-int8: failed"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_the_step_under_way_above_which_the_lines_stay() -> None:
-    screen = Terminal()
+def test_progress_shows_current_step_on_terminal() -> None:
+    screen = FakeTerminal()
     progress = BuildProgress(screen)
     progress.begin()
     with progress.step("export", "cpu-int8"):
@@ -365,10 +355,10 @@ def test_a_terminal_shows_the_step_under_way_above_which_the_lines_stay() -> Non
 
 
 @pytest.mark.slow
-def test_a_demo_model_is_built_from_a_package_and_an_adapter(
+def test_demo_model_is_built_from_package_and_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One candidate that needs no mending, and no data; `make serve` builds with everything.
+    # One candidate without fallbacks and without data keeps the test short.
     monkeypatch.setattr(demo, "QUICK", BuildRecipe(candidates=(CPU_INT8_WEIGHTS,)))
     monkeypatch.setattr(demo, "_TUNE_SECONDS", 1.0)
     model = replace(DEMO_MODELS[1], evaluation=None)

@@ -26,7 +26,7 @@ from tests.support.pruned_checkpoints import (
     size,
 )
 
-# Outputs are of order 1; another order of summation changes the last digits.
+# Outputs are of order 1; the summation order changes the last digits.
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 1e-2  # float16 has three digits
 
@@ -314,7 +314,7 @@ def test_compacted_graph_is_smaller(tmp_path: Path, model_type: str) -> None:
     assert whole.stat().st_size - graph.stat().st_size == pytest.approx(weights, rel=0.1)
 
 
-# One adds a bias per head to the scores; one projects positions with the heads' matrices.
+# The first adds a bias per head to the scores; the second projects positions per head.
 @pytest.mark.parametrize("model_type", ["mpnet", "deberta-v2"])
 def test_heads_with_relative_positions_export(tmp_path: Path, model_type: str) -> None:
     model = pruned_encoder(model_type)
@@ -327,7 +327,7 @@ def test_heads_with_relative_positions_export(tmp_path: Path, model_type: str) -
     )
 
 
-def test_a_compacted_model_exports_with_fused_attention_in_half_precision(tmp_path: Path) -> None:
+def test_compacted_model_exports_fused_attention_in_half_precision(tmp_path: Path) -> None:
     import onnx
     import torch
 

@@ -1,4 +1,4 @@
-"""What a build does with what its steps find out, from a checkpoint to a published version."""
+"""Whole builds: evaluation data, fallbacks and rejection."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.prepared_build import LITTLE, SMALL
 
 UNTUNED = BuildBudget(tune_seconds=0)
-# Nearer than int8 gets, not than fp32.
-EXACT = Gate(cosine_mean=0.9999999, cosine_worst=0.9999999)
+# Above the accuracy of int8, below that of fp32.
+FP32_GATE = Gate(cosine_mean=0.9999999, cosine_worst=0.9999999)
 
 
 def leftovers(store: Path) -> list[str]:
-    """What the build left behind, the log aside."""
+    """Return the work files of a build, without its log."""
     names = (path.name for path in (store / BUILDING_NAME).iterdir())
     return [name for name in names if not name.endswith(".log")]
 
@@ -42,24 +42,24 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged_by_data(
+def build_with_data(
     tmp_path_factory: pytest.TempPathFactory, classifier: Path, sentiment_data: Path
 ) -> tuple[BuildResult, str]:
-    """A classifier built with labelled data, and what was told meanwhile."""
-    told = io.StringIO()
+    """A classifier built with labeled data, and the progress output."""
+    output = io.StringIO()
     request = BuildRequest(
         ref=str(classifier),
         store=tmp_path_factory.mktemp("store"),
         recipe=replace(SMALL, gate=Gate(top1_agreement=0.9, metric_drop=50)),
         budget=replace(LITTLE, evaluation=sentiment_data),
     )
-    return build(request, BuildProgress(told)), told.getvalue()
+    return build(request, BuildProgress(output)), output.getvalue()
 
 
-def test_with_data_the_metrics_of_original_and_graphs_are_sealed(
-    judged_by_data: tuple[BuildResult, str],
+def test_build_with_data_seals_task_scores(
+    build_with_data: tuple[BuildResult, str],
 ) -> None:
-    result, told = judged_by_data
+    result, output = build_with_data
     manifest = ArtifactManifest.read(result.directory)
     assert manifest.tasks == (TaskName.TEXT_CLASSIFICATION,)
     assert (manifest.labels, manifest.problem_type) == (LABELS, "single_label")
@@ -70,24 +70,24 @@ def test_with_data_the_metrics_of_original_and_graphs_are_sealed(
         assert candidate.parity.top1_agreement >= manifest.gate.top1_agreement
         assert manifest.scores["accuracy"] - candidate.scores["accuracy"] <= 0.5
     accuracy = f"accuracy {manifest.scores['accuracy']:.4f}"
-    assert "fp32 torch on the probes, and on the data: BertForSequence" in told
-    assert accuracy in told
+    assert "fp32 torch on the probes, and on the data: BertForSequence" in output
+    assert accuracy in output
 
 
-def test_every_step_of_a_build_is_told_once(judged_by_data: tuple[BuildResult, str]) -> None:
-    _, told = judged_by_data
-    steps = [line.split()[0] for line in told.splitlines()]
+def test_every_build_step_is_reported_once(build_with_data: tuple[BuildResult, str]) -> None:
+    _, output = build_with_data
+    steps = [line.split()[0] for line in output.splitlines()]
     assert steps[:3] == ["resolve", "reference", "export"]
     assert steps.count("export") == 1
     assert steps.index("screen") < steps.index("verify") < steps.index("tune")
     assert steps[-1] == "seal"
-    assert len(told.splitlines()) == len(set(told.splitlines()))
+    assert len(output.splitlines()) == len(set(output.splitlines()))
 
 
-def test_the_winner_on_this_host_is_the_portable_default(
-    judged_by_data: tuple[BuildResult, str],
+def test_fastest_candidate_on_this_host_is_first(
+    build_with_data: tuple[BuildResult, str],
 ) -> None:
-    result, _ = judged_by_data
+    result, _ = build_with_data
     manifest = result.manifest
     for threads in {1, 2}:
         encoder = EncoderSettings(intra_op_threads=threads)
@@ -104,27 +104,25 @@ def test_the_winner_on_this_host_is_the_portable_default(
             assert manifest.candidates[0].name == table.selected_variants()[0].candidate
 
 
-def test_where_no_int8_graph_passes_fp32_is_sealed_and_the_build_says_so(
-    tmp_path: Path, embedding_source: Path
-) -> None:
-    told = io.StringIO()
+def test_build_falls_back_to_fp32(tmp_path: Path, embedding_source: Path) -> None:
+    output = io.StringIO()
     request = BuildRequest(
         ref=str(embedding_source),
         store=tmp_path,
-        recipe=replace(SMALL, gate=EXACT),
+        recipe=replace(SMALL, gate=FP32_GATE),
         budget=UNTUNED,
     )
-    result = build(request, BuildProgress(told))
+    result = build(request, BuildProgress(output))
     assert [c.name for c in result.manifest.candidates] == ["cpu-fp32"]
     assert result.manifest.candidates[0].parity.cosine_worst > 0.9999999
-    lines = told.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     assert "no candidate for the CPU passed the gate: trying cpu-fp32" in lines
     assert any("cpu-int8 against fp32 torch: rejected, mean cosine" in line for line in lines)
-    assert not (result.directory / "hosts").exists(), "nothing was to be measured"
+    assert not (result.directory / "hosts").exists(), "tuning is disabled"
     assert leftovers(tmp_path) == []
 
 
-def test_a_gate_that_not_even_fp32_passes_ends_the_build(
+def test_build_rejected_in_fp32_raises_gate_failed(
     tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
     impossible = BuildRecipe(candidates=(CPU_INT8,), gate=Gate(cosine_mean=1.1))
@@ -137,27 +135,27 @@ def test_a_gate_that_not_even_fp32_passes_ends_the_build(
     assert leftovers(tmp_path) == [], "the next run would fail the same way"
 
 
-def test_a_checkpoint_that_answers_no_numbers_is_refused_before_it_is_exported(
+def test_nonfinite_checkpoint_is_rejected_before_export(
     tmp_path: Path,
 ) -> None:
     source = tiny_checkpoint(tmp_path / "model", layers=1)
     weights = load_file(source / "model.safetensors")
     weights["encoder.layer.0.output.dense.bias"][3] = float("inf")
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    told = io.StringIO()
+    output = io.StringIO()
     request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, budget=UNTUNED)
     with pytest.raises(UnsupportedModel, match="returns NaN or infinity in fp32 torch"):
-        build(request, BuildProgress(told))
-    assert "export" not in told.getvalue()
+        build(request, BuildProgress(output))
+    assert "export" not in output.getvalue()
     assert leftovers(tmp_path / "store") == []
 
 
-def test_data_of_another_task_is_refused_before_anything_is_computed(
+def test_data_of_other_task_is_rejected_before_computation(
     tmp_path: Path, embedding_source: Path
 ) -> None:
     data = tmp_path / "data.jsonl"
     write_json(data, {"question": "who?"})
-    told = io.StringIO()
+    output = io.StringIO()
     request = BuildRequest(
         ref=str(embedding_source),
         store=tmp_path / "store",
@@ -165,5 +163,5 @@ def test_data_of_another_task_is_refused_before_anything_is_computed(
         budget=replace(UNTUNED, evaluation=data),
     )
     with pytest.raises(BadEvaluationData, match=r"data\.jsonl"):
-        build(request, BuildProgress(told))
-    assert [line.split()[0] for line in told.getvalue().splitlines()] == ["resolve"]
+        build(request, BuildProgress(output))
+    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["resolve"]

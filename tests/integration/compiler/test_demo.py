@@ -17,30 +17,30 @@ ADAPTED = [model for model in DEMO_MODELS if model.adapter]
 
 
 @pytest.mark.parametrize("model", ADAPTED, ids=lambda model: model.id)
-def test_an_adapter_that_is_shipped_is_for_the_task_of_its_model(model: DemoModel) -> None:
+def test_demo_adapter_matches_task_of_model(model: DemoModel) -> None:
     assert model.adapter is not None
     assert read_adapter(model.adapter).task is model.task
 
 
 @pytest.mark.parametrize("model", ADAPTED, ids=lambda model: model.id)
-def test_the_labelled_data_of_a_demo_model_can_be_read(model: DemoModel, tmp_path: Path) -> None:
+def test_demo_evaluation_data_loads(model: DemoModel, tmp_path: Path) -> None:
     tiny_tokenizer(tmp_path)
     under_test = EvaluatedModel(directory=tmp_path, max_tokens=512, labels=("NEGATIVE", "POSITIVE"))
     assert model.evaluation is not None
     assert len(load_evaluation(model.evaluation, model.task, under_test).items) > 90
 
 
-def test_every_question_of_the_gate_is_answered_by_its_text_in_one_way() -> None:
+def test_demo_questions_have_one_answer_in_context() -> None:
     (model,) = (m for m in DEMO_MODELS if m.task is TaskName.QUESTION_ANSWERING)
     assert model.evaluation is not None
     questions = read_questions(model.evaluation)
-    assert len({asked.question for asked in questions}) == len(questions)
-    for asked in questions:
-        (gold,) = asked.golds
-        assert gold in asked.context
+    assert len({question.question for question in questions}) == len(questions)
+    for question in questions:
+        (gold,) = question.golds
+        assert gold in question.context
 
 
-def test_the_demo_models_are_what_is_served() -> None:
+def test_serve_config_lists_demo_models() -> None:
     config = yaml.safe_load(SERVE_CONFIG.read_text(encoding="utf-8"))
     served = config["applications"][0]["args"]["models"]
     assert [model["id"] for model in served] == [model.id for model in DEMO_MODELS]

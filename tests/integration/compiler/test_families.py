@@ -1,4 +1,4 @@
-"""Model families: a toy family is built end to end with one class and one line of the table."""
+"""Model families: a toy family needs one class and one table entry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0)
 
 
 class ToyBuild(ModelBuild[CandidateRecipe, GraphSpec]):
-    """Replaces any model by a mean of word vectors; the gate rejects int8."""
+    """Toy build that exports a mean of word vectors; its gate rejects int8."""
 
     gate_failed_hint = "use another toy"
 

@@ -1,4 +1,4 @@
-"""What candidates share is made once, and everything else apart."""
+"""Graphs of candidates: shared exports, reuse and failures."""
 
 from __future__ import annotations
 
@@ -29,107 +29,111 @@ from tests.support.prepared_build import FLOAT, PreparedBuild, RecordingRunner, 
 SHARED = (CPU_FP32, CPU_INT8, CPU_INT8_WEIGHTS, CPU_INT8_STATIC)
 
 
-def test_one_export_and_one_rewrite_serve_every_candidate_of_that_source(
-    workshop: PreparedBuild, tmp_path: Path
-) -> None:
+def test_candidates_share_export_and_rewrite(prepared_build: PreparedBuild, tmp_path: Path) -> None:
     runner = RecordingRunner(tmp_path / "work")
-    graphs = CandidateGraphs(runner.steps, workshop.prepared)
+    graphs = CandidateGraphs(runner.steps, prepared_build.prepared)
     files = {recipe.name: graphs.graph(recipe) for recipe in SHARED}
     assert len(set(files.values())) == len(SHARED)
-    assert [len(runner.lines(step)) for step in ("export", "rewrite", "quantize")] == [1, 1, 3]
-    (told,) = runner.lines("export")
-    assert told.startswith("float32 graph, opset 23: ")
-    assert told.endswith(" MB")
+    assert [len(runner.lines(step)) for step in ("export", "rewrite", "quantize")] == [
+        1,
+        1,
+        3,
+    ]
+    (line,) = runner.lines("export")
+    assert line.startswith("float32 graph, opset 23: ")
+    assert line.endswith(" MB")
 
-    lines = runner.told.getvalue()
+    first_output = runner.output.getvalue()
     assert graphs.graph(CPU_INT8) == files["cpu-int8"]
-    assert runner.told.getvalue() == lines, "a graph that is there is made and told once"
+    assert runner.output.getvalue() == first_output, "an existing graph was built or reported again"
 
 
-def test_a_graph_of_an_interrupted_build_is_found_and_told_once(
-    workshop: PreparedBuild, tmp_path: Path
+def test_graph_of_interrupted_build_is_reused_and_reported_once(
+    prepared_build: PreparedBuild, tmp_path: Path
 ) -> None:
-    again = RecordingRunner(tmp_path / "again")
-    done = workshop.graphs.graph(CPU_INT8)
+    resumed_runner = RecordingRunner(tmp_path / "again")
+    done = prepared_build.graphs.graph(CPU_INT8)
     (tmp_path / "again" / "steps").symlink_to(done.parents[1])
-    graphs = CandidateGraphs(again.steps, workshop.prepared)
+    graphs = CandidateGraphs(resumed_runner.steps, prepared_build.prepared)
     for _ in range(2):
         assert graphs.graph(CPU_INT8).read_bytes() == done.read_bytes()
-    lines = again.told.getvalue().splitlines()
-    assert len(lines) == 3
-    assert all(line.endswith(": done by an interrupted build") for line in lines)
+    first_output = resumed_runner.output.getvalue().splitlines()
+    assert len(first_output) == 3
+    assert all(line.endswith(": done by an interrupted build") for line in first_output)
 
 
-def test_another_calibration_and_other_kept_nodes_are_other_graphs(workshop: PreparedBuild) -> None:
-    order = workshop.graphs.sensitive_nodes(CPU_INT8)
+def test_calibration_and_excluded_nodes_change_graph(prepared_build: PreparedBuild) -> None:
+    order = prepared_build.graphs.sensitive_nodes(CPU_INT8)
     attempts = [
-        workshop.graphs.graph(CPU_INT8_STATIC),
-        *map(workshop.graphs.graph, with_other_calibrations(CPU_INT8_STATIC)),
-        workshop.graphs.graph(CPU_INT8_STATIC, order[:1]),
-        workshop.graphs.graph(CPU_INT8_STATIC, order[:2]),
+        prepared_build.graphs.graph(CPU_INT8_STATIC),
+        *map(prepared_build.graphs.graph, with_other_calibrations(CPU_INT8_STATIC)),
+        prepared_build.graphs.graph(CPU_INT8_STATIC, order[:1]),
+        prepared_build.graphs.graph(CPU_INT8_STATIC, order[:2]),
     ]
     assert len({path.read_bytes() for path in attempts}) == len(set(attempts)) == 5
     assert op_counts(attempts[-1])["MatMulNBits"] == 2
 
 
-def test_the_other_calibrations_are_those_of_the_recipe() -> None:
+def test_other_calibrations_apply_to_static_int8_only() -> None:
     schemes = [other.quantization for other in with_other_calibrations(CPU_INT8_STATIC)]
     assert schemes == [StaticInt8(calibration="percentile"), StaticInt8(calibration="entropy")]
     assert with_other_calibrations(CPU_INT8) == []
     assert with_other_calibrations(CPU_FP32) == []
 
 
-def test_an_order_belongs_to_the_float_graph(workshop: PreparedBuild) -> None:
+def test_sensitivity_order_is_shared_by_float_graph(prepared_build: PreparedBuild) -> None:
     dynamic = replace(CPU_INT8, quantization=DynamicInt8(symmetric_weights=True))
-    assert workshop.graphs.sensitive_nodes(dynamic) == workshop.graphs.sensitive_nodes(CPU_INT8)
-    ranked = workshop.runner.lines("rank")
+    assert prepared_build.graphs.sensitive_nodes(dynamic) == prepared_build.graphs.sensitive_nodes(
+        CPU_INT8
+    )
+    ranked = prepared_build.runner.lines("rank")
     assert len(ranked) == len(set(ranked)), "one float graph was ranked twice"
 
 
-def test_a_torch_program_answers_like_the_graph(workshop: PreparedBuild) -> None:
+def test_torch_program_matches_reference(prepared_build: PreparedBuild) -> None:
     recipe = replace(FLOAT, source=TorchProgramRecipe(dtype="float32"), engine="torch")
-    program = workshop.graphs.graph(recipe)
-    given = workshop.answers(recipe, program)
-    assert float(cosines(given, workshop.prepared.reference.outputs).min()) > 0.99999
+    program = prepared_build.graphs.graph(recipe)
+    outputs = prepared_build.answers(recipe, program)
+    assert float(cosines(outputs, prepared_build.prepared.reference.outputs).min()) > 0.99999
 
 
-def test_a_model_that_cannot_be_exported_leaves_no_half_graph(
-    workshop: PreparedBuild, tmp_path: Path
-) -> None:
+def test_failed_export_leaves_no_files(prepared_build: PreparedBuild, tmp_path: Path) -> None:
     runner = RecordingRunner(tmp_path / "work")
-    nowhere = replace(workshop.prepared, weights=tmp_path)
+    missing_weights = replace(prepared_build.prepared, weights=tmp_path)
     with pytest.raises(UnsupportedModel):
-        CandidateGraphs(runner.steps, nowhere).graph(CPU_INT8)
+        CandidateGraphs(runner.steps, missing_weights).graph(CPU_INT8)
     assert list((tmp_path / "work" / "steps").iterdir()) == []
     assert runner.lines("export") == ["float32 graph, opset 23: failed"]
 
 
-def test_a_rewrite_that_would_change_answers_leaves_the_graph_as_exported(
-    workshop: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rewrite_that_changes_outputs_is_discarded(
+    prepared_build: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forget_a_norm(model: ir.Model) -> int:
+    def zero_a_norm(model: ir.Model) -> int:
         scale = next(n for n in model.graph if n.op_type == "LayerNormalization").inputs[1]
         assert scale is not None
         scale.const_value = ir.tensor(np.zeros(scale.shape.numpy(), np.float32), name=scale.name)
         return 1
 
-    monkeypatch.setitem(REWRITES, "drop-empty-rows", forget_a_norm)
+    monkeypatch.setitem(REWRITES, "drop-empty-rows", zero_a_norm)
     runner = RecordingRunner(tmp_path / "work")
-    graphs = CandidateGraphs(runner.steps, workshop.prepared)
+    graphs = CandidateGraphs(runner.steps, prepared_build.prepared)
     exported = graphs.float_graph(FLOAT)
     assert graphs.graph(CPU_FP32).read_bytes() == exported.read_bytes()
-    (told,) = runner.lines("rewrite")
+    (line,) = runner.lines("rewrite")
     assert re.fullmatch(
         r"cpu-fp32: drop-empty-rows, packed-heads: "
         r"discarded, the outputs would change by \d\.\de[+-]\d\d",
-        told,
+        line,
     )
-    assert op_counts(graphs.graph(CPU_INT8))["MatMulInteger"], "it is quantised all the same"
+    assert op_counts(graphs.graph(CPU_INT8))["MatMulInteger"], (
+        "the exported graph was not quantized"
+    )
 
 
-def test_a_rewrite_after_which_no_number_is_left_is_not_believed(
-    workshop: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rewrite_with_nonfinite_difference_is_discarded(
+    prepared_build: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_graphs, "largest_difference", lambda *_: float("nan"))
-    graphs = CandidateGraphs(RecordingRunner(tmp_path / "work").steps, workshop.prepared)
+    graphs = CandidateGraphs(RecordingRunner(tmp_path / "work").steps, prepared_build.prepared)
     assert graphs.float_graph(CPU_FP32).read_bytes() == graphs.float_graph(FLOAT).read_bytes()

@@ -1,4 +1,4 @@
-"""A sealed artifact is checked again: file by file, then answer by answer."""
+"""The `verify` command: file digests, then parity of the sealed candidates."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.artifacts import replace_sealed_file, seal_tiny
 
 
 @pytest.fixture
-def sealed(tmp_path: Path, embedding_build: BuildResult) -> Path:
-    """A copy of a built artifact, in a store of its own."""
+def artifact(tmp_path: Path, embedding_build: BuildResult) -> Path:
+    """A copy of a built artifact in a separate store."""
     store = tmp_path / "store"
     shutil.copytree(embedding_build.directory.parents[1], store)
     return store / embedding_build.directory.relative_to(embedding_build.directory.parents[1])
 
 
-def verify(sealed: Path, model: str = "local/embedder") -> int:
-    return main(["verify", model, "--store", str(sealed.parents[1])])
+def verify(artifact: Path, model: str = "local/embedder") -> int:
+    return main(["verify", model, "--store", str(artifact.parents[1])])
 
 
-def shaken(graph: Path) -> bytes:
-    """The graph with other weights."""
+def with_reversed_weights(graph: Path) -> bytes:
+    """Return the graph with all matrices reversed."""
     model = onnx.load(graph)
     for weight in model.graph.initializer:
         values = numpy_helper.to_array(weight)
@@ -41,92 +41,90 @@ def shaken(graph: Path) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def rewritten(sealed: Path, **changes: object) -> None:
-    """Change the manifest's first candidate."""
-    manifest = json.loads((sealed / MANIFEST_NAME).read_bytes())
+def update_first_candidate(artifact: Path, **changes: object) -> None:
+    """Change fields of the first candidate in the manifest."""
+    manifest = json.loads((artifact / MANIFEST_NAME).read_bytes())
     manifest["candidates"][0] |= changes
-    (sealed / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    (artifact / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def test_what_was_sealed_passes_with_the_figures_it_was_sealed_with(
-    sealed: Path, capsys: pytest.CaptureFixture[str]
+def test_verify_reproduces_sealed_parity(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = list(verify_candidates(sealed))
-    manifest = ArtifactManifest.read(sealed)
-    assert [checked.candidate for checked in found] == list(manifest.candidates)
-    for checked in found:
+    results = list(verify_candidates(artifact))
+    manifest = ArtifactManifest.read(artifact)
+    assert [checked.candidate for checked in results] == list(manifest.candidates)
+    for checked in results:
         assert checked.result is not None
         assert checked.result.passed
         assert checked.result.parity is not None
         mean = checked.candidate.parity.cosine_mean
         assert checked.result.parity.cosine_mean == pytest.approx(mean, abs=1e-5)
-    assert verify(sealed) == 0
+    assert verify(artifact) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(manifest.candidates)
     assert all(": passed, cosine " in line and "(sealed with " in line for line in lines)
 
 
-def test_one_flipped_byte_is_found_before_anything_is_run(
-    sealed: Path, capsys: pytest.CaptureFixture[str]
+def test_flipped_byte_is_rejected_before_any_run(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    graph = sealed / ArtifactManifest.read(sealed).candidates[-1].graph
+    graph = artifact / ArtifactManifest.read(artifact).candidates[-1].graph
     content = bytearray(graph.read_bytes())
     content[len(content) // 2] ^= 1
     graph.write_bytes(content)
     with pytest.raises(DigestMismatch, match=r"differs from the sealed file \(sha256\)"):
-        next(verify_candidates(sealed))
-    assert verify(sealed) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert "(sha256)" in said.err
-    assert "\n\nhint: " in said.err
+        next(verify_candidates(artifact))
+    assert verify(artifact) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "(sha256)" in captured.err
+    assert "\n\nhint: " in captured.err
 
 
-def test_a_graph_resealed_with_other_weights_misses_the_gate(
-    sealed: Path, capsys: pytest.CaptureFixture[str]
+def test_verify_rejects_graph_with_other_weights(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = ArtifactManifest.read(sealed).candidates[0]
-    replace_sealed_file(sealed, changed.graph, shaken(sealed / changed.graph))
-    assert verify(sealed) == 1
+    changed = ArtifactManifest.read(artifact).candidates[0]
+    replace_sealed_file(artifact, changed.graph, with_reversed_weights(artifact / changed.graph))
+    assert verify(artifact) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{changed.name}: FAILED, mean cosine ")
     assert all(": passed" in line for line in lines[1:]), "one failure does not hide the others"
 
 
-def test_a_reference_of_another_model_is_found(
-    sealed: Path, capsys: pytest.CaptureFixture[str]
+def test_verify_rejects_invalid_reference(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replace_sealed_file(sealed, REFERENCE_NAME, b"not an archive")
+    replace_sealed_file(artifact, REFERENCE_NAME, b"not an archive")
     with pytest.raises(ArtifactError, match="not a file of reference outputs"):
-        list(verify_candidates(sealed))
-    assert verify(sealed) == 1
+        list(verify_candidates(artifact))
+    assert verify(artifact) == 1
     assert "error: " in capsys.readouterr().err
 
 
-def test_a_candidate_whose_engine_is_missing_is_named_and_not_a_failure(
-    sealed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_verify_skips_candidate_with_missing_engine(
+    artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    name = ArtifactManifest.read(sealed).candidates[0].name
-    rewritten(sealed, engine="openvino")
-    assert verify(sealed) == 0
+    name = ArtifactManifest.read(artifact).candidates[0].name
+    update_first_candidate(artifact, engine="openvino")
+    assert verify(artifact) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first == f"{name}: not checked, the package `openvino` is not installed"
 
 
-def test_a_version_may_be_named(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (sealed.parent / "latest").unlink()
-    assert verify(sealed) == 1
+def test_verify_accepts_version(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (artifact.parent / "latest").unlink()
+    assert verify(artifact) == 1
     assert "is not built" in capsys.readouterr().err
-    assert verify(sealed, f"local/embedder:{sealed.name}") == 0
-    assert verify(sealed, "local/embedder:000000000000") == 1
+    assert verify(artifact, f"local/embedder:{artifact.name}") == 0
+    assert verify(artifact, "local/embedder:000000000000") == 1
     assert "no version `000000000000`" in capsys.readouterr().err
 
 
-def test_an_artifact_sealed_without_its_reference_cannot_be_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_requires_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seal_tiny(tmp_path, "tiny/model")
     assert main(["verify", "tiny/model", "--store", str(tmp_path)]) == 1
     assert "reference.npz" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Builds that are killed, interrupted, starved of disk, or not alone.
+"""Builds that are killed, interrupted, out of disk space, or concurrent.
 
-Each kill is a real SIGKILL, and there is one at every boundary between two steps. Every build goes
-on where the last one was killed, so that all of them together cost little more than one.
+A SIGKILL ends the build after every step. Each build resumes the previous one, so all of them
+together take little longer than one build.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from deployments.errors import ArtifactError
 from tests.support.builders import tiny_checkpoint
 from tests.support.killable_builds import BuildExit, BuildForkServer
 
-# What a build of the two candidates of SMALL always does; a second verdict comes on top of it when
-# the slower one is not far behind.
+# First steps of every build of SMALL. A second `verify` follows if both candidates are similarly
+# fast.
 ALWAYS = ["resolve", "reference", "export", "rewrite", "quantize", "quantize", "screen", "verify"]
-# Enough for the export, which takes seconds, and not for everything that is made of it.
+# Large enough for the export, too small for the graphs derived from it.
 SMALL_DISK = "500k"
 
 
-def mount(directory: Path) -> list[str]:
-    """A prefix that gives the command behind it a small disk of its own at `directory`."""
+def small_disk_command(directory: Path) -> list[str]:
+    """Return a command prefix that mounts a small disk at `directory`."""
     script = f'mount -t tmpfs -o size={SMALL_DISK} none "{directory}" && exec "$@"'
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
 
 
 @pytest.fixture(scope="module")
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """A directory that is a small disk for the builds; None where none can be mounted."""
+    """The mount point of a small disk; None without the permission to mount."""
     directory = tmp_path_factory.mktemp("disk")
-    tried = subprocess.run([*mount(directory), "true"], capture_output=True, check=False)
+    tried = subprocess.run(
+        [*small_disk_command(directory), "true"], capture_output=True, check=False
+    )
     return None if tried.returncode else directory
 
 
@@ -47,7 +49,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 def fork_server(
     tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None
 ) -> Iterator[BuildForkServer]:
-    prefix = mount(small_disk) if small_disk else []
+    prefix = small_disk_command(small_disk) if small_disk else []
     made = BuildForkServer(tmp_path_factory.mktemp("outputs"), *prefix)
     yield made
     made.close()
@@ -64,12 +66,12 @@ def command(source: Path, store: Path, *more: str) -> list[str]:
 
 
 def versions(store: Path) -> list[ArtifactManifest | ArtifactError]:
-    """Everything that is visible in the store, whole or not."""
+    """Return all listed versions of the store, complete or not."""
     return [entry.manifest for entry in list_versions(store)]
 
 
 def graphs_of_steps(store: Path) -> set[str]:
-    """The digests of the graphs that unfinished builds have made."""
+    """Return the digests of the graphs of unfinished builds."""
     return {file_sha256(path) for path in (store / BUILDING_NAME).glob("*/steps/*/graph.onnx")}
 
 
@@ -78,8 +80,8 @@ def graphs_of(manifest: ArtifactManifest | ArtifactError) -> set[str]:
     return {sealed.sha256 for name, sealed in manifest.files.items() if name.endswith(".onnx")}
 
 
-class Chain:
-    """One build, killed and run again until it survives."""
+class InterruptedBuild:
+    """One build, killed after every step and restarted until it completes."""
 
     def __init__(self, fork_server: BuildForkServer, source: Path, store: Path) -> None:
         self.store = store
@@ -95,61 +97,61 @@ class Chain:
             assert not (store / "local--mortal").exists()
             self.killed.append(ended)
             self.graphs |= graphs_of_steps(store)
-        self.survivor = ended
+        self.completed = ended
 
     def _interrupt(self, fork_server: BuildForkServer, source: Path) -> BuildExit:
-        """Ctrl-C in the middle of a step, of a build in a store of its own."""
+        """Send SIGINT during a step of a build in a separate store."""
         build = fork_server.start(*command(source, self.store.with_name("interrupted")))
         build.wait_for("reference")
-        time.sleep(0.5)  # into the export, which takes seconds
+        time.sleep(0.5)  # during the export, which takes seconds
         os.kill(build.pid, signal.SIGINT)
         return build.ended()
 
 
 @pytest.fixture(scope="module")
-def chain(
+def interrupted_build(
     fork_server: BuildForkServer, source: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Chain:
-    return Chain(fork_server, source, tmp_path_factory.mktemp("chain") / "store")
+) -> InterruptedBuild:
+    return InterruptedBuild(fork_server, source, tmp_path_factory.mktemp("chain") / "store")
 
 
-def test_a_build_killed_after_any_step_goes_on_with_the_next_one(chain: Chain) -> None:
-    for lines, ended in enumerate(chain.killed, start=1):
+def test_killed_build_resumes_with_next_step(interrupted_build: InterruptedBuild) -> None:
+    for lines, ended in enumerate(interrupted_build.killed, start=1):
         assert len(ended.steps) == lines, ended.output
-        # `resolve` leaves nothing behind and the last one is new: all between were finished before.
+        # `resolve` is not cached and the last step is new; all steps between are resumed.
         assert ended.resumed == ended.steps[1:-1], ended.output
-    told = chain.killed[-1].steps
-    assert told[: len(ALWAYS)] == ALWAYS
-    assert told[-1] == "seal"
-    assert "tune" in told
+    steps = interrupted_build.killed[-1].steps
+    assert steps[: len(ALWAYS)] == ALWAYS
+    assert steps[-1] == "seal"
+    assert "tune" in steps
 
 
-def test_after_the_last_kill_nothing_is_left_to_do_but_to_publish(chain: Chain) -> None:
-    survivor = chain.survivor
-    assert survivor.status == 0, survivor.output
-    assert survivor.resumed == survivor.steps[1:] == chain.killed[-1].steps[1:]
-    (manifest,) = versions(chain.store)
+def test_last_resumed_build_only_publishes(interrupted_build: InterruptedBuild) -> None:
+    completed = interrupted_build.completed
+    assert completed.status == 0, completed.output
+    assert completed.resumed == completed.steps[1:] == interrupted_build.killed[-1].steps[1:]
+    (manifest,) = versions(interrupted_build.store)
     assert isinstance(manifest, ArtifactManifest)
-    assert f"local/mortal {manifest.version} is built: " in survivor.output
-    assert list((chain.store / BUILDING_NAME).iterdir()) == []
+    assert f"local/mortal {manifest.version} is built: " in completed.output
+    assert list((interrupted_build.store / BUILDING_NAME).iterdir()) == []
 
 
-def test_ctrl_c_ends_a_build_with_a_hint_and_keeps_its_steps(chain: Chain) -> None:
-    ended = chain.interrupted
+def test_interrupted_build_prints_hint_and_keeps_steps(interrupted_build: InterruptedBuild) -> None:
+    ended = interrupted_build.interrupted
     assert ended.status == 130
     assert ended.steps == ["resolve", "reference", "export"]
     assert ended.output.endswith(
         "error: interrupted\n\nhint: run the command again; "
         "a build continues after its last finished step\n"
     )
-    store = chain.store.with_name("interrupted")
+    store = interrupted_build.store.with_name("interrupted")
     assert versions(store) == []
     steps = [path.name for path in (store / BUILDING_NAME).glob("*/steps/*")]
     assert steps == ["reference"]
 
 
-def test_of_two_builds_at_once_one_builds_what_a_killed_one_would_have(
-    chain: Chain, fork_server: BuildForkServer, source: Path, tmp_path: Path
+def test_concurrent_builds_publish_one_identical_artifact(
+    interrupted_build: InterruptedBuild, fork_server: BuildForkServer, source: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     first = fork_server.start(*command(source, store))
@@ -166,21 +168,21 @@ def test_of_two_builds_at_once_one_builds_what_a_killed_one_would_have(
     assert f"{waiting}(process {first.pid} on " in other.output
     assert other.steps == ["resolve"]
 
-    # Nobody interrupted this one; byte by byte the graphs are those of the one that was killed.
-    (killed,) = versions(chain.store)
+    # This build was not interrupted; its graphs equal those of the killed build.
+    (killed,) = versions(interrupted_build.store)
     assert isinstance(killed, ArtifactManifest)
     assert manifest.version == killed.version
-    assert len(chain.graphs) == 4, "exported, rewritten, and two of int8"
-    assert graphs_of(manifest) <= chain.graphs
-    assert graphs_of(killed) <= chain.graphs
+    assert len(interrupted_build.graphs) == 4, "exported, rewritten, and two of int8"
+    assert graphs_of(manifest) <= interrupted_build.graphs
+    assert graphs_of(killed) <= interrupted_build.graphs
     assert manifest.files["tokenizer.json"] == killed.files["tokenizer.json"]
 
 
-def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
-    chain: Chain, fork_server: BuildForkServer, source: Path
+def test_build_killed_during_publication_is_complete_or_absent(
+    interrupted_build: InterruptedBuild, fork_server: BuildForkServer, source: Path
 ) -> None:
-    """In the order of a publication, each time on top of the version that is there."""
-    store = chain.store
+    """Kill at every stage of a publication that replaces an existing version."""
+    store = interrupted_build.store
     (built,) = versions(store)
     assert isinstance(built, ArtifactManifest)
     directory = store / "local--mortal" / built.version
@@ -201,11 +203,11 @@ def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
     ended = fork_server.start(*forced, die_in="after the rename").ended()
     assert ended.status == -signal.SIGKILL
     (manifest,) = versions(store)
-    assert graphs_of(manifest) <= chain.graphs
+    assert graphs_of(manifest) <= interrupted_build.graphs
     assert directory.stat().st_ino != old
     assert not (directory.parent / LATEST_NAME).exists()
 
-    # Without --force the version is found, and the step that was cut off is done.
+    # Without --force the build finds the version and finishes the publication.
     for place in ("before cleaning", "while cleaning"):
         ended = fork_server.start(*command(source, store), die_in=place).ended()
         assert ended.status == -signal.SIGKILL, place
@@ -218,7 +220,7 @@ def test_a_build_killed_while_it_publishes_is_whole_or_not_there(
     assert list((store / BUILDING_NAME).iterdir()) == []
 
 
-def test_a_full_disk_is_told_and_a_larger_one_is_enough_to_go_on(
+def test_build_resumes_after_full_disk(
     fork_server: BuildForkServer, source: Path, small_disk: Path | None
 ) -> None:
     if small_disk is None:

@@ -1,4 +1,4 @@
-"""A build from request to published version: what it is called, and when it is needed."""
+"""Whole builds: contents, reuse and version of published artifacts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from tests.support.prepared_build import LITTLE, SMALL
 TEXTS = ("the lovely river", "bad", "a train to the city and a long night " * 4)
 
 
-def store_of(result: BuildResult) -> Path:
+def store_path(result: BuildResult) -> Path:
     return result.directory.parents[1]
 
 
-def sealed_answers(
+def run_sealed_graph(
     result: BuildResult, candidate: Candidate
 ) -> tuple[ProbeOutputs, list[TokenizedItem]]:
-    """What a sealed graph answers to TEXTS in one padded batch, and what it was asked."""
+    """Return the outputs of a sealed graph for TEXTS in one padded batch, and its inputs."""
     manifest, directory = result.manifest, result.directory
     items = list(tokenize_texts(directory, manifest.max_tokens, TEXTS))
     engine = open_engine(GraphSpec.of(directory, manifest, candidate), EncoderSettings())
@@ -56,7 +56,7 @@ def sealed_answers(
         engine.close()
 
 
-def test_an_embedding_model_is_sealed_with_graphs_for_either_encoder(
+def test_embedding_model_has_graphs_for_both_devices(
     embedding_build: BuildResult, embedding_source: Path
 ) -> None:
     assert not embedding_build.already_built
@@ -75,8 +75,8 @@ def test_an_embedding_model_is_sealed_with_graphs_for_either_encoder(
     assert set(manifest.files) == {"tokenizer.json", "reference.npz", *graphs}
 
 
-def test_the_store_holds_the_version_and_nothing_of_the_build(embedding_build: BuildResult) -> None:
-    store = store_of(embedding_build)
+def test_finished_build_leaves_only_the_version(embedding_build: BuildResult) -> None:
+    store = store_path(embedding_build)
     assert {path.name for path in store.iterdir()} == {BUILDING_NAME, "local--embedder"}
     assert list((store / BUILDING_NAME).iterdir()) == []
     (entry,) = list_versions(store)
@@ -84,7 +84,7 @@ def test_the_store_holds_the_version_and_nothing_of_the_build(embedding_build: B
     assert entry.is_latest
 
 
-def test_the_reference_of_a_host_to_come_is_sealed(embedding_build: BuildResult) -> None:
+def test_reference_outputs_are_sealed(embedding_build: BuildResult) -> None:
     reference = ReferenceOutputs.read(embedding_build.directory / "reference.npz")
     assert len(reference.items) == len(reference.outputs) >= 64
     assert {answer.shape for answer in reference.outputs} == {(HIDDEN,)}
@@ -92,7 +92,7 @@ def test_the_reference_of_a_host_to_come_is_sealed(embedding_build: BuildResult)
 
 
 @pytest.mark.parametrize("device", Device)
-def test_what_was_sealed_answers_like_the_checkpoint(
+def test_sealed_graph_matches_checkpoint(
     embedding_build: BuildResult, embedding_source: Path, device: Device
 ) -> None:
     import torch
@@ -100,36 +100,36 @@ def test_what_was_sealed_answers_like_the_checkpoint(
 
     candidate = embedding_build.manifest.candidate_for(device)
     assert candidate is not None
-    answers, items = sealed_answers(embedding_build, candidate)
+    answers, items = run_sealed_graph(embedding_build, candidate)
     model = AutoModel.from_pretrained(embedding_source).eval()
     with torch.inference_mode():
         hidden = [model(torch.from_numpy(i.ids.astype(np.int64))[None])[0][0] for i in items]
     expected = [h.mean(0).numpy() for h in hidden]
     assert float(cosines(answers, expected).min()) > 0.98
-    # Not normalised: that is the server's part.
+    # The graph does not normalize; the server does.
     assert abs(np.linalg.norm(answers[0]) - np.linalg.norm(expected[0])) < 0.1
     assert abs(np.linalg.norm(answers[0]) - 1) > 0.1
 
 
-def test_a_second_build_finds_the_first_and_points_to_it(
+def test_second_build_reuses_version_and_sets_latest(
     embedding_build: BuildResult, embedding_source: Path
 ) -> None:
-    told = io.StringIO()
+    output = io.StringIO()
     inode = embedding_build.directory.stat().st_ino
     (embedding_build.directory.parent / LATEST_NAME).unlink()
-    store = store_of(embedding_build)
+    store = store_path(embedding_build)
     request = BuildRequest(
         ref=str(embedding_source), store=store, recipe=BOTH_DEVICES, budget=LITTLE
     )
-    again = build(request, BuildProgress(told))
+    again = build(request, BuildProgress(output))
     assert again.already_built
     assert again.manifest == embedding_build.manifest
     assert again.directory.stat().st_ino == inode
-    assert [line.split()[0] for line in told.getvalue().splitlines()] == ["resolve"]
+    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["resolve"]
     assert resolve_version(store, "local/embedder", LATEST_NAME) == again.manifest.version
 
 
-def test_a_merged_adapter_answers_like_peft(
+def test_sealed_adapter_matches_peft(
     tmp_path: Path, embedding_source: Path, adapter_source: Path, progress: BuildProgress
 ) -> None:
     import torch
@@ -155,7 +155,7 @@ def test_a_merged_adapter_answers_like_peft(
     assert manifest.source.adapter == "mood"
     assert manifest.source.adapter_revision == content_digest(adapter_source)
 
-    answers, items = sealed_answers(result, manifest.candidates[0])
+    answers, items = run_sealed_graph(result, manifest.candidates[0])
     base = AutoModelForSequenceClassification.from_pretrained(embedding_source, num_labels=3)
     model = PeftModel.from_pretrained(base, str(adapter_source)).eval()
     with torch.inference_mode():
@@ -167,18 +167,18 @@ def test_a_merged_adapter_answers_like_peft(
     np.testing.assert_allclose(np.stack(answers), np.stack(expected), atol=1e-4)
 
 
-def version_of(request: BuildRequest, data: str) -> str:
-    """The version that `request` is built under, with `data` that end the build at once."""
+def read_build_version(request: BuildRequest, data: str) -> str:
+    """Return the version of `request`; invalid `data` ends the build early."""
     path = request.store.with_name(f"{request.store.name}.tsv")
     path.write_text(data, encoding="utf-8")
-    effort = replace(request.budget, evaluation=path)
+    budget = replace(request.budget, evaluation=path)
     with pytest.raises(BadEvaluationData):
-        build(replace(request, budget=effort), BuildProgress(io.StringIO()))
+        build(replace(request, budget=budget), BuildProgress(io.StringIO()))
     (log,) = (request.store / BUILDING_NAME).iterdir()
     return log.stem.rpartition("--")[2]
 
 
-def test_another_recipe_gate_adapter_or_data_is_another_version(
+def test_version_depends_on_recipe_gate_adapter_and_data(
     tmp_path: Path, embedding_source: Path, adapter_source: Path
 ) -> None:
     base = BuildRequest(ref=str(embedding_source), store=tmp_path, recipe=SMALL, budget=LITTLE)
@@ -192,16 +192,16 @@ def test_another_recipe_gate_adapter_or_data_is_another_version(
         "longer": replace(base, budget=longer, id="another/name"),
     }
     versions = {
-        name: version_of(replace(request, store=tmp_path / name), "no examples")
+        name: read_build_version(replace(request, store=tmp_path / name), "no examples")
         for name, request in requests.items()
     }
-    # What it is called and how long it is tuned change nothing that is served.
+    # The model id and the tuning time do not change the artifact.
     assert versions.pop("longer") == versions["base"]
-    versions["data"] = version_of(replace(base, store=tmp_path / "data"), "none either")
+    versions["data"] = read_build_version(replace(base, store=tmp_path / "data"), "none either")
     assert len(set(versions.values())) == len(versions) == 5
 
 
-def test_a_damaged_version_does_not_count_as_built(tmp_path: Path) -> None:
+def test_damaged_version_is_not_found(tmp_path: Path) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
     assert find_sealed(tmp_path, "tiny/model", directory.name) is not None
     graph = directory / GRAPH_NAME
@@ -209,7 +209,7 @@ def test_a_damaged_version_does_not_count_as_built(tmp_path: Path) -> None:
     assert find_sealed(tmp_path, "tiny/model", directory.name) is None
 
 
-def test_a_source_that_is_not_the_pinned_one_is_refused(
+def test_source_with_other_revision_is_rejected(
     tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
     request = BuildRequest(ref=str(embedding_source), store=tmp_path, revision="0" * 64)
@@ -217,18 +217,18 @@ def test_a_source_that_is_not_the_pinned_one_is_refused(
         build(request, progress)
 
 
-@pytest.mark.parametrize("bad", ["../escape", "a/b/c", "with space", "a--b"])
-def test_an_id_that_is_no_id_is_refused_before_anything_is_built(
-    tmp_path: Path, embedding_source: Path, progress: BuildProgress, bad: str
+@pytest.mark.parametrize("invalid_id", ["../escape", "a/b/c", "with space", "a--b"])
+def test_invalid_model_id_is_rejected(
+    tmp_path: Path, embedding_source: Path, progress: BuildProgress, invalid_id: str
 ) -> None:
     with pytest.raises(BuildError, match="is not a model id"):
-        build(BuildRequest(ref=str(embedding_source), store=tmp_path, id=bad), progress)
+        build(BuildRequest(ref=str(embedding_source), store=tmp_path, id=invalid_id), progress)
 
 
-def test_data_that_is_not_there_is_refused_in_one_line(
+def test_missing_data_is_rejected(
     tmp_path: Path, embedding_source: Path, progress: BuildProgress
 ) -> None:
-    effort = replace(LITTLE, evaluation=tmp_path / "none.tsv")
-    request = BuildRequest(ref=str(embedding_source), store=tmp_path, budget=effort)
+    budget = replace(LITTLE, evaluation=tmp_path / "none.tsv")
+    request = BuildRequest(ref=str(embedding_source), store=tmp_path, budget=budget)
     with pytest.raises(BuildError, match=r"none\.tsv` cannot be read: No such file"):
         build(request, progress)

@@ -1,4 +1,4 @@
-"""A pruned model from its checkpoint to the answer of a server: smaller, and the same."""
+"""A pruned model from checkpoint to server: smaller, with equal outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.prepared_build import PreparedBuild, RecordingRunner
 from tests.support.pruned_checkpoints import pruned_encoder
 
 TEXTS = ("good", "the lovely river and the city at night", "it was a bad film " * 4)
-# Of embeddings that reach 0.6 and more: fp32 sums in another order, and int8 in two layers.
+# For embeddings of up to 0.6 and more; fp32 summation order, and int8 in two layers.
 FP32_TOLERANCE = 1e-5
 INT8_TOLERANCE = 0.03
 EXACT = BuildRecipe(candidates=(CPU_FP32,))
@@ -32,12 +32,12 @@ INT8 = BuildRecipe(candidates=(CPU_INT8,))
 
 @dataclass(frozen=True)
 class Pruned:
-    """A pruned checkpoint, its build, and what torch answers to TEXTS."""
+    """A pruned checkpoint, its build, and the torch embeddings of TEXTS."""
 
     source: Path
     recipe: BuildRecipe
     built: BuildResult
-    told: str
+    output: str
     due: NDArray[np.float32]  # [N, W]
 
     @property
@@ -56,7 +56,7 @@ def pruned_source(directory: Path, model_type: str) -> Path:
 def pruned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pruned:
     root = tmp_path_factory.mktemp(request.param)
     source = pruned_source(root / str(request.param), request.param)
-    told = io.StringIO()
+    output = io.StringIO()
     recipe = EXACT if request.param == "bert" else INT8
     built = build(
         BuildRequest(
@@ -65,13 +65,13 @@ def pruned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             recipe=recipe,
             budget=BuildBudget(tune_seconds=0.2),
         ),
-        BuildProgress(told),
+        BuildProgress(output),
     )
-    return Pruned(source, recipe, built, told.getvalue(), torch_embeddings(source))
+    return Pruned(source, recipe, built, output.getvalue(), torch_embeddings(source))
 
 
 def torch_embeddings(source: Path) -> NDArray[np.float32]:
-    """Mean vectors of TEXTS by the checkpoint as it came, zeros included."""
+    """Return mean vectors of TEXTS from the checkpoint before compaction."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -82,15 +82,15 @@ def torch_embeddings(source: Path) -> NDArray[np.float32]:
         return np.stack([model(input_ids=i)[0][0].mean(0).numpy() for i in ids])
 
 
-def test_the_build_and_the_manifest_say_what_went(pruned: Pruned) -> None:
+def test_build_and_manifest_describe_pruning(pruned: Pruned) -> None:
     went = pruned.built.manifest.pruned
     assert went is not None
     assert went.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
-    (line,) = (line for line in pruned.told.splitlines() if line.split()[0] == "compact")
+    (line,) = (line for line in pruned.output.splitlines() if line.split()[0] == "compact")
     assert line.endswith(f"what pruning set to zero: {went}")
 
 
-async def test_the_server_answers_like_torch_did_before(pruned: Pruned) -> None:
+async def test_server_matches_unpruned_torch(pruned: Pruned) -> None:
     manifest = pruned.built.manifest
     async with InProcess(pruned.store, models=(manifest.id,)).client() as http:
         replies = [
@@ -108,7 +108,7 @@ async def test_the_server_answers_like_torch_did_before(pruned: Pruned) -> None:
     assert kinds == {"cpu-fp32" if exact else "cpu-int8"}
 
 
-def test_the_graph_is_smaller_by_what_was_removed(pruned: Pruned, tmp_path: Path) -> None:
+def test_graph_size_excludes_removed_weights(pruned: Pruned, tmp_path: Path) -> None:
     candidate = pruned.built.manifest.candidates[0]
     recipe = pruned.recipe.candidates[0]
     shop = PreparedBuild.of(pruned.source, tmp_path / "work")
@@ -116,15 +116,15 @@ def test_the_graph_is_smaller_by_what_was_removed(pruned: Pruned, tmp_path: Path
     gone = plan.parameters_before - plan.parameters_after
     assert gone > 5_000
     whole = CandidateGraphs(
-        RecordingRunner(tmp_path / "whole").steps, with_all_its_zeros(shop.prepared)
+        RecordingRunner(tmp_path / "whole").steps, without_compaction(shop.prepared)
     )
     saved = whole.graph(recipe).stat().st_size - pruned.built.manifest.files[candidate.graph].size
-    # Names and shapes take a few bytes more or less.
+    # The size of names and shapes differs by a few bytes.
     assert saved > 0.9 * gone * (4 if candidate.precision == "fp32" else 1)
 
 
-def with_all_its_zeros(prepared: PreparedModel) -> PreparedModel:
-    """The same model as a build would find it that looks for no zeros."""
+def without_compaction(prepared: PreparedModel) -> PreparedModel:
+    """Return the prepared model without compaction."""
     reference_dir = prepared.reference_dir.with_name("whole")
     shutil.copytree(prepared.reference_dir, reference_dir)
     plan = prepared.compaction.model_copy(update={"cuts": ()})

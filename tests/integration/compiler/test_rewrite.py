@@ -1,4 +1,4 @@
-"""Rewrites change what they look for, nothing else, and no answer."""
+"""Graph rewrites: matched patterns, unchanged graphs and equal outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from build_artifacts.steps.rewrite import REWRITES, rewrite
 from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import FLOAT, PreparedBuild, largest_difference, op_counts
 
-# Answers reach 3; the same sums in another order move their last digits.
+# Outputs reach 3; the summation order changes the last digits.
 TOLERANCE = 1e-5
 LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads"))
 ALL = GraphRewrites(names=tuple(REWRITES))
@@ -28,12 +28,12 @@ def distilbert(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
     return PreparedBuild.of(source, root / "work")
 
 
-@pytest.mark.parametrize("model", ["workshop", "distilbert"])
+@pytest.mark.parametrize("model", ["prepared_build", "distilbert"])
 def test_rewrites_remove_where_and_transposes_of_bert(
     model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    shop: PreparedBuild = request.getfixturevalue(model)
-    exported = shop.graphs.float_graph(FLOAT)
+    build: PreparedBuild = request.getfixturevalue(model)
+    exported = build.graphs.float_graph(FLOAT)
     halfway, lean = tmp_path / "halfway.onnx", tmp_path / "lean.onnx"
     before = op_counts(exported)
     assert (before["Attention"], before["Transpose"], before["Where"]) == (2, 8, 2)
@@ -45,40 +45,42 @@ def test_rewrites_remove_where_and_transposes_of_bert(
     assert op_counts(lean)["Attention"] == 2
     assert not {"Transpose", "Where", "Reshape"} & op_counts(lean).keys()
 
-    due = shop.answers(FLOAT, exported)
+    due = build.answers(FLOAT, exported)
     assert max(float(np.abs(answer).max()) for answer in due) > 1
     for graph in (halfway, lean):
-        assert largest_difference(shop.answers(FLOAT, graph), due) < TOLERANCE
-        assert largest_difference(shop.answers(FLOAT, graph, company=1), due) < TOLERANCE
+        assert largest_difference(build.answers(FLOAT, graph), due) < TOLERANCE
+        assert largest_difference(build.answers(FLOAT, graph, company=1), due) < TOLERANCE
 
 
-def test_pack_heads_requires_dropped_where(workshop: PreparedBuild, tmp_path: Path) -> None:
-    exported = workshop.graphs.float_graph(FLOAT)
+def test_pack_heads_requires_dropped_where(prepared_build: PreparedBuild, tmp_path: Path) -> None:
+    exported = prepared_build.graphs.float_graph(FLOAT)
     assert rewrite(exported, GraphRewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
     reversed_order = GraphRewrites(names=("packed-heads", "drop-empty-rows"))
     assert rewrite(exported, reversed_order, tmp_path / "graph.onnx") == 2
 
 
-def test_unpadded_batch_uses_unmasked_attention(workshop: PreparedBuild, tmp_path: Path) -> None:
-    exported = workshop.graphs.float_graph(FLOAT)
+def test_unpadded_batch_uses_unmasked_attention(
+    prepared_build: PreparedBuild, tmp_path: Path
+) -> None:
+    exported = prepared_build.graphs.float_graph(FLOAT)
     either = tmp_path / "either.onnx"
     assert rewrite(exported, GraphRewrites(names=(*LEAN.names, "flash-when-full")), either) == 6
     counts = op_counts(either)
     assert (counts["If"], counts["MultiHeadAttention"], counts["Attention"]) == (2, 2, 2)
-    due = workshop.answers(FLOAT, exported)
-    # One item a batch is never padded; of eight, of many lengths, the longest is not.
-    assert largest_difference(workshop.answers(FLOAT, either, company=1), due) < TOLERANCE
-    assert largest_difference(workshop.answers(FLOAT, either), due) < TOLERANCE
+    due = prepared_build.answers(FLOAT, exported)
+    # A batch of one has no padding; in a batch of eight lengths only the longest has none.
+    assert largest_difference(prepared_build.answers(FLOAT, either, company=1), due) < TOLERANCE
+    assert largest_difference(prepared_build.answers(FLOAT, either), due) < TOLERANCE
 
 
 @pytest.mark.parametrize("recipe", [CPU_INT8_PLAIN, CPU_INT8_FUSED], ids=lambda r: str(r.name))
 def test_graph_without_attention_is_unchanged(
-    workshop: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
+    prepared_build: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
 ) -> None:
-    exported = workshop.graphs.float_graph(recipe)
+    exported = prepared_build.graphs.float_graph(recipe)
     assert rewrite(exported, ALL, tmp_path / "graph.onnx") == 0
     assert op_counts(tmp_path / "graph.onnx") == op_counts(exported)
-    due, given = (workshop.answers(FLOAT, g) for g in (exported, tmp_path / "graph.onnx"))
+    due, given = (prepared_build.answers(FLOAT, g) for g in (exported, tmp_path / "graph.onnx"))
     assert largest_difference(given, due) == 0
 
 
@@ -89,10 +91,10 @@ def attention(
     empty_rows: float | None = None,
     readers: int = 1,
 ) -> Path:
-    """Self-attention over x [B, T, 8] with 2 heads, as the exporter writes it, but for the changes.
+    """Write self-attention over x [B, T, 8] with 2 heads like the exporter.
 
-    `split` is the order of the transposition before it, `empty_rows` what is selected in place of
-    its output where `off` [B, 1, T, 1] says so, `readers` how many read that output.
+    `split` is the permutation of the preceding Transpose. `empty_rows` replaces outputs where
+    `off` [B, 1, T, 1] is true. `readers` is the number of consumers of the output.
     """
     node = helper.make_node
     nodes = [
@@ -123,7 +125,7 @@ def attention(
         helper.make_tensor_value_info("off", TensorProto.BOOL, ["B", 1, "T", 1]),
     ]
     tables = [numpy_helper.from_array(table, name) for name, table in constants.items()]
-    # What the exporter records, too.
+    # The exporter records these, too.
     heads = [helper.make_tensor_value_info("heads", TensorProto.FLOAT, ["B", "T", 2, 4])]
     graph = helper.make_graph(nodes, "attention", inputs, outputs, tables, value_info=heads)
     opset = [helper.make_opsetid("", 23)]
@@ -132,7 +134,7 @@ def attention(
 
 
 def changed(graph: Path) -> dict[str, int]:
-    """In how many places each rewrite alone changes `graph`; those that change none left out."""
+    """Return the number of changes per rewrite, without rewrites that change nothing."""
     into = graph.with_name("changed.onnx")
     counts = {name: rewrite(graph, GraphRewrites(names=(name,)), into) for name in REWRITES}
     return {name: count for name, count in counts.items() if count}

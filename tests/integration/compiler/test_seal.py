@@ -1,4 +1,4 @@
-"""What an artifact consists of, and that it is published whole or not at all."""
+"""Contents of artifacts and their atomic publication."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ GATE = Gate(cosine_mean=0.97)
 
 
 def prepared(root: Path, compaction: Compaction = WHOLE) -> PreparedModel:
-    """What `prepare` leaves, written by hand."""
+    """Write the files of `prepare` without a model."""
     tiny_tokenizer(root / "weights")
     reference = root / "reference"
     reference.mkdir()
@@ -78,7 +78,7 @@ def accept(prepared: PreparedModel, recipe: CandidateRecipe, graph: Path) -> Enc
 
 
 def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHOLE) -> Path:
-    """An artifact of two candidates with one graph, as the last step of a build writes it."""
+    """Seal an artifact of two candidates that share one graph."""
     root.mkdir(parents=True)
     model = prepared(root, compaction)
     graph = root / "graph.onnx"

@@ -1,4 +1,4 @@
-"""The products that int8 hurts most come first."""
+"""Ranking of MatMuls by their int8 error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from build_artifacts.steps.sensitivity import rank_by_sensitivity, relative_erro
 from tests.support.builders import HIDDEN
 from tests.support.prepared_build import PreparedBuild, matrices
 
-ROWS = 64  # of the tiny model's feed-forward network
+ROWS = 64  # width of the tiny feed-forward network
 
 
 def floats(*rows: tuple[float, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -18,15 +18,15 @@ def floats(*rows: tuple[float, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def test_values_on_grid_have_no_error() -> None:
-    # 255 steps of 1 between 0 and 255, and of 1 between -127 and 128.
+    # Steps of 1 from 0 to 255 and from -127 to 128.
     activations = floats((0, 255), (17, 130))
     weights = floats((-127, 0), (128, 255))
     assert relative_error(activations, weights) < 1e-6
 
 
 def test_values_between_steps_have_error() -> None:
-    # Activations 0, 255 and 100.4, in steps of 1: 0.4 of 100.4 is lost in the one product asked
-    # for; the weights lie on their own grid.
+    # Activations 0, 255 and 100.4 in steps of 1: rounding loses 0.4 of 100.4.
+    # The weights are exact.
     activations, weights = floats((0, 255, 100.4)), floats((0,), (0,), (1,))
     assert relative_error(activations, weights) == pytest.approx(0.4 / 100.4, rel=1e-3)
 
@@ -54,19 +54,19 @@ def test_zero_product_has_no_error() -> None:
     assert relative_error(floats((0, 0)), floats((1,), (2,))) == 0.0
 
 
-def test_outlier_ranks_first(workshop: PreparedBuild) -> None:
-    graph = workshop.graphs.float_graph(CPU_INT8)
-    order = rank_by_sensitivity(graph, workshop.items, None)
+def test_outlier_ranks_first(prepared_build: PreparedBuild) -> None:
+    graph = prepared_build.graphs.float_graph(CPU_INT8)
+    order = rank_by_sensitivity(graph, prepared_build.items, None)
     weights = matrices(graph)
     assert sorted(order) == sorted(weights)
-    # Row 5 of the second layer's second feed-forward matrix was divided by a thousand.
+    # `plant_outlier` divided row 5 of the second feed-forward matrix of layer 2 by 1000.
     first = weights[order[0]]
     assert first.shape == (ROWS, HIDDEN)
     assert np.abs(first[5]).max() < 0.01 < np.abs(first[6]).max()
 
 
-def test_rank_is_deterministic(workshop: PreparedBuild) -> None:
-    graph = workshop.graphs.float_graph(CPU_INT8)
-    assert rank_by_sensitivity(graph, workshop.items, None) == workshop.graphs.sensitive_nodes(
-        CPU_INT8
-    )
+def test_rank_is_deterministic(prepared_build: PreparedBuild) -> None:
+    graph = prepared_build.graphs.float_graph(CPU_INT8)
+    assert rank_by_sensitivity(
+        graph, prepared_build.items, None
+    ) == prepared_build.graphs.sensitive_nodes(CPU_INT8)

@@ -1,4 +1,4 @@
-"""Checkpoints of every kind through the whole command: a working build, or why there is none."""
+"""The `build` command on every kind of checkpoint: a build or an error with hint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def source(tmp_path: Path, embedding_source: Path) -> Path:
 
 
 def sharded(directory: Path) -> int:
-    """Split the weights into files of a few kilobytes; how many."""
+    """Split the weights into files of a few kilobytes; return their number."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(directory)
@@ -48,7 +48,7 @@ def sharded(directory: Path) -> int:
 
 
 def with_words_only(directory: Path) -> None:
-    """Leave of the tokenizer what BERT came with in 2018."""
+    """Replace the tokenizer by `vocab.txt`, as in BERT of 2018."""
     words = read_words(directory / "tokenizer.json")
     (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     (directory / "tokenizer.json").unlink()
@@ -76,7 +76,7 @@ def test_shards_and_vocabulary_build_same_artifact(
     )
     for text in TEXTS:
         assert made.encode(text).ids == own.encode(text).ids
-    # What it is held against is what the model in one file answers.
+    # The reference outputs equal those of the model in one file.
     reference = ReferenceOutputs.read(directory / "reference.npz")
     assert float(cosines(reference.outputs, original(embedding_source, reference)).min()) > 0.99999
 
@@ -162,7 +162,7 @@ def test_unsupported_source_prints_error_and_hint(
 ) -> None:
     changed = change(source) or source
     store = tmp_path / "store"
-    capfd.readouterr()  # what making the checkpoint told
+    capfd.readouterr()  # output of writing the checkpoint
     assert build(changed, store) == 1
     said = capfd.readouterr()
     assert said.out == ""

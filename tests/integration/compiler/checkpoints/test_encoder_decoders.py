@@ -30,14 +30,14 @@ def save_tokenizer(weights: Path, tokens: tuple[str, ...], template: str) -> Non
 
 @pytest.mark.parametrize("template", ["{} $A </s>", "$A </s> {}"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_languages_are_read_from_the_tokenizer(family: str, template: str, tmp_path: Path) -> None:
+def test_languages_are_read_from_tokenizer(family: str, template: str, tmp_path: Path) -> None:
     tokens, expected = FAMILIES[family]
     save_tokenizer(tmp_path, tokens, template.format(tokens[0]))
     config = SimpleNamespace(model_type="mbart" if family == "mbart" else "m2m_100")
     assert read_languages(tmp_path, config) == expected
 
 
-def test_languages_are_empty_without_a_language_token_in_the_template(tmp_path: Path) -> None:
+def test_languages_without_template_token_are_empty(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, ("en_XX", "fr_XX"), "$A </s>")
     assert read_languages(tmp_path, SimpleNamespace(model_type="mbart")) == {}
 

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint that generates, from its JSON files alone."""
+"""Metadata of generation checkpoints, read from their JSON files."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def read_checkpoint_metadata(directory: Path) -> CheckpointMetadata:
     return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
 
 
-def ends_of(directory: Path) -> tuple[int, ...]:
+def read_eos_token_ids(directory: Path) -> tuple[int, ...]:
     generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
     return generation_config.eos_token_ids
 
 
-def defaults_of(directory: Path) -> GenerationDefaults:
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
     generation_config = read_checkpoint_metadata(directory).generation_config
     assert generation_config is not None
     return generation_config.defaults
 
 
-def id_of(directory: Path, token: str) -> int:
+def token_id(directory: Path, token: str) -> int:
     return int(write_byte_tokenizer(directory / "again.json").token_to_id(token))
 
 
@@ -84,26 +84,32 @@ def test_head_shape_defaults_are_derived(directory: Path) -> None:
 def test_eos_token_ids_merge_all_files(directory: Path) -> None:
     write_json(directory / "generation_config.json", {"eos_token_id": [5, 7]})
     write_json(directory / "tokenizer_config.json", {"eos_token": {"content": END}})
-    assert ends_of(directory) == (5, 7, id_of(directory, END))
+    assert read_eos_token_ids(directory) == (5, 7, token_id(directory, END))
 
 
 def test_eos_token_ids_include_turn_end(directory: Path) -> None:
-    assert ends_of(directory) == (7,)
+    assert read_eos_token_ids(directory) == (7,)
     (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
-    assert ends_of(directory) == (7, id_of(directory, TURN_END))
+    assert read_eos_token_ids(directory) == (7, token_id(directory, TURN_END))
 
 
 def test_sampling_defaults_come_from_checkpoint(directory: Path) -> None:
-    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
-    write_json(directory / "generation_config.json", said | {"do_sample": True})
-    assert defaults_of(directory) == GenerationDefaults(**said)
+    settings = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+    }
+    write_json(directory / "generation_config.json", settings | {"do_sample": True})
+    assert read_generation_defaults(directory) == GenerationDefaults(**settings)
 
 
 def test_neutral_sampling_values_are_omitted(directory: Path) -> None:
     nothing = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
-    for said in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
-        write_json(directory / "generation_config.json", said)
-        assert defaults_of(directory) == GenerationDefaults()
+    for settings in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
+        write_json(directory / "generation_config.json", settings)
+        assert read_generation_defaults(directory) == GenerationDefaults()
 
 
 def test_model_without_eos_token_is_rejected(directory: Path) -> None:
@@ -125,16 +131,16 @@ def test_special_tokens_have_template_names(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         "a template",
         [{"name": "rag", "template": "another"}, {"name": "default", "template": "a template"}],
     ],
     ids=["alone", "among others"],
 )
-def test_chat_template_in_tokenizer_config_is_read(directory: Path, said: object) -> None:
+def test_chat_template_in_tokenizer_config_is_read(directory: Path, settings: object) -> None:
     assert read_chat_template(directory) is None
-    write_json(directory / "tokenizer_config.json", {"chat_template": said})
+    write_json(directory / "tokenizer_config.json", {"chat_template": settings})
     assert read_chat_template(directory) == "a template"
     (directory / "chat_template.jinja").write_text("the file", encoding="utf-8")
     assert read_chat_template(directory) == "the file"
@@ -164,8 +170,8 @@ def test_unsupported_architecture_is_rejected_with_reason(
 
 
 def test_unsupported_encoder_decoder_is_rejected_by_name(directory: Path) -> None:
-    said = {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]}
-    write_json(directory / "config.json", said)
+    settings = {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]}
+    write_json(directory / "config.json", settings)
     with pytest.raises(
         UnsupportedModel, match=r"`UMT5ForConditionalGeneration` .* `umt5`"
     ) as caught:

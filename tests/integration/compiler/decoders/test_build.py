@@ -115,15 +115,15 @@ def test_report_shows_generation_samples(
     for conversation in generation.samples:
         assert conversation.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
         answer = conversation.candidates["gpu-fp16"]
-        due = conversation.reference
-        assert answer.tokens[: answer.matching_tokens] == due.tokens[: answer.matching_tokens]
+        expected = conversation.reference
+        assert answer.tokens[: answer.matching_tokens] == expected.tokens[: answer.matching_tokens]
     assert generation.matching_token_share("gpu-fp16") > 0.3
 
     store = str(built.directory.parents[1])
     assert main(["report", built.manifest.id, "--store", store]) == 0
-    told = capsys.readouterr().out
-    assert "cpu-int8" in told
-    assert "perplexity of the reference model" in told
+    output = capsys.readouterr().out
+    assert "cpu-int8" in output
+    assert "perplexity of the reference model" in output
     assert main(["verify", built.manifest.id, "--store", store]) == 0
     assert "every file is what was sealed" in capsys.readouterr().out
     assert main(["ls", "--store", store]) == 0
@@ -150,11 +150,11 @@ def test_changed_generation_report_fails_digest(built: BuildResult, tmp_path: Pa
 
 
 def test_build_without_accepted_graph_raises_gate_failed(source: Path, tmp_path: Path) -> None:
-    told = io.StringIO()
+    output = io.StringIO()
     request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
     with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
-        build(request, BuildProgress(told))
-    verified = [line for line in told.getvalue().splitlines() if "verify" in line]
+        build(request, BuildProgress(output))
+    verified = [line for line in output.getvalue().splitlines() if "verify" in line]
     assert all("rejected, perplexity" in line for line in verified)
     tried = [line.partition(" s  ")[2].partition(" against")[0] for line in verified]
     assert tried == ["cpu-int8, int8 KV cache", "cpu-int8", DECODER_FP32.name]
@@ -185,11 +185,11 @@ def test_unsupported_rope_type_is_rejected_by_name(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_bytes())
     config["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    told = io.StringIO()
+    output = io.StringIO()
     request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
     with pytest.raises(UnsupportedModel, match="rope type is `linear`"):
-        build(request, BuildProgress(told))
-    skipped = [line for line in told.getvalue().splitlines() if line.split()[0] == "skip"]
+        build(request, BuildProgress(output))
+    skipped = [line for line in output.getvalue().splitlines() if line.split()[0] == "skip"]
     assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
 
 
@@ -239,8 +239,8 @@ def test_build_encoder_decoder_serves_answers(
         assert engine.prefill(1, [5, 6, 7], 0).shape == (manifest.output_width,)
     finally:
         engine.close()
-    told = read_generation_report(built.directory)
-    assert all(len(talk.reference.tokens) > 0 for talk in told.samples)
+    report = read_generation_report(built.directory)
+    assert all(len(sample.reference.tokens) > 0 for sample in report.samples)
 
 
 def test_encoder_decoder_defaults_come_from_checkpoint(tmp_path: Path) -> None:

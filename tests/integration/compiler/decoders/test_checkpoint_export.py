@@ -53,7 +53,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("source") / "llama", inner=128)
 
 
-def read_by(spec: DecoderSpec) -> np.ndarray:
+def run_checkpoint(spec: DecoderSpec) -> np.ndarray:
     """Return the logits after each token of a prompt and after one decode step."""
     decoder = open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=128))
     try:
@@ -77,7 +77,9 @@ def test_export_checkpoint_converts_dtype(
     size = spec.path.stat().st_size / (llama / "model.safetensors").stat().st_size
     assert size == pytest.approx(1.0 if precision == "fp32" else 0.5, abs=0.02)
     atol = {"fp32": 1e-4, "fp16": 0.2, "bf16": 2.0}[precision]
-    np.testing.assert_allclose(read_by(spec)[:-1], logits_of(llama)[: len(PROMPT)], atol=atol)
+    np.testing.assert_allclose(
+        run_checkpoint(spec)[:-1], logits_of(llama)[: len(PROMPT)], atol=atol
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,10 +93,10 @@ def test_export_checkpoint_quantizes_with_bitsandbytes(
     halves = whole_spec(llama, tmp_path / "halves", DECODER_FP16_TRANSFORMERS)
     rounded = whole_spec(llama, tmp_path / "rounded", recipe)
     assert rounded.path.stat().st_size < 0.8 * halves.path.stat().st_size
-    found, due = read_by(rounded), read_by(halves)
-    assert not np.allclose(found, due, atol=0.05), "nothing was rounded"
-    products = (found * due).sum(axis=1)
-    cosines = products / np.linalg.norm(found, axis=1) / np.linalg.norm(due, axis=1)
+    result, expected = run_checkpoint(rounded), run_checkpoint(halves)
+    assert not np.allclose(result, expected, atol=0.05), "nothing was rounded"
+    products = (result * expected).sum(axis=1)
+    cosines = products / np.linalg.norm(result, axis=1) / np.linalg.norm(expected, axis=1)
     assert cosines.mean() > least
 
 
@@ -109,12 +111,12 @@ def test_export_checkpoint_rejects_recipe_before_loading(llama: Path, tmp_path: 
             tmp_path, replace(metadata, generation_config=behind_encoder), WHOLE, tmp_path
         )
     two = EngineOptions(tensor_parallel_size=2)
-    for recipe, said in (
+    for recipe, message in (
         (replace(WHOLE, precision="int4"), "transformers does not support int4"),
         (replace(WHOLE, options=("block_size=16",)), "options of the model builder"),
         (replace(DECODER_GPU_NF4_BNB, run=two), "does not support bitsandbytes"),
     ):
-        with pytest.raises(UnsupportedModel, match=said):
+        with pytest.raises(UnsupportedModel, match=message):
             export_checkpoint(tmp_path, metadata, recipe, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -126,7 +128,7 @@ def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("config", "attention", "said"),
+    ("config", "attention", "message"),
     [
         ({"rope_parameters": {"rope_type": "dynamic"}}, "sdpa", "depends on the text length"),
         ({"rope_parameters": {"rope_type": "linear"}}, "sdpa", None),
@@ -135,10 +137,10 @@ def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) 
     ],
 )
 def test_check_model_rejects_unsupported_config(
-    llama: Path, config: dict[str, Any], attention: Attention, said: str | None
+    llama: Path, config: dict[str, Any], attention: Attention, message: str | None
 ) -> None:
     model = SimpleNamespace(config=SimpleNamespace(**config))
-    with pytest.raises(UnsupportedModel, match=said) if said else nullcontext():
+    with pytest.raises(UnsupportedModel, match=message) if message else nullcontext():
         check_model(model, read_checkpoint_metadata(llama), attention)
 
 

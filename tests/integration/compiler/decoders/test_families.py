@@ -51,14 +51,14 @@ BUILT = [
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BUILT)
 def test_exported_family_matches_transformers(architecture: str, tmp_path: Path) -> None:
-    source, made = tmp_path / "checkpoint", tmp_path / "graph"
-    made.mkdir()
+    source, graph_dir = tmp_path / "checkpoint", tmp_path / "graph"
+    graph_dir.mkdir()
     model = write_model(architecture, source)
     checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "tiny/model")
     metadata = read_metadata(checkpoint, select_tasks(checkpoint, None, None))
-    export_decoder(source, metadata, DECODER_FP32, made)
+    export_decoder(source, metadata, DECODER_FP32, graph_dir)
     spec = DecoderSpec(
-        path=made / GRAPH_NAME,
+        path=graph_dir / GRAPH_NAME,
         device=Device.CPU,
         precision="fp32",
         options=EngineOptions(),
@@ -86,9 +86,9 @@ def write_model(architecture: str, directory: Path) -> Any:
     tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     kind = getattr(transformers, architecture)
-    said = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | OWN.get(architecture, {})
+    config = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | OWN.get(architecture, {})
     torch.manual_seed(0)
-    model = kind(kind.config_class(**said)).eval()
+    model = kind(kind.config_class(**config)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

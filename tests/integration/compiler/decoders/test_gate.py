@@ -1,4 +1,4 @@
-"""What is tried of a recipe, and in which order; graphs come from a builder that is none."""
+"""Fallbacks of decoder recipes and their order, with a fake model builder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOPELESS = Gate(perplexity_increase=-0.5)
 
 
 class Builder:
-    """Writes the tiny graph whatever it is asked for, and knows what it was."""
+    """Model builder that writes the tiny graph for any recipe and records the requests."""
 
     def __init__(self) -> None:
         self.gate_inputs: list[tuple[tuple[str, ...], KvCacheDtype | None]] = []
@@ -78,7 +78,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> DecoderReference:
 
 @pytest.fixture
 def coarse_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memory of int8 that loses most of what it is to keep."""
+    """Make the int8 KV cache inaccurate."""
     monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.01)
 
 
@@ -138,8 +138,8 @@ def test_last_fallback_drops_int8_kv_cache(
 ) -> None:
     assert admit(runner, original, SEVERAL, HOPELESS) is None
     assert builder.gate_inputs == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
-    told = [line.partition(" against")[0] for line in runner.lines("verify")]
-    assert told == [
+    verified = [line.partition(" against")[0] for line in runner.lines("verify")]
+    assert verified == [
         "cpu-int4, bits=4, int8 KV cache",
         "cpu-int4, bits=5, int8 KV cache",
         "cpu-int4, bits=6, blocks=7, int8 KV cache",
@@ -157,9 +157,9 @@ def test_fallback_without_int8_kv_cache_is_float(
     assert passed.recipe == replace(recipe, kv_cache_dtype=None)
     assert passed.spec.kv_cache_dtype is None
     assert not has_int8_kv_cache(passed.spec.path)
-    missed, found = runner.lines("verify")
-    assert "int8 KV cache against fp32 torch: rejected" in missed
-    assert f"{recipe.name} against fp32 torch: accepted" in found
+    rejected, accepted = runner.lines("verify")
+    assert "int8 KV cache against fp32 torch: rejected" in rejected
+    assert f"{recipe.name} against fp32 torch: accepted" in accepted
 
 
 def test_int8_candidates_share_float_export(
@@ -216,7 +216,7 @@ def test_encoder_decoder_has_no_int8_kv_cache(
     assert builder.gate_inputs == [
         (options, None) for options in (recipe.options, *recipe.other_options)
     ]
-    assert not any("KV cache" in line for line in runner.told.getvalue().splitlines())
+    assert not any("KV cache" in line for line in runner.output.getvalue().splitlines())
 
 
 def test_failure_without_graphs_is_unsupported_model(

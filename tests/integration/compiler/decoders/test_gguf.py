@@ -1,4 +1,4 @@
-"""A GGUF file as a source: what is read of it, what it is pinned by, and what is refused."""
+"""GGUF files as sources: dequantization, revision and rejection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def file(llama: Path) -> Path:
 
 
 class OneFileHub:
-    """A hub with one repository, which holds one file."""
+    """Hub with one repository of one file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -49,17 +49,17 @@ class OneFileHub:
 
 
 def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, file: Path) -> None:
-    found = resolve(str(file), tmp_path, HuggingFaceHub())
-    assert found.source.revision == file_sha256(file)
-    assert found.default_id == "local/tiny"
-    assert select_tasks(found, None, None) == (TaskName.TEXT_GENERATION,)
+    result = resolve(str(file), tmp_path, HuggingFaceHub())
+    assert result.source.revision == file_sha256(file)
+    assert result.default_id == "local/tiny"
+    assert select_tasks(result, None, None) == (TaskName.TEXT_GENERATION,)
 
     (tmp_path / "whole").mkdir()
-    whole = dequantize(found, tmp_path / "whole")
-    made, due = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
-    assert made.keys() == due.keys()
-    for name, weights in due.items():
-        np.testing.assert_array_equal(made[name], weights, err_msg=name)
+    whole = dequantize(result, tmp_path / "whole")
+    actual, expected = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
+    assert actual.keys() == expected.keys()
+    for name, weights in expected.items():
+        np.testing.assert_array_equal(actual[name], weights, err_msg=name)
     assert read_chat_template(whole.weights) == CHATML
 
     metadata = read_metadata(whole, (TaskName.TEXT_GENERATION,))
@@ -78,10 +78,10 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
 
 def test_hub_gguf_downloads_single_file(tmp_path: Path, file: Path) -> None:
     hub = OneFileHub(file)
-    found = resolve("org/tiny@v1/tiny.gguf", tmp_path, hub)
+    result = resolve("org/tiny@v1/tiny.gguf", tmp_path, hub)
     assert hub.fetched == [("org/tiny", "commit-of-v1", ["tiny.gguf"])]
-    assert found.default_id == "org/tiny"
-    assert found.gguf == file
+    assert result.default_id == "org/tiny"
+    assert result.gguf == file
 
 
 def test_missing_hub_gguf_lists_available_files(tmp_path: Path, file: Path) -> None:

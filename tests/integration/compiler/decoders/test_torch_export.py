@@ -51,7 +51,7 @@ def logits_of(checkpoint: Path) -> np.ndarray:
     return logits
 
 
-def check(spec: DecoderSpec, due: np.ndarray) -> None:
+def check(spec: DecoderSpec, expected: np.ndarray) -> None:
     """Prefill a prompt in two chunks, then decode two tokens, next to another slot."""
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=2, context=128)
     try:
@@ -61,17 +61,17 @@ def check(spec: DecoderSpec, due: np.ndarray) -> None:
         for place in (len(PROMPT) - 2, len(PROMPT) - 1):
             step = np.array([3, PROMPT[place]]), np.array([40, place])
             read.append(decoder.decode(*step)[1:].copy())
-        np.testing.assert_allclose(np.concatenate(read), due, atol=1e-4)
+        np.testing.assert_allclose(np.concatenate(read), expected, atol=1e-4)
     finally:
         decoder.close()
 
 
 def check_step(decoder: DecoderEngine) -> None:
     """A decode step next to another slot equals the prefill of the same tokens."""
-    due = decoder.prefill(1, [5, 6, 7], 0).copy()
+    expected = decoder.prefill(1, [5, 6, 7], 0).copy()
     decoder.prefill(0, [5, 6], 0)
-    found = decoder.decode(np.array([7, 7]), np.array([2, 2]))
-    np.testing.assert_allclose(found[0], due, atol=0.2)
+    result = decoder.decode(np.array([7, 7]), np.array([2, 2]))
+    np.testing.assert_allclose(result[0], expected, atol=0.2)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -1,4 +1,4 @@
-"""A tiny pruned model built once, and its journey measured once through the command line."""
+"""Session fixtures: a tiny pruned model, its build, and one run of `report` on it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OPTIONS = ("--runs", "5", "--seconds", "8", "--eval-limit", "6")
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
-    """A build, its labelled data, and what `report` said of it the first time."""
+class ReportRun:
+    """A build, its labeled data, and the output of its first report."""
 
     build: BuildResult
-    pairs: Path
-    shown: str
+    data: Path
+    output: str
 
     @property
     def store(self) -> Path:
@@ -46,13 +46,13 @@ class Journey:
         return Report.model_validate_json(self.path.read_bytes())
 
     def command(self) -> list[str]:
-        where = ["--store", str(self.store), "--eval", str(self.pairs)]
+        where = ["--store", str(self.store), "--eval", str(self.data)]
         return ["report", self.build.manifest.id, *where, *OPTIONS]
 
 
 @pytest.fixture(scope="session")
 def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedding model with zeros where a head and 16 feed-forward channels were."""
+    """An embedding model with one head and 16 feed-forward channels set to zero."""
     from transformers import AutoModel
 
     source = tiny_checkpoint(tmp_path_factory.mktemp("source") / "pruned", layers=1)
@@ -65,7 +65,7 @@ def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) -> BuildResult:
-    """Never to be changed: tests that damage it copy its store."""
+    """A shared build. Tests that modify it copy its store first."""
     request = BuildRequest(
         ref=str(pruned_source),
         store=tmp_path_factory.mktemp("store"),
@@ -76,14 +76,14 @@ def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) 
 
 
 @pytest.fixture(scope="session")
-def journey(tmp_path_factory: pytest.TempPathFactory, pruned_build: BuildResult) -> Journey:
-    pairs = tmp_path_factory.mktemp("data") / "pairs.tsv"
+def report_run(tmp_path_factory: pytest.TempPathFactory, pruned_build: BuildResult) -> ReportRun:
+    data = tmp_path_factory.mktemp("data") / "pairs.tsv"
     lines = ["sentence1\tsentence2\tscore"]
     texts = ("a good film", "a bad film", "the river", "the city in the night", "awful food", "you")
     lines += [f"{text}\tthe lovely train\t{i}" for i, text in enumerate(texts)]
-    pairs.write_text("\n".join(lines), encoding="utf-8")
-    journey = Journey(pruned_build, pairs, "")
-    # A process of its own, so that what libraries print would be seen among its results.
-    command = [sys.executable, "-m", "build_artifacts", *journey.command()]
+    data.write_text("\n".join(lines), encoding="utf-8")
+    report_run = ReportRun(pruned_build, data, "")
+    # A separate process shows the output of libraries, too.
+    command = [sys.executable, "-m", "build_artifacts", *report_run.command()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return Journey(pruned_build, pairs, done.stdout)
+    return ReportRun(pruned_build, data, done.stdout)

@@ -1,4 +1,4 @@
-"""Reports of artifacts whose checkpoint is gone or is not what it was; nothing is exported here."""
+"""Reports of artifacts with a missing or changed checkpoint; no test exports a graph."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Json = dict[str, Any]
 ON_THE_CPU = EncoderSettings()
 
 
-def copy_of(build: BuildResult, store: Path, **source: str) -> Path:
-    """The artifact in another store, with other things said of its source."""
+def copy_artifact(build: BuildResult, store: Path, **source: str) -> Path:
+    """Copy the artifact to another store and change fields of its source."""
     artifact = store / build.directory.parent.name / build.directory.name
     shutil.copytree(build.directory, artifact)
     edit(artifact, lambda manifest: {**manifest, "source": {**manifest["source"], **source}})
@@ -54,7 +54,7 @@ def edit_candidates(artifact: Path, change: Callable[[list[Json]], list[Json]]) 
     edit(artifact, lambda manifest: {**manifest, "candidates": change(manifest["candidates"])})
 
 
-def report_on(artifact: Path, store: Path, *, gpu: EncoderSettings = GPU_SETTINGS) -> Report:
+def measure_report(artifact: Path, store: Path, *, gpu: EncoderSettings = GPU_SETTINGS) -> Report:
     request = ReportRequest(artifact=artifact, store=store, runs=5, threads=1, seconds=2, gpu=gpu)
     manifest = ArtifactManifest.read(artifact)
     conditions = read_conditions(request, manifest)
@@ -63,58 +63,56 @@ def report_on(artifact: Path, store: Path, *, gpu: EncoderSettings = GPU_SETTING
     )
 
 
-def test_without_the_checkpoint_only_what_is_sealed_is_measured(
+def test_report_without_checkpoint_measures_sealed_stages(
     tmp_path: Path, pruned_build: BuildResult
 ) -> None:
-    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    artifact = copy_artifact(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
     edit_candidates(artifact, lambda own: [*own, {**own[0], "name": "gpu-int8", "device": "gpu"}])
-    report = report_on(artifact, tmp_path, gpu=ON_THE_CPU)
+    report = measure_report(artifact, tmp_path, gpu=ON_THE_CPU)
     assert [stage.name for stage in report.stages] == ["int8", "gpu-int8"]
     assert all(stage.speedup is None for stage in report.stages)
-    ((what, why),) = report.unmeasured.items()
-    assert what == "torch and the stages built from it"
-    assert f"`{tmp_path / 'gone'}` is no directory" in why
+    ((label, reason),) = report.unmeasured.items()
+    assert label == "torch and the stages built from it"
+    assert f"`{tmp_path / 'gone'}` is no directory" in reason
     assert report.conditions.gpu is not None
     assert report.conditions.served["gpu-1"] == ("gpu-int8",)
     assert report.conditions.served["cpu-1"][0].startswith("cpu-int8")
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "reason"),
     [
         ({"revision": "f" * 64}, "the checkpoint has changed since the build"),
         ({"adapter": "nowhere"}, "the directory of the adapter `nowhere` is not recorded"),
     ],
 )
-def test_another_checkpoint_or_adapter_is_no_baseline(
-    tmp_path: Path, pruned_build: BuildResult, source: dict[str, str], why: str
+def test_changed_checkpoint_or_adapter_is_not_a_baseline(
+    tmp_path: Path, pruned_build: BuildResult, source: dict[str, str], reason: str
 ) -> None:
-    report = report_on(copy_of(pruned_build, tmp_path, **source), tmp_path)
+    report = measure_report(copy_artifact(pruned_build, tmp_path, **source), tmp_path)
     assert [stage.name for stage in report.stages] == ["int8"]
-    assert why in next(iter(report.unmeasured.values()))
+    assert reason in next(iter(report.unmeasured.values()))
 
 
-def test_a_store_is_left_without_work_files(tmp_path: Path, pruned_build: BuildResult) -> None:
-    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
-    report_on(artifact, tmp_path)
+def test_report_leaves_no_work_files(tmp_path: Path, pruned_build: BuildResult) -> None:
+    artifact = copy_artifact(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    measure_report(artifact, tmp_path)
     assert list((tmp_path / ".building").iterdir()) == []
 
 
-def test_when_nothing_can_be_measured_the_reasons_are_the_error(
-    tmp_path: Path, pruned_build: BuildResult
-) -> None:
-    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+def test_report_without_stages_raises_reasons(tmp_path: Path, pruned_build: BuildResult) -> None:
+    artifact = copy_artifact(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
     edit_candidates(artifact, lambda own: [{**own[0], "device": "gpu"}])
     with pytest.raises(
         BuildError, match="can be measured here: torch and the stages built from it"
     ):
-        report_on(artifact, tmp_path)
+        measure_report(artifact, tmp_path)
 
 
-def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
+def test_damaged_or_forced_report_is_measured_again(
     tmp_path: Path, pruned_build: BuildResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    artifact = copy_of(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
+    artifact = copy_artifact(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
     name = f"{pruned_build.manifest.id}:{pruned_build.manifest.version}"
     command = ["report", name, "--store", str(tmp_path), "--runs", "5", "--seconds", "1"]
     path = report_path(artifact, read_host(Device.CPU))
@@ -125,7 +123,7 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
     assert main(command) == 0
     assert f"measuring again: {path} cannot be used: " in capfd.readouterr().err
 
-    # As if nothing had been missing, so that it holds.
+    # Without unmeasured stages the stored report is valid.
     whole = Report.model_validate_json(path.read_bytes()).model_copy(update={"unmeasured": {}})
     path.write_bytes(whole.to_json())
     assert main(command) == 0
@@ -135,12 +133,12 @@ def test_a_report_is_measured_again_when_it_is_damaged_or_asked_for(
     assert path.read_bytes() != whole.to_json()
 
 
-def recovered(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> PreparedModel:
+def rebuild(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> PreparedModel:
     steps = StepRunner(Workspace(root), BuildProgress(io.StringIO()))
     return rebuild_prepared(manifest, steps, root / "sources", HuggingFaceHub(), adapter)
 
 
-def test_an_adapter_is_merged_again(
+def test_rebuild_prepared_merges_adapter(
     tmp_path: Path, pruned_build: BuildResult, pruned_source: Path
 ) -> None:
     import torch
@@ -152,7 +150,7 @@ def test_an_adapter_is_merged_again(
     manifest = pruned_build.manifest.model_copy(
         update={"tasks": (TaskName.TEXT_CLASSIFICATION,), "source": source}
     )
-    prepared = recovered(manifest, tmp_path / "work", adapter)
+    prepared = rebuild(manifest, tmp_path / "work", adapter)
     assert prepared.metadata.labels == ("SAD", "GLAD", "MAD")
     ids = torch.from_numpy(prepared.reference.items[1].ids.astype("int64"))[None]
     with torch.inference_mode():
@@ -163,7 +161,7 @@ def test_an_adapter_is_merged_again(
 
     changed = tiny_adapter(tmp_path / "other", pruned_source, labels=("SAD", "GLAD"))
     with pytest.raises(UnsafeSource, match="has changed since the build"):
-        recovered(manifest, tmp_path / "again", changed)
+        rebuild(manifest, tmp_path / "again", changed)
 
 
 def peft_model(base: Path, adapter: Path) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""What passes the gate, what is mended until it does, and what never may."""
+"""Accuracy gate of encoder candidates: acceptance, fallbacks and rejection."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tests.support.prepared_build import (
 )
 
 # Between int8 as it is (mean cosine 0.79) and with two MatMuls excluded (0.95).
-BETWEEN = Gate(cosine_mean=0.9, cosine_worst=-2)
-# Further than int8 gets, whatever is kept.
-BEYOND = Gate(cosine_mean=0.9999)
+INT8_WITH_EXCLUSIONS_GATE = Gate(cosine_mean=0.9, cosine_worst=-2)
+# Above the accuracy of int8 with any exclusions.
+FP32_GATE = Gate(cosine_mean=0.9999)
 
 
 @pytest.fixture
@@ -41,165 +41,190 @@ def runner(tmp_path: Path) -> RecordingRunner:
     return RecordingRunner(tmp_path / "work")
 
 
-def test_a_candidate_as_near_as_the_gate_asks_passes_as_it_is(
-    workshop: PreparedBuild, runner: RecordingRunner
+def test_accurate_candidate_is_accepted_without_fallback(
+    prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    passed = workshop.accuracy_gate(runner, BEYOND).first_accepted(CPU_FP32)
-    assert passed is not None
-    assert passed.parity.cosine_worst > 0.999999
-    assert (passed.excluded_nodes, passed.result.scores) == ((), {})
-    assert passed.spec.path == workshop.graphs.graph(CPU_FP32)
+    accepted = prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_FP32)
+    assert accepted is not None
+    assert accepted.parity.cosine_worst > 0.999999
+    assert (accepted.excluded_nodes, accepted.result.scores) == ((), {})
+    assert accepted.spec.path == prepared_build.graphs.graph(CPU_FP32)
     assert runner.lines("verify") == [
         "cpu-fp32 against fp32 torch: accepted, cosine 1.0000 mean 1.0000 worst"
     ]
 
 
-def test_what_fails_is_mended_by_keeping_the_products_that_int8_hurts_most(
-    workshop: PreparedBuild, runner: RecordingRunner
+def test_fallback_excludes_most_sensitive_matmuls(
+    prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    passed = workshop.accuracy_gate(runner, BETWEEN).first_accepted(CPU_INT8)
-    assert passed is not None
-    assert passed.recipe == CPU_INT8
-    assert list(passed.excluded_nodes) == workshop.graphs.sensitive_nodes(CPU_INT8)[:2]
-    # The one whose activations have the planted outlier.
-    assert matrices(workshop.graphs.float_graph(CPU_INT8))[passed.excluded_nodes[0]].shape == (
+    accepted = prepared_build.accuracy_gate(runner, INT8_WITH_EXCLUSIONS_GATE).first_accepted(
+        CPU_INT8
+    )
+    assert accepted is not None
+    assert accepted.recipe == CPU_INT8
+    assert list(accepted.excluded_nodes) == prepared_build.graphs.sensitive_nodes(CPU_INT8)[:2]
+    # The first excluded MatMul has the planted activation outlier.
+    assert matrices(prepared_build.graphs.float_graph(CPU_INT8))[
+        accepted.excluded_nodes[0]
+    ].shape == (
         64,
         32,
     )
-    assert passed.parity.cosine_mean >= BETWEEN.cosine_mean
-    as_it_was, mended = runner.lines("verify")
-    assert as_it_was.startswith("cpu-int8 against fp32 torch: rejected, mean cosine 0.7")
-    assert mended.startswith("cpu-int8, 2 MatMuls excluded against fp32 torch: accepted")
+    assert accepted.parity.cosine_mean >= INT8_WITH_EXCLUSIONS_GATE.cosine_mean
+    original, fallback = runner.lines("verify")
+    assert original.startswith("cpu-int8 against fp32 torch: rejected, mean cosine 0.7")
+    assert fallback.startswith("cpu-int8, 2 MatMuls excluded against fp32 torch: accepted")
 
 
-def test_mending_stops_at_a_quarter_of_the_products(
-    workshop: PreparedBuild, runner: RecordingRunner
+def test_fallbacks_exclude_at_most_a_quarter_of_matmuls(
+    prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    assert workshop.accuracy_gate(runner, BEYOND).first_accepted(CPU_INT8) is None
-    told = [line.partition(" against")[0] for line in runner.lines("verify")]
-    # Two of twelve; four would be a third.
-    assert told == ["cpu-int8", "cpu-int8, 2 MatMuls excluded"]
+    assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8) is None
+    candidates = [line.partition(" against")[0] for line in runner.lines("verify")]
+    # Two of twelve MatMuls; the next step, four, exceeds a quarter.
+    assert candidates == ["cpu-int8", "cpu-int8, 2 MatMuls excluded"]
 
 
-def test_other_calibrations_come_before_any_product_is_kept(
-    workshop: PreparedBuild, runner: RecordingRunner
+def test_fallbacks_try_calibrations_before_exclusions(
+    prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    made: list[tuple[str, int]] = []
+    attempts: list[tuple[str, int]] = []
 
-    class Watched(FixedGraphs):
+    class RecordingGraphs(FixedGraphs):
         def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             assert isinstance(recipe.quantization, StaticInt8)
-            made.append((recipe.quantization.calibration, len(excluded_nodes)))
+            attempts.append((recipe.quantization.calibration, len(excluded_nodes)))
             return super().graph(recipe, excluded_nodes)
 
-    bad = Watched({CPU_INT8_STATIC.name: workshop.graphs.graph(CPU_INT8)})
+    graphs = RecordingGraphs({CPU_INT8_STATIC.name: prepared_build.graphs.graph(CPU_INT8)})
     assert (
-        workshop.accuracy_gate(runner, BETWEEN, graphs=bad).first_accepted(CPU_INT8_STATIC) is None
+        prepared_build.accuracy_gate(
+            runner, INT8_WITH_EXCLUSIONS_GATE, graphs=graphs
+        ).first_accepted(CPU_INT8_STATIC)
+        is None
     )
     expected = [("minmax", 0), ("percentile", 0), ("entropy", 0), ("minmax", 2)]
-    assert made == expected
+    assert attempts == expected
 
 
-def test_weights_alone_and_floats_have_nothing_to_mend(
-    workshop: PreparedBuild, runner: RecordingRunner
+def test_weight_only_and_float_candidates_have_no_fallbacks(
+    prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    impossible = workshop.accuracy_gate(runner, Gate(cosine_mean=1.1))
+    strict_gate = prepared_build.accuracy_gate(runner, Gate(cosine_mean=1.1))
     for recipe in (CPU_INT8_WEIGHTS, CPU_FP32):
-        assert impossible.first_accepted(recipe) is None
+        assert strict_gate.first_accepted(recipe) is None
     assert len(runner.lines("verify")) == 2
 
 
-def test_a_candidate_is_judged_as_it_is_when_mending_is_not_worth_it(
-    workshop: PreparedBuild, runner: RecordingRunner
+def test_candidate_without_allowed_fallbacks_is_evaluated_once(
+    prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
     assert (
-        workshop.accuracy_gate(runner, BETWEEN).first_accepted(CPU_INT8, allow_fallbacks=False)
+        prepared_build.accuracy_gate(runner, INT8_WITH_EXCLUSIONS_GATE).first_accepted(
+            CPU_INT8, allow_fallbacks=False
+        )
         is None
     )
     assert len(runner.lines("verify")) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_a_number_never_passes(
-    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path, value: float
+def test_nonfinite_outputs_are_rejected(
+    prepared_build: PreparedBuild, runner: RecordingRunner, tmp_path: Path, value: float
 ) -> None:
-    graph = corrupted(workshop.graphs.graph(CPU_FP32), tmp_path / "graph.onnx", value)
+    graph = corrupted(prepared_build.graphs.graph(CPU_FP32), tmp_path / "graph.onnx", value)
     graphs = FixedGraphs({CPU_FP32.name: graph})
-    assert workshop.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32) is None
-    (told,) = runner.lines("verify")
-    assert told.startswith("cpu-fp32 against fp32 torch: rejected, ")
-    assert "finite" in told
+    assert (
+        prepared_build.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32)
+        is None
+    )
+    (line,) = runner.lines("verify")
+    assert line.startswith("cpu-fp32 against fp32 torch: rejected, ")
+    assert "finite" in line
 
 
-def test_a_graph_that_cannot_be_opened_does_not_pass(
-    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path
+def test_unreadable_graph_is_rejected(
+    prepared_build: PreparedBuild, runner: RecordingRunner, tmp_path: Path
 ) -> None:
     graphs = FixedGraphs({CPU_FP32.name: unreadable(tmp_path / "graph.onnx")})
-    assert workshop.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32) is None
-    (told,) = runner.lines("verify")
-    assert "rejected" in told
-    assert "Telepathy" in told
+    assert (
+        prepared_build.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32)
+        is None
+    )
+    (line,) = runner.lines("verify")
+    assert "rejected" in line
+    assert "Telepathy" in line
 
 
-def test_a_mend_that_cannot_be_made_is_passed_over(
-    workshop: PreparedBuild, runner: RecordingRunner
-) -> None:
-    class Stubborn(FixedGraphs):
+def test_failed_fallback_is_skipped(prepared_build: PreparedBuild, runner: RecordingRunner) -> None:
+    class FailingGraphs(FixedGraphs):
         def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             if recipe != CPU_INT8_STATIC:
                 raise UnsupportedModel("no range is finite", hint="none")
             return super().graph(recipe, excluded_nodes)
 
-    graphs = Stubborn({CPU_INT8_STATIC.name: workshop.graphs.graph(CPU_INT8)})
+    graphs = FailingGraphs({CPU_INT8_STATIC.name: prepared_build.graphs.graph(CPU_INT8)})
     assert (
-        workshop.accuracy_gate(runner, BETWEEN, graphs=graphs).first_accepted(CPU_INT8_STATIC)
+        prepared_build.accuracy_gate(
+            runner, INT8_WITH_EXCLUSIONS_GATE, graphs=graphs
+        ).first_accepted(CPU_INT8_STATIC)
         is None
     )
     assert runner.lines("skip") == ["cpu-int8-static: no range is finite"] * 2
-    assert graphs.asked == [(CPU_INT8_STATIC.name, kept) for kept in ((), ("first", "second"))]
+    assert graphs.requested == [
+        (CPU_INT8_STATIC.name, excluded) for excluded in ((), ("first", "second"))
+    ]
 
 
-def with_pairs(workshop: PreparedBuild, directory: Path) -> PreparedModel:
-    """The model with two scored pairs that its graphs order the wrong way round.
+def prepare_with_data(prepared_build: PreparedBuild, directory: Path) -> PreparedModel:
+    """Return the model with two scored pairs whose order its graphs reverse.
 
-    The original is said to have ordered them rightly.
+    The stored score of the reference model is perfect.
     """
     directory.mkdir()
-    for file in workshop.prepared.reference_dir.iterdir():
+    for file in prepared_build.prepared.reference_dir.iterdir():
         shutil.copy(file, directory)
     (directory / "scores.json").write_text('{"spearman": 1.0}', encoding="utf-8")
     pairs = directory / "pairs.tsv"
     pairs.write_text("a good film\ta great film\t1\nthe river\tbad food\t5\n", encoding="utf-8")
-    metadata = workshop.prepared.metadata
-    model = EvaluatedModel(directory=workshop.prepared.weights, max_tokens=metadata.max_tokens)
+    metadata = prepared_build.prepared.metadata
+    model = EvaluatedModel(
+        directory=prepared_build.prepared.weights, max_tokens=metadata.max_tokens
+    )
     evaluation = load_evaluation(pairs, metadata.tasks[0], model)
-    return PreparedModel(workshop.prepared.weights, metadata, directory, evaluation)
+    return PreparedModel(prepared_build.prepared.weights, metadata, directory, evaluation)
 
 
 @pytest.mark.parametrize(("limit", "passes"), [(199.0, False), (201.0, True)])
-def test_a_drop_of_the_task_s_metric_beyond_the_limit_is_refused(
-    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path, limit: float, passes: bool
+def test_metric_drop_above_limit_is_rejected(
+    prepared_build: PreparedBuild,
+    runner: RecordingRunner,
+    tmp_path: Path,
+    limit: float,
+    passes: bool,
 ) -> None:
-    prepared = with_pairs(workshop, tmp_path / "reference")
+    prepared = prepare_with_data(prepared_build, tmp_path / "reference")
     gate = ANYTHING.model_copy(update={"metric_drop": limit})
-    passed = workshop.accuracy_gate(runner, gate, prepared=prepared).first_accepted(CPU_FP32)
-    (told,) = runner.lines("verify")
+    accepted = prepared_build.accuracy_gate(runner, gate, prepared=prepared).first_accepted(
+        CPU_FP32
+    )
+    (line,) = runner.lines("verify")
     if passes:
-        assert passed is not None
-        assert passed.result.scores == {"spearman": pytest.approx(-1.0)}
-        assert told.endswith(", spearman -1.0000")
+        assert accepted is not None
+        assert accepted.result.scores == {"spearman": pytest.approx(-1.0)}
+        assert line.endswith(", spearman -1.0000")
     else:
-        assert passed is None
-        assert told.endswith("rejected, spearman -1.0000, 200.00 points below the reference")
+        assert accepted is None
+        assert line.endswith("rejected, spearman -1.0000, 200.00 points below the reference")
 
 
-def test_data_is_not_run_through_what_is_too_far_from_the_original_anyway(
-    workshop: PreparedBuild, runner: RecordingRunner, tmp_path: Path
+def test_candidate_below_parity_limits_skips_evaluation(
+    prepared_build: PreparedBuild, runner: RecordingRunner, tmp_path: Path
 ) -> None:
-    prepared = with_pairs(workshop, tmp_path / "reference")
-    workshop.accuracy_gate(runner, BEYOND, prepared=prepared).first_accepted(
+    prepared = prepare_with_data(prepared_build, tmp_path / "reference")
+    prepared_build.accuracy_gate(runner, FP32_GATE, prepared=prepared).first_accepted(
         CPU_INT8, allow_fallbacks=False
     )
-    (told,) = runner.lines("verify")
-    assert "mean cosine" in told
-    assert "spearman" not in told
+    (line,) = runner.lines("verify")
+    assert "mean cosine" in line
+    assert "spearman" not in line

@@ -1,4 +1,4 @@
-"""The fastest candidates that pass are found with as little work as possible."""
+"""Candidate search: order of evaluation, skipped candidates and reuse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.prepared_build import (
     unreadable,
 )
 
-# One graph under many names; what they are made from is looked at elsewhere.
+# Recipes that differ in name only; the tests provide their graphs.
 FAST, SLOW, SLOWER, BROKEN = (
     replace(CPU_FP32, name=name) for name in ("fast", "slow", "slower", "broken")
 )
@@ -41,10 +41,12 @@ def runner(tmp_path: Path) -> RecordingRunner:
 
 
 @pytest.fixture(scope="module")
-def files(workshop: PreparedBuild, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Graphs that answer alike; each slower than the one before by far more than the limit."""
+def files(
+    prepared_build: PreparedBuild, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Path]:
+    """Graphs with equal outputs; each exceeds the slowdown limit relative to the previous graph."""
     root = tmp_path_factory.mktemp("graphs")
-    fast = workshop.graphs.graph(CPU_FP32)
+    fast = prepared_build.graphs.graph(CPU_FP32)
     return {
         "fast": fast,
         "slow": slowed(fast, root / "slow.onnx", size=400),
@@ -68,7 +70,7 @@ class LenientGate(AccuracyGate[CandidateRecipe, GraphSpec]):
 
 
 def search(
-    workshop: PreparedBuild,
+    prepared_build: PreparedBuild,
     runner: RecordingRunner,
     graphs: CandidateGraphs,
     *candidates: CandidateRecipe,
@@ -76,45 +78,48 @@ def search(
     keep: int = 3,
 ) -> CandidateSearch[CandidateRecipe, GraphSpec]:
     recipe = BuildRecipe(candidates=candidates, gate=gate, keep=keep)
-    build = workshop.encoder_build(runner, recipe, graphs=graphs)
+    build = prepared_build.encoder_build(runner, recipe, graphs=graphs)
     return CandidateSearch(runner.steps, build, AccuracyGate(runner.steps, build), keep, 60.0)
 
 
-def test_the_fastest_comes_first_and_what_is_far_behind_is_not_judged(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_search_evaluates_fastest_and_skips_slow_candidates(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    look = search(workshop, runner, FixedGraphs(files), SLOWER, SLOW, FAST)
-    passed = look.select_for(Device.CPU)
-    assert [graph.recipe for graph in passed] == [FAST]
-    (told,) = runner.lines("screen")
-    order = [part.split()[0] for part in told.removeprefix("3 graphs: ").split(", ")]
+    candidate_search = search(prepared_build, runner, FixedGraphs(files), SLOWER, SLOW, FAST)
+    accepted = candidate_search.select_for(Device.CPU)
+    assert [graph.recipe for graph in accepted] == [FAST]
+    (line,) = runner.lines("screen")
+    order = [part.split()[0] for part in line.removeprefix("3 graphs: ").split(", ")]
     assert order == ["fast", "slow", "slower"]
     assert len(runner.lines("verify")) == 1
 
 
-def test_what_is_slower_is_judged_when_nothing_faster_passes(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_search_evaluates_slower_candidate_after_rejection(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    given = {**files, "fast": files["nan"]}
-    look = search(workshop, runner, FixedGraphs(given), SLOWER, SLOW, FAST)
-    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [SLOW]
+    graph_files = {**files, "fast": files["nan"]}
+    candidate_search = search(prepared_build, runner, FixedGraphs(graph_files), SLOWER, SLOW, FAST)
+    assert [graph.recipe for graph in candidate_search.select_for(Device.CPU)] == [SLOW]
     assert [line.split()[0] for line in runner.lines("verify")] == ["fast", "slow"]
 
 
-def test_what_cannot_be_opened_is_left_out_and_not_judged(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_search_skips_unreadable_graph(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    look = search(workshop, runner, FixedGraphs(files), BROKEN, FAST)
-    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
+    candidate_search = search(prepared_build, runner, FixedGraphs(files), BROKEN, FAST)
+    assert [graph.recipe for graph in candidate_search.select_for(Device.CPU)] == [FAST]
     assert [line.split()[0] for line in runner.lines("verify")] == ["fast"]
 
 
-def test_where_nothing_can_be_opened_nothing_is_found(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
+def test_search_with_unreadable_graphs_is_empty(
+    prepared_build: PreparedBuild,
+    runner: RecordingRunner,
+    files: Mapping[str, Path],
+    tmp_path: Path,
 ) -> None:
     other = replace(BROKEN, name="other", options=EngineOptions())
     graphs = FixedGraphs({"broken": files["broken"], "other": unreadable(tmp_path / "graph.onnx")})
-    assert search(workshop, runner, graphs, BROKEN, other).select_for(Device.CPU) == []
+    assert search(prepared_build, runner, graphs, BROKEN, other).select_for(Device.CPU) == []
     assert runner.lines("verify") == []
 
 
@@ -124,117 +129,128 @@ def no_gpu() -> None:
         pytest.skip("there is a GPU here")
 
 
-def for_gpu(*candidates: CandidateRecipe) -> list[CandidateRecipe]:
-    """Candidates that are judged in this order on a machine without a GPU."""
+def as_gpu(*candidates: CandidateRecipe) -> list[CandidateRecipe]:
+    """Return GPU candidates; without a GPU they are evaluated in this order."""
     return [replace(recipe, device=Device.GPU) for recipe in candidates]
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_missing_device_gets_the_first_of_the_recipe_that_passes(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_missing_device_uses_first_accepted_candidate(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    given = {**files, "first": files["nan"]}
-    order = for_gpu(replace(FAST, name="first"), SLOW, FAST)
-    passed = search(workshop, runner, FixedGraphs(given), *order).select_for(Device.GPU)
-    assert [graph.recipe for graph in passed] == order[1:2]
+    graph_files = {**files, "first": files["nan"]}
+    order = as_gpu(replace(FAST, name="first"), SLOW, FAST)
+    accepted = search(prepared_build, runner, FixedGraphs(graph_files), *order).select_for(
+        Device.GPU
+    )
+    assert [graph.recipe for graph in accepted] == order[1:2]
     assert runner.lines("screen") == []
     assert [line.split()[0] for line in runner.lines("verify")] == ["first", "slow"]
 
 
-def test_no_more_than_the_recipe_keeps_are_judged(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_search_evaluates_at_most_keep_candidates(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    # The same file under another option, so that neither is a twin nor far behind.
-    twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
-    given = FixedGraphs({**files, "twin": files["fast"]})
-    passed = search(workshop, runner, given, FAST, twin, keep=1).select_for(Device.CPU)
-    assert len(passed) == len(runner.lines("verify")) == 1
+    # The same file with another option is neither a duplicate nor slower.
+    duplicate = replace(FAST, name="twin", options=EngineOptions(arena=True))
+    graph_files = FixedGraphs({**files, "twin": files["fast"]})
+    accepted = search(prepared_build, runner, graph_files, FAST, duplicate, keep=1).select_for(
+        Device.CPU
+    )
+    assert len(accepted) == len(runner.lines("verify")) == 1
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_candidate_is_mended_while_nothing_has_passed(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_fallbacks_are_tried_before_an_accepted_candidate(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    graphs = FixedGraphs({**files, CPU_INT8.name: workshop.graphs.graph(CPU_INT8)})
-    gate = Gate(cosine_mean=0.9999)  # further than int8 gets
-    ahead = search(workshop, runner, graphs, *for_gpu(CPU_INT8, FAST), gate=gate)
-    assert [graph.recipe.name for graph in ahead.select_for(Device.GPU)] == ["fast"]
+    graphs = FixedGraphs({**files, CPU_INT8.name: prepared_build.graphs.graph(CPU_INT8)})
+    gate = Gate(cosine_mean=0.9999)  # above the accuracy of int8
+    candidate_search = search(prepared_build, runner, graphs, *as_gpu(CPU_INT8, FAST), gate=gate)
+    assert [graph.recipe.name for graph in candidate_search.select_for(Device.GPU)] == ["fast"]
     assert len(runner.lines("verify")) == 3
 
 
 def test_fallbacks_are_not_allowed_after_an_accepted_candidate(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    twin = replace(FAST, name="twin", options=EngineOptions(arena=True))
-    given = FixedGraphs({**files, "twin": files["fast"]})
-    recipe = BuildRecipe(candidates=(FAST, twin), gate=ANYTHING)
-    build = workshop.encoder_build(runner, recipe, graphs=given)
+    duplicate = replace(FAST, name="twin", options=EngineOptions(arena=True))
+    graph_files = FixedGraphs({**files, "twin": files["fast"]})
+    recipe = BuildRecipe(candidates=(FAST, duplicate), gate=ANYTHING)
+    build = prepared_build.encoder_build(runner, recipe, graphs=graph_files)
     gate = LenientGate(runner.steps, build)
     gate.fallbacks = []
     CandidateSearch(runner.steps, build, gate, 3, 60.0).select_for(Device.CPU)
     assert gate.fallbacks == [True, False]
 
 
-def test_an_engine_that_is_not_installed_is_skipped_with_a_line(
-    workshop: PreparedBuild,
+def test_missing_engine_is_skipped_with_reason(
+    prepared_build: PreparedBuild,
     runner: RecordingRunner,
     files: Mapping[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     graphs = FixedGraphs(files)
-    look = search(workshop, runner, graphs, OPENVINO_INT8, FAST)
-    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
+    candidate_search = search(prepared_build, runner, graphs, OPENVINO_INT8, FAST)
+    assert [graph.recipe for graph in candidate_search.select_for(Device.CPU)] == [FAST]
     assert runner.lines("skip") == ["openvino-int8: the package `openvino` is not installed"]
-    assert {name for name, _ in graphs.asked} == {"fast"}, "a graph nobody can run was made"
-    assert runner.lines("screen") == [], "a contest of one"
+    assert {name for name, _ in graphs.requested} == {"fast"}, "a graph without an engine was built"
+    assert runner.lines("screen") == [], "a single graph was screened"
 
 
-def test_a_candidate_that_cannot_be_made_is_skipped_with_its_reason(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_failed_candidate_is_skipped_with_reason(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    class Partial(FixedGraphs):
+    class PartialGraphs(FixedGraphs):
         def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
             if recipe == SLOW:
                 raise UnsupportedModel("no kernel for it", hint="none")
             return super().graph(recipe, excluded_nodes)
 
-    look = search(workshop, runner, Partial(files), SLOW, FAST)
-    assert [graph.recipe for graph in look.select_for(Device.CPU)] == [FAST]
+    candidate_search = search(prepared_build, runner, PartialGraphs(files), SLOW, FAST)
+    assert [graph.recipe for graph in candidate_search.select_for(Device.CPU)] == [FAST]
     assert runner.lines("skip") == ["slow: no kernel for it"]
 
 
-def test_candidates_with_one_graph_and_one_engine_are_one(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+def test_search_skips_duplicate_graphs(
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    twin = replace(FAST, name="twin")
+    duplicate = replace(FAST, name="twin")
     spinning = replace(FAST, name="spinning", options=FAST.options.model_copy(
         update={"spinning": True}
     ))  # fmt: skip
-    given = {name: files["fast"] for name in ("fast", "twin", "spinning")}
-    search(workshop, runner, FixedGraphs(given), FAST, twin, spinning).select_for(Device.CPU)
+    graph_files = {name: files["fast"] for name in ("fast", "twin", "spinning")}
+    search(prepared_build, runner, FixedGraphs(graph_files), FAST, duplicate, spinning).select_for(
+        Device.CPU
+    )
     assert runner.lines("skip") == ["twin: the same graph as fast"]
-    (told,) = runner.lines("screen")
-    assert told.startswith("2 graphs: ")
+    (line,) = runner.lines("screen")
+    assert line.startswith("2 graphs: ")
 
 
-def test_what_a_trial_found_is_not_measured_again(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path], tmp_path: Path
+def test_resumed_search_reuses_screening(
+    prepared_build: PreparedBuild,
+    runner: RecordingRunner,
+    files: Mapping[str, Path],
+    tmp_path: Path,
 ) -> None:
-    first = search(workshop, runner, FixedGraphs(files), SLOW, FAST).select_for(Device.CPU)
-    again = RecordingRunner(tmp_path / "again")
+    first = search(prepared_build, runner, FixedGraphs(files), SLOW, FAST).select_for(Device.CPU)
+    resumed_runner = RecordingRunner(tmp_path / "again")
     (tmp_path / "again" / "steps").symlink_to(tmp_path / "work" / "steps")
-    second = search(workshop, again, FixedGraphs(files), SLOW, FAST).select_for(Device.CPU)
+    second = search(prepared_build, resumed_runner, FixedGraphs(files), SLOW, FAST).select_for(
+        Device.CPU
+    )
     assert first == second
-    assert again.told.getvalue().count("done by an interrupted build") == 2
+    assert resumed_runner.output.getvalue().count("done by an interrupted build") == 2
 
 
 def test_cost_table_covers_the_accepted_graphs(
-    workshop: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
+    prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    look = search(workshop, runner, FixedGraphs(files), FAST)
-    build = workshop.encoder_build(runner, BuildRecipe(candidates=(FAST,)))
-    accepted = look.select_for(Device.CPU)
+    candidate_search = search(prepared_build, runner, FixedGraphs(files), FAST)
+    build = prepared_build.encoder_build(runner, BuildRecipe(candidates=(FAST,)))
+    accepted = candidate_search.select_for(Device.CPU)
     table = build.tune(accepted, "0123456789ab", threads=1, seconds=0.1)
     assert {row.variant.candidate for row in table.rows} == {"fast"}
     assert (table.version, table.threads) == ("0123456789ab", 1)

@@ -54,12 +54,12 @@ def test_half_precision_graph_matches_fp32(head: ModelHead, tmp_path: Path) -> N
     given = run_probes(open_engine(spec, EncoderSettings()), items, 2)
     for mine, due in zip(given, run_probes(single, items, 1), strict=True):
         assert mine.dtype == np.float32
-        np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # of logits up to 20
+        np.testing.assert_allclose(mine, due, atol=0.05, rtol=0.01)  # for logits up to 20
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_vector_graph_outputs_unpooled_tokens(pooling: str, tmp_path: Path) -> None:
-    """The vectors of tokens, of the rewritten graph and of its int8 copy, are torch's."""
+    """Token vectors of the rewritten graph and of its int8 copy match torch."""
     import torch
 
     source = tiny_checkpoint(tmp_path / "model", pooling=pooling)
@@ -109,7 +109,7 @@ def test_export_leaves_model_unchanged(tmp_path: Path) -> None:
 
 
 def untraceable(model: TorchModel) -> TorchModel:
-    """The same model, but for a choice that depends on a value."""
+    """Return the model with a value-dependent branch, which cannot be traced."""
 
     class Choosy(type(model)):
         def forward(self, input_ids: object, **rest: object) -> object:

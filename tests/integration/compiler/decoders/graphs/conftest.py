@@ -23,23 +23,23 @@ class ExportedCase:
     written: ExportedModel
 
 
-Make = Callable[[str], ExportedCase]
+ExportModel = Callable[[str], ExportedCase]
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    known: dict[str, ExportedCase] = {}
+def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportModel:
+    cache: dict[str, ExportedCase] = {}
 
-    def make(name: str) -> ExportedCase:
-        if name not in known:
+    def export_once(name: str) -> ExportedCase:
+        if name not in cache:
             root = tmp_path_factory.mktemp(name)
             model = saved((GPT2 | ENCODER_DECODERS)[name], root / "checkpoint")
             (root / "graphs").mkdir()
             written = export_model(root / "checkpoint", root / "graphs")
-            known[name] = ExportedCase(model, root / "checkpoint", written)
-        return known[name]
+            cache[name] = ExportedCase(model, root / "checkpoint", written)
+        return cache[name]
 
-    return make
+    return export_once
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from build_artifacts.decoders.graphs import block_quantize
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
 from build_artifacts.decoders.graphs.export import ExportedModel
-from tests.integration.compiler.decoders.graphs.conftest import Make
+from tests.integration.compiler.decoders.graphs.conftest import ExportModel
 from tests.support.slot_driver import SlotDriver
 from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, START
 
@@ -20,7 +20,7 @@ SOURCE = [7, 8, 9, 30, 31, 41, 5]
 PROMPT = [40, 9, 62, 41, 40, 11]
 
 
-def in_integers(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel:
+def quantized(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel:
     quantize_blocks(written.decoder, into / written.decoder.name, bits)
     small = replace(written, decoder=into / written.decoder.name)
     if written.encoder is None:
@@ -29,7 +29,7 @@ def in_integers(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel
     return replace(small, encoder=into / written.encoder.name)
 
 
-def answers(written: ExportedModel) -> np.ndarray:
+def prompt_logits(written: ExportedModel) -> np.ndarray:
     """Return the logits [T, V] after each token of a prompt; the last token is a decode step."""
     rows = SlotDriver(written)
     if written.encoder is None:
@@ -40,35 +40,35 @@ def answers(written: ExportedModel) -> np.ndarray:
     return np.concatenate([read, rows.decode(PROMPT[-1:])])
 
 
-def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:
-    norms = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
-    return float(((found * expected).sum(axis=-1) / norms).min())
+def worst_cosine(logits: np.ndarray, expected: np.ndarray) -> float:
+    norms = np.linalg.norm(logits, axis=-1) * np.linalg.norm(expected, axis=-1)
+    return float(((logits * expected).sum(axis=-1) / norms).min())
 
 
 @pytest.mark.parametrize("name", [*GPT2, *ENCODER_DECODERS])
 @pytest.mark.parametrize("tables", [True, False])
 def test_int8_blocks_are_close_to_float(
-    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
+    exported: ExportModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
 ) -> None:
     if tables:  # embedding tables, too small here to be quantized
         monkeypatch.setattr(block_quantize, "MIN_QUANTIZED_TABLE", 0)
-    written = made(name).written
-    small = in_integers(written, tmp_path, 8)
-    assert worst_cosine(answers(small), answers(written)) > 0.99
+    written = exported(name).written
+    small = quantized(written, tmp_path, 8)
+    assert worst_cosine(prompt_logits(small), prompt_logits(written)) > 0.99
     kinds = {node.op_type for node in onnx.load(small.decoder).graph.node}
     assert "MatMul" not in kinds
     assert ("GatherBlockQuantized" in kinds) == tables
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "t5"])
-def test_int4_blocks_are_close_to_float(made: Make, tmp_path: Path, name: str) -> None:
-    written = made(name).written
-    found = worst_cosine(answers(in_integers(written, tmp_path, 4)), answers(written))
-    assert 0.8 < found < 0.9999
+def test_int4_blocks_are_close_to_float(exported: ExportModel, tmp_path: Path, name: str) -> None:
+    written = exported(name).written
+    cosine = worst_cosine(prompt_logits(quantized(written, tmp_path, 4)), prompt_logits(written))
+    assert 0.8 < cosine < 0.9999
 
 
-def test_quantized_weights_are_smaller(made: Make, tmp_path: Path) -> None:
-    graph = made("bart").written.decoder
+def test_quantized_weights_are_smaller(exported: ExportModel, tmp_path: Path) -> None:
+    graph = exported("bart").written.decoder
     sizes = {}
     for bits in (8, 4):
         (tmp_path / str(bits)).mkdir()

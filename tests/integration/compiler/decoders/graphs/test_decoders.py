@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, Make
+from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, ExportModel
 from tests.support.slot_driver import SlotDriver, greedy
 from tests.support.tiny_checkpoints import END, GPT2, PAD, VOCABULARY
 
@@ -17,13 +17,13 @@ SORT_BINS = 8
 each = pytest.mark.parametrize("name", GPT2)
 
 
-def reference_logits(made: ExportedCase, ids: list[int]) -> np.ndarray:
+def reference_logits(exported: ExportedCase, ids: list[int]) -> np.ndarray:
     with torch.no_grad():
-        return made.model(torch.tensor([ids])).logits[0].numpy()
+        return exported.model(torch.tensor([ids])).logits[0].numpy()
 
 
-def reference_answer(made: ExportedCase, ids: list[int]) -> list[int]:
-    output = made.model.generate(
+def reference_answer(exported: ExportedCase, ids: list[int]) -> list[int]:
+    output = exported.model.generate(
         torch.tensor([ids]),
         do_sample=False,
         min_new_tokens=SORT_BINS,
@@ -35,16 +35,16 @@ def reference_answer(made: ExportedCase, ids: list[int]) -> list[int]:
 
 
 @each
-def test_prefill_logits_match_transformers(made: Make, name: str) -> None:
-    model = made(name)
+def test_prefill_logits_match_transformers(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     for row, ids in enumerate(PROMPTS):
-        found = SlotDriver(model.written).prefill(row, ids, all_logits=True)
-        np.testing.assert_allclose(found, reference_logits(model, ids), atol=NEAR)
+        logits = SlotDriver(model.written).prefill(row, ids, all_logits=True)
+        np.testing.assert_allclose(logits, reference_logits(model, ids), atol=NEAR)
 
 
 @each
-def test_slots_of_different_lengths_are_batch_invariant(made: Make, name: str) -> None:
-    model = made(name)
+def test_slots_of_different_lengths_are_batch_invariant(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     expected = [reference_answer(model, ids) for ids in PROMPTS]
     assert greedy(SlotDriver(model.written), PROMPTS, SORT_BINS) == expected
     assert len({token for answer in expected for token in answer}) > SORT_BINS
@@ -53,34 +53,34 @@ def test_slots_of_different_lengths_are_batch_invariant(made: Make, name: str) -
 @each
 @pytest.mark.parametrize("parts", [(4, 5), (1, 7, 1), (8, 1)])
 def test_chunked_prefill_matches_single_prefill(
-    made: Make, name: str, parts: tuple[int, ...]
+    exported: ExportModel, name: str, parts: tuple[int, ...]
 ) -> None:
-    model = made(name)
+    model = exported(name)
     rows, ids, start = SlotDriver(model.written), PROMPTS[2], 0
     for count in parts:
-        found = rows.prefill(1, ids[start : start + count])
+        logits = rows.prefill(1, ids[start : start + count])
         start += count
-    np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
+    np.testing.assert_allclose(logits, reference_logits(model, ids)[-1], atol=NEAR)
 
 
-def test_prompt_fills_whole_slot(made: Make) -> None:
-    model = made("gpt2")
+def test_prompt_fills_whole_slot(exported: ExportModel) -> None:
+    model = exported("gpt2")
     ids = list(range(10, 34))
-    found = SlotDriver(model.written, context=len(ids)).prefill(0, ids)
-    np.testing.assert_allclose(found, reference_logits(model, ids)[-1], atol=NEAR)
+    logits = SlotDriver(model.written, context=len(ids)).prefill(0, ids)
+    np.testing.assert_allclose(logits, reference_logits(model, ids)[-1], atol=NEAR)
 
 
-def test_copied_slot_continues_equally(made: Make) -> None:
-    rows = SlotDriver(made("gpt2").written)
+def test_copied_slot_continues_equally(exported: ExportModel) -> None:
+    rows = SlotDriver(exported("gpt2").written)
     rows.prefill(0, PROMPTS[0])
     rows.prefill(1, PROMPTS[2])
     rows.copy(0, 2)
-    found = rows.decode([40, 41, 40])
-    np.testing.assert_array_equal(found[0], found[2])
+    logits = rows.decode([40, 41, 40])
+    np.testing.assert_array_equal(logits[0], logits[2])
 
 
-def test_exported_decoder_describes_shape(made: Make) -> None:
-    written = made("gpt2").written
+def test_exported_decoder_describes_shape(exported: ExportModel) -> None:
+    written = exported("gpt2").written
     assert written.encoder is None
     assert (written.layers, written.kv_heads, written.head_dim) == (2, 4, 8)
     assert written.vocabulary == VOCABULARY

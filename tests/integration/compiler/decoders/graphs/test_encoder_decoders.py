@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, Make
+from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, ExportModel
 from tests.support.slot_driver import SlotDriver, greedy, open_graph
 from tests.support.tiny_checkpoints import (
     ENCODER_DECODERS,
@@ -23,14 +23,16 @@ SORT_BINS = 8
 each = pytest.mark.parametrize("name", ENCODER_DECODERS)
 
 
-def reference_logits(made: ExportedCase, source: list[int], ids: list[int]) -> np.ndarray:
+def reference_logits(exported: ExportedCase, source: list[int], ids: list[int]) -> np.ndarray:
     with torch.no_grad():
-        output = made.model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids]))
+        output = exported.model(
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids])
+        )
     return output.logits[0].numpy()
 
 
-def reference_answer(made: ExportedCase, source: list[int]) -> list[int]:
-    output = made.model.generate(
+def reference_answer(exported: ExportedCase, source: list[int]) -> list[int]:
+    output = exported.model.generate(
         torch.tensor([source]),
         do_sample=False,
         num_beams=1,
@@ -41,26 +43,26 @@ def reference_answer(made: ExportedCase, source: list[int]) -> list[int]:
     return output[0, 1:].tolist()
 
 
-def read_all(made: ExportedCase) -> SlotDriver:
-    rows = SlotDriver(made.written)
+def read_all(exported: ExportedCase) -> SlotDriver:
+    rows = SlotDriver(exported.written)
     for row, source in enumerate(SOURCES):
         rows.read_source(row, source)
     return rows
 
 
 @each
-def test_decode_logits_match_transformers(made: Make, name: str) -> None:
-    model = made(name)
+def test_decode_logits_match_transformers(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     ids = [START, 40, 9, 62, 41, 40, 11]  # longer than one of the sources, shorter than the others
     rows = read_all(model)
     for row, source in enumerate(SOURCES):
-        found = rows.prefill(row, ids, all_logits=True)
-        np.testing.assert_allclose(found, reference_logits(model, source, ids), atol=NEAR)
+        logits = rows.prefill(row, ids, all_logits=True)
+        np.testing.assert_allclose(logits, reference_logits(model, source, ids), atol=NEAR)
 
 
 @each
-def test_slots_of_different_sources_are_batch_invariant(made: Make, name: str) -> None:
-    model = made(name)
+def test_slots_of_different_sources_are_batch_invariant(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     start = model.written.decoder_start_token
     assert start is not None
     expected = [reference_answer(model, source) for source in SOURCES]
@@ -69,31 +71,31 @@ def test_slots_of_different_sources_are_batch_invariant(made: Make, name: str) -
 
 
 @each
-def test_slots_at_different_positions_decode_together(made: Make, name: str) -> None:
-    model = made(name)
+def test_slots_at_different_positions_decode_together(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     ids = ([START, 40, 41, 42, 43, 44], [START], [START, 60, 9])
     rows = read_all(model)
     for row, read in enumerate(ids):
         rows.prefill(row, read)
-    found = rows.decode([33, 34, 35])
+    logits = rows.decode([33, 34, 35])
     for row, read in enumerate(ids):
         expected = reference_logits(model, SOURCES[row], [*read, 33 + row])[-1]
-        np.testing.assert_allclose(found[row], expected, atol=NEAR)
+        np.testing.assert_allclose(logits[row], expected, atol=NEAR)
 
 
 @each
-def test_chunked_prefill_matches_single_prefill(made: Make, name: str) -> None:
-    model = made(name)
+def test_chunked_prefill_matches_single_prefill(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     ids = [START, 40, 9, 62, 41, 40]
     rows = read_all(model)
     for start, end in ((0, 3), (3, 4), (4, 6)):
-        found = rows.prefill(2, ids[start:end])
-    np.testing.assert_allclose(found, reference_logits(model, SOURCES[2], ids)[-1], atol=NEAR)
+        logits = rows.prefill(2, ids[start:end])
+    np.testing.assert_allclose(logits, reference_logits(model, SOURCES[2], ids)[-1], atol=NEAR)
 
 
 @each
-def test_source_padding_has_no_effect(made: Make, name: str) -> None:
-    written = made(name).written
+def test_source_padding_has_no_effect(exported: ExportModel, name: str) -> None:
+    written = exported(name).written
     assert written.encoder is not None
     encoder = open_graph(written.encoder)
     short, long = SOURCES[0], SOURCES[2]
@@ -110,43 +112,43 @@ def test_source_padding_has_no_effect(made: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_copied_slot_continues_equally(made: Make, name: str) -> None:
-    rows = read_all(made(name))
+def test_copied_slot_continues_equally(exported: ExportModel, name: str) -> None:
+    rows = read_all(exported(name))
     rows.prefill(0, [START, 40, 41])
     rows.prefill(1, [START])
     rows.copy(0, 2)
-    found = rows.decode([50, 51, 50])
-    np.testing.assert_array_equal(found[0], found[2])
+    logits = rows.decode([50, 51, 50])
+    np.testing.assert_array_equal(logits[0], logits[2])
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_slot_without_source_does_not_affect_others(made: Make, name: str) -> None:
-    model = made(name)
+def test_slot_without_source_does_not_affect_others(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     rows = SlotDriver(model.written)
     rows.read_source(1, SOURCES[0])
     rows.prefill(1, [START, 40])
-    found = rows.decode([9, 41, 9])
+    logits = rows.decode([9, 41, 9])
     expected = reference_logits(model, SOURCES[0], [START, 40, 41])[-1]
-    np.testing.assert_allclose(found[1], expected, atol=NEAR)
+    np.testing.assert_allclose(logits[1], expected, atol=NEAR)
 
 
 @pytest.mark.parametrize("name", ["marian", "m2m_100"])
-def test_last_position_decodes(made: Make, name: str) -> None:
-    model = made(name)
+def test_last_position_decodes(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     ids = [START, *(4 + i % 70 for i in range(POSITIONS - 1))]
     rows = SlotDriver(model.written, context=POSITIONS)
     rows.read_source(0, SOURCES[0])
-    found = rows.prefill(0, ids, all_logits=True)
-    np.testing.assert_allclose(found, reference_logits(model, SOURCES[0], ids), atol=NEAR)
+    logits = rows.prefill(0, ids, all_logits=True)
+    np.testing.assert_allclose(logits, reference_logits(model, SOURCES[0], ids), atol=NEAR)
 
 
-def test_exported_encoder_decoder_describes_shape(made: Make) -> None:
-    written = made("bart").written
+def test_exported_encoder_decoder_describes_shape(exported: ExportModel) -> None:
+    written = exported("bart").written
     assert (written.layers, written.kv_heads, written.head_dim) == (3, 4, 8)
     assert written.decoder_start_token == START
     assert written.eos_token_ids == (END,)
 
 
-def test_t5_head_size_comes_from_config(made: Make) -> None:
-    written = made("t5").written
+def test_t5_head_size_comes_from_config(exported: ExportModel) -> None:
+    written = exported("t5").written
     assert (written.kv_heads, written.head_dim) == (4, 16)

@@ -15,7 +15,7 @@ from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, Make
+from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, ExportModel
 from tests.support.tiny_checkpoints import POSITIONS
 
 NEAR = 1e-4
@@ -23,8 +23,8 @@ SOURCES = ([7, 8, 9, 30, 31, 41, 5], [50], [21, 9, 33, 70, 6, 11, 64, 65, 12])
 
 
 @contextmanager
-def opened(made: ExportedCase) -> Iterator[DecoderEngine]:
-    written = made.written
+def opened(exported: ExportedCase) -> Iterator[DecoderEngine]:
+    written = exported.written
     source = None
     if written.encoder is not None:
         assert written.decoder_start_token is not None
@@ -52,35 +52,35 @@ def opened(made: ExportedCase) -> Iterator[DecoderEngine]:
     engine.close()
 
 
-def reference_logits(made: ExportedCase, source: list[int], answer: list[int]) -> np.ndarray:
+def reference_logits(exported: ExportedCase, source: list[int], answer: list[int]) -> np.ndarray:
     """Return the logits after the last token."""
     feeds = {"input_ids": torch.tensor([[*source, *answer]])}
-    if made.written.encoder is not None:
-        start = made.written.decoder_start_token
+    if exported.written.encoder is not None:
+        start = exported.written.decoder_start_token
         feeds = {
             "input_ids": torch.tensor([source]),
             "decoder_input_ids": torch.tensor([[start, *answer]]),
         }
     with torch.no_grad():
-        return made.model(**feeds).logits[0, -1].numpy()
+        return exported.model(**feeds).logits[0, -1].numpy()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "marian", "t5"])
-def test_engine_runs_prefill_decode_and_copy(made: Make, name: str) -> None:
-    model = made(name)
+def test_engine_runs_prefill_decode_and_copy(exported: ExportModel, name: str) -> None:
+    model = exported(name)
     with opened(model) as engine:
         lengths = np.zeros(3, np.int64)
         for row, source in enumerate(SOURCES):
-            found = engine.prefill(row, source, 0)
-            np.testing.assert_allclose(found, reference_logits(model, source, []), atol=NEAR)
+            logits = engine.prefill(row, source, 0)
+            np.testing.assert_allclose(logits, reference_logits(model, source, []), atol=NEAR)
             lengths[row] = len(source) if model.written.encoder is None else 1
-        found = engine.decode(np.array([40, 41, 42]), lengths)
+        logits = engine.decode(np.array([40, 41, 42]), lengths)
         for row, source in enumerate(SOURCES):
             expected = reference_logits(model, source, [40 + row])
-            np.testing.assert_allclose(found[row], expected, atol=NEAR)
+            np.testing.assert_allclose(logits[row], expected, atol=NEAR)
         engine.copy(0, 2, int(lengths[0]) + 1)
         lengths = lengths[[0, 1, 0]] + 1
-        found = engine.decode(np.array([60, 61, 62]), lengths)
+        logits = engine.decode(np.array([60, 61, 62]), lengths)
         for row, token in ((0, 60), (2, 62)):
             expected = reference_logits(model, SOURCES[0], [40, token])
-            np.testing.assert_allclose(found[row], expected, atol=NEAR)
+            np.testing.assert_allclose(logits[row], expected, atol=NEAR)

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from build_artifacts.checkpoints.encoder_decoders import read_encoder_decoder_config
 from build_artifacts.decoders.graphs.export import export_model, is_supported_family
 from build_artifacts.errors import UnsupportedModel
-from tests.integration.compiler.decoders.graphs.conftest import Make
+from tests.integration.compiler.decoders.graphs.conftest import ExportModel
 from tests.support.slot_driver import SlotDriver
 from tests.support.tiny_checkpoints import START
 
@@ -28,12 +28,12 @@ PROMPT = [7, 8, 9, 30]
 
 
 @pytest.fixture
-def copy_checkpoint(made: Make, tmp_path: Path) -> Callable[[str], Path]:
+def copy_checkpoint(exported: ExportModel, tmp_path: Path) -> Callable[[str], Path]:
     """Copy a checkpoint for changes; graphs go to tmp_path / "graphs"."""
     (tmp_path / "graphs").mkdir()
 
     def copy(name: str) -> Path:
-        return Path(shutil.copytree(made(name).checkpoint, tmp_path / "checkpoint"))
+        return Path(shutil.copytree(exported(name).checkpoint, tmp_path / "checkpoint"))
 
     return copy
 
@@ -53,17 +53,21 @@ def first_logits(written: Any) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer."), ("bart", "model.")])
 def test_checkpoint_without_base_prefix_exports(
-    made: Make, copy_checkpoint: Callable[[str], Path], tmp_path: Path, name: str, base: str
+    exported: ExportModel,
+    copy_checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    name: str,
+    base: str,
 ) -> None:
     checkpoint = copy_checkpoint(name)
     tensors = load_file(checkpoint / WEIGHTS)
     save_file({key.removeprefix(base): t for key, t in tensors.items()}, checkpoint / WEIGHTS)
     written = export_model(checkpoint, tmp_path / "graphs")
-    np.testing.assert_array_equal(first_logits(written), first_logits(made(name).written))
+    np.testing.assert_array_equal(first_logits(written), first_logits(exported(name).written))
 
 
 def test_sharded_checkpoint_exports(
-    made: Make, copy_checkpoint: Callable[[str], Path], tmp_path: Path
+    exported: ExportModel, copy_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = copy_checkpoint("t5")
     tensors = load_file(checkpoint / WEIGHTS)
@@ -74,12 +78,12 @@ def test_sharded_checkpoint_exports(
     index = checkpoint / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": shards}))
     written = export_model(checkpoint, tmp_path / "graphs")
-    np.testing.assert_array_equal(first_logits(written), first_logits(made("t5").written))
+    np.testing.assert_array_equal(first_logits(written), first_logits(exported("t5").written))
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float16, 0.02), (torch.bfloat16, 0.2)])
 def test_half_precision_checkpoint_exports(
-    made: Make,
+    exported: ExportModel,
     copy_checkpoint: Callable[[str], Path],
     tmp_path: Path,
     dtype: torch.dtype,
@@ -89,11 +93,13 @@ def test_half_precision_checkpoint_exports(
     tensors = safetensors.torch.load_file(checkpoint / WEIGHTS)
     safetensors.torch.save_file({k: t.to(dtype) for k, t in tensors.items()}, checkpoint / WEIGHTS)
     written = export_model(checkpoint, tmp_path / "graphs")
-    np.testing.assert_allclose(first_logits(written), first_logits(made("gpt2").written), atol=near)
+    np.testing.assert_allclose(
+        first_logits(written), first_logits(exported("gpt2").written), atol=near
+    )
 
 
-def test_export_writes_only_graphs_and_weights(made: Make) -> None:
-    directory = made("bart").written.decoder.parent
+def test_export_writes_only_graphs_and_weights(exported: ExportModel) -> None:
+    directory = exported("bart").written.decoder.parent
     graphs = ("decoder.onnx", "encoder.onnx")
     expected = {*graphs, *(f"{name}.data" for name in graphs)}
     assert {path.name for path in directory.iterdir()} == expected
@@ -141,7 +147,7 @@ def test_unknown_model_type_is_rejected_by_name(
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "message"),
     [
         ("gpt2", {"activation_function": "mish"}, "`mish`"),
         ("gpt2", {"n_head": 8}, "4 values each"),
@@ -155,11 +161,11 @@ def test_unsupported_config_is_rejected(
     tmp_path: Path,
     name: str,
     changes: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
     checkpoint = copy_checkpoint(name)
     configure(checkpoint, **changes)
-    with pytest.raises(UnsupportedModel, match=said):
+    with pytest.raises(UnsupportedModel, match=message):
         export_model(checkpoint, tmp_path / "graphs")
 
 

@@ -18,19 +18,19 @@ from build_artifacts.decoders.graphs.operators import (
 @pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 12), (64, 256), (32, 100)])
 def test_distance_buckets_match_t5(both_ways: bool, buckets: int, farthest: int) -> None:
     distances = np.arange(-600, 601)
-    found = distance_buckets(distances, both_ways=both_ways, buckets=buckets, farthest=farthest)
+    actual = distance_buckets(distances, both_ways=both_ways, buckets=buckets, farthest=farthest)
     expected = T5Attention._relative_position_bucket(
         torch.from_numpy(distances), both_ways, buckets, farthest
     )
-    np.testing.assert_array_equal(found, expected.numpy())
+    np.testing.assert_array_equal(actual, expected.numpy())
 
 
 @pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 12), (32, 100)])
 def test_distance_buckets_are_constant_beyond_maximum(buckets: int, farthest: int) -> None:
     beyond = np.arange(farthest, 5 * farthest)
     for distances in (beyond, -beyond):
-        found = distance_buckets(distances, both_ways=True, buckets=buckets, farthest=farthest)
-        assert len(set(found.tolist())) == 1
+        actual = distance_buckets(distances, both_ways=True, buckets=buckets, farthest=farthest)
+        assert len(set(actual.tolist())) == 1
 
 
 @pytest.mark.parametrize("width", [64, 33])
