@@ -125,7 +125,7 @@ def test_report_shows_generation_samples(
     assert "cpu-int8" in output
     assert "perplexity of the reference model" in output
     assert main(["verify", built.manifest.id, "--store", store]) == 0
-    assert "every file is what was sealed" in capsys.readouterr().out
+    assert "every digest matches" in capsys.readouterr().out
     assert main(["ls", "--store", store]) == 0
     assert "text-generation" in capsys.readouterr().out
 
@@ -137,7 +137,7 @@ def test_encoder_commands_reject_decoders(
     store = str(built.directory.parents[1])
     about = str(source) if command == "compact" else built.manifest.id
     assert main([command, about, "--store", store]) == 1
-    assert "not for models that generate text" in capsys.readouterr().err
+    assert "does not support models that generate text" in capsys.readouterr().err
 
 
 def test_changed_generation_report_fails_digest(built: BuildResult, tmp_path: Path) -> None:
