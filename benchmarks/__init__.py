@@ -1,1 +1,1 @@
-"""Seeded load and engine benchmarks; see `python -m benchmarks --help`."""
+"""Seeded benchmarks; see `hundredfold bench --help`."""

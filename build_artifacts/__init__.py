@@ -1,1 +1,1 @@
-"""The compiler: a Hugging Face model in, a verified artifact for this host out."""
+"""The compiler: from a Hugging Face model to a verified artifact for this host."""

@@ -1,1 +1,1 @@
-"""Where it runs: one box through `make serve`, Kubernetes through KubeRay."""
+"""Running the server: one host through `hundredfold serve`, Kubernetes through KubeRay."""

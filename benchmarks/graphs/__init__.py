@@ -1,1 +1,1 @@
-"""Benchmarks of all graphs of one model, and of the choice that tuning made."""
+"""Benchmarks of all graphs of one model, and of the choices of tuning."""

@@ -1,1 +1,1 @@
-"""What `hundredfold check` looks for in a Serve config, and where it found it."""
+"""Checks of `hundredfold check`, with the lines of their findings."""

@@ -1,1 +1,1 @@
-"""Artifacts."""
+"""Stored models: manifest, store layout, digests, atomic publishing and locks."""

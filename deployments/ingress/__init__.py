@@ -1,1 +1,1 @@
-"""HTTP in, JSON out: one file per API family, and what they share."""
+"""The ingress: HTTP APIs, and the request pipeline that they share."""

@@ -1,1 +1,1 @@
-"""What runs inside a replica, as plain classes; `app.py` wraps them for Ray Serve."""
+"""Replicas as plain classes; `app.py` wraps them for Ray Serve."""

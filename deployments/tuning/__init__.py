@@ -1,1 +1,1 @@
-"""Which candidate is right and fastest on this host: measured, kept, chosen."""
+"""Tuning: measures the candidates of a model on this host and selects the fastest."""

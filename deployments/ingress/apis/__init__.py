@@ -1,1 +1,1 @@
-"""One API per module or package: each translates, none computes."""
+"""HTTP APIs, one package each: they parse requests and build responses; they compute nothing."""

@@ -1,1 +1,1 @@
-"""Requests and answers as bytes: what every API family needs of HTTP."""
+"""HTTP for every API: bodies, options, routing, error responses and server-sent events."""

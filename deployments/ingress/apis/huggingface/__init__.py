@@ -1,1 +1,1 @@
-"""Huggingface."""
+"""The Hugging Face Inference API: tasks by model path."""
