@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
@@ -24,6 +25,8 @@ class OperationRoute(Route):
 
     def __init__(self, path: str, handler: Handler, method: str, error_format: ErrorFormat) -> None:
         super().__init__(path, handler, methods=[method])
+        # A model id may contain a line break, which `.` does not match by default.
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
         self.error_format = error_format
 
 

@@ -74,7 +74,7 @@ def test_graphs_measures_all_systems_and_goals(
     assert set(results["scores"]) == {TORCH, COMMON_RECIPE, SEALED, STATIC.name}
     reached = [goal["reached"] is not None for goal in results["goals"]]
     assert reached == [True, True, True, False, True, True, False]
-    assert "\ntargets\ntorch / sealed at 8x" in capsys.readouterr().out
+    assert "\ngoals\ntorch / sealed at 8x" in capsys.readouterr().out
 
 
 def test_tuning_measures_the_selected_variants(
@@ -86,7 +86,7 @@ def test_tuning_measures_the_selected_variants(
     assert "cpu-int8" in results["measured"]
     assert results["skipped"] == {}
     assert all(one["ratio"] >= 1.0 for one in results["checks"])
-    assert "winner / fastest at the worst shape" in capsys.readouterr().out
+    assert "selected / fastest at the worst shape" in capsys.readouterr().out
 
 
 def test_tuning_without_cost_table_is_an_error(
@@ -113,7 +113,7 @@ def test_graphs_without_checkpoint_is_an_error(
         assert main(["graphs", built.manifest.id, *places(built, tmp_path)]) == 1
     finally:
         manifest.write_bytes(content)
-    assert "/gone` is no directory" in capsys.readouterr().err
+    assert "/gone` is not a directory" in capsys.readouterr().err
 
 
 def test_engine_compares_with_torch(

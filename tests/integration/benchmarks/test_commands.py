@@ -130,7 +130,7 @@ def test_serving_without_server_is_an_error(
     assert main(serving_command(gone, tmp_path, data, tmp_path)) == 1
     error = capsys.readouterr().err
     assert f"error: no response from {gone}" in error
-    assert "\n\nhint: start it with `make serve`\n" in error
+    assert "\n\nhint: start the server with `make serve`\n" in error
 
 
 def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_build_resumes_after_full_disk(
     assert error.startswith("error: ")
     assert "No space left on device" in error
     assert blank == ""
-    assert hint == f"hint: check space and permissions of {store}; run it again to go on"
+    assert hint == f"hint: check space and permissions of {store}; run the command again"
 
     fork_server.run("mount", "-o", "remount,size=64m", str(small_disk))
     again = fork_server.start(*command(source, store)).ended()

@@ -87,7 +87,7 @@ def test_build_and_manifest_describe_pruning(pruned: Pruned) -> None:
     assert went is not None
     assert went.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
     (line,) = (line for line in pruned.output.splitlines() if line.split()[0] == "compact")
-    assert line.endswith(f"what pruning set to zero: {went}")
+    assert line.endswith(f"weights that pruning set to zero: {went}")
 
 
 async def test_server_matches_unpruned_torch(pruned: Pruned) -> None:
@@ -127,6 +127,6 @@ def without_compaction(prepared: PreparedModel) -> PreparedModel:
     """Return the prepared model without compaction."""
     reference_dir = prepared.reference_dir.with_name("whole")
     shutil.copytree(prepared.reference_dir, reference_dir)
-    plan = prepared.compaction.model_copy(update={"cuts": ()})
+    plan = prepared.compaction.model_copy(update={"reductions": ()})
     (reference_dir / "compaction.json").write_text(plan.model_dump_json(), encoding="utf-8")
     return replace(prepared, reference_dir=reference_dir)

@@ -101,7 +101,7 @@ def test_copy_and_swap_reach_all_processes(
 
 def test_rejected_call_does_not_affect_the_next(sharded: TensorParallelDecoder) -> None:
     expected = sharded.prefill(0, PROMPT, 0).copy()
-    with pytest.raises(EngineFailed, match="no room"):
+    with pytest.raises(EngineFailed, match="exceed the context"):
         sharded.prefill(0, PROMPT, 100)
     with pytest.raises(EngineFailed, match="no such token"):
         sharded.prefill(0, [sharded.info.vocabulary], 0)

@@ -115,7 +115,7 @@ def test_generation_skips_unavailable_baselines(
     assert set(missing) == {OVER_HTTP, GENAI, TRANSFORMERS, PAGED_TRANSFORMERS, LLAMA_CPP}
     assert "no response from http://127.0.0.1:9" in missing[OVER_HTTP]
     assert "has no genai_config.json" in missing[GENAI]
-    assert f"`{gone}` is no directory" in missing[TRANSFORMERS]
+    assert f"`{gone}` is not a directory" in missing[TRANSFORMERS]
     assert missing[LLAMA_CPP] == "llama.cpp requires a GGUF file"
     measured = {goal["what"] for goal in results["goals"] if goal["reached"] is not None}
     # The rate is missing if the eight short answers never overlap.

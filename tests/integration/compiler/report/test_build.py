@@ -73,7 +73,7 @@ def test_report_without_checkpoint_measures_sealed_stages(
     assert all(stage.speedup is None for stage in report.stages)
     ((label, reason),) = report.unmeasured.items()
     assert label == "torch and the stages built from it"
-    assert f"`{tmp_path / 'gone'}` is no directory" in reason
+    assert f"`{tmp_path / 'gone'}` is not a directory" in reason
     assert report.conditions.gpu is not None
     assert report.conditions.served["gpu-1"] == ("gpu-int8",)
     assert report.conditions.served["cpu-1"][0].startswith("cpu-int8")

@@ -7,10 +7,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from deployments.errors import ServeError
 from deployments.ingress.http import router
 from deployments.ingress.http.router import CachingRouter
 
@@ -112,3 +113,16 @@ async def test_lifespan_is_entered_and_left() -> None:
         "ended",
         "lifespan.shutdown.complete",
     ]
+
+
+async def test_operation_route_matches_a_model_id_with_a_line_break() -> None:
+    async def handler(request: Request) -> Response:
+        return PlainTextResponse(request.path_params["id"])
+
+    def error_format(error: ServeError) -> Response:
+        return PlainTextResponse(error.message)
+
+    route = router.OperationRoute("/models/{id:path}/predict", handler, "POST", error_format)
+    app = Starlette(routes=[route])
+    async with client(app) as http:
+        assert (await http.post("/models/a%0Ab/predict")).text == "a\nb"
