@@ -21,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.slow)
+            # s; the first test also builds the demo models and starts the cluster.
+            item.add_marker(pytest.mark.timeout(1_200))
 
 
 @pytest.fixture(scope="session")
