@@ -43,7 +43,7 @@ def test_start_after_crash_works_and_stop_leaves_no_process(own_cluster: Cluster
         own_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert second.returncode == 1
-    assert f"already being served by pid {own_cluster.launcher.pid}" in second.stderr
+    assert f"pid {own_cluster.launcher.pid} already serves from this directory" in second.stderr
 
     os.kill(own_cluster.launcher.pid, signal.SIGKILL)
     own_cluster.launcher.wait()
