@@ -118,7 +118,7 @@ def test_user_config_is_applied_without_a_restart(cluster: Cluster, config: dict
 
 
 def crowd_statuses(cluster: Cluster, inputs: list[str]) -> set[int]:
-    """Of 16 requests, eight at a time: an encoder lets in whoever finds nobody waiting."""
+    """Send 16 requests, eight at a time; an idle encoder accepts a call of any size."""
     with ThreadPoolExecutor(8) as crowd:
         replies = crowd.map(lambda _: embed(cluster, inputs), range(16))
         return {reply.status_code for reply in replies}
