@@ -24,7 +24,6 @@ from deployments.config import (
     TokenizerUserConfig,
 )
 from deployments.errors import ServeError
-from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.ingress.apis.operations.metrics_text import scrape_ray
 from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import (
@@ -41,8 +40,12 @@ from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
 from deployments.ingress.tokenization import TokenizationService
 from deployments.messages import (
     CallBatch,
+    Chunk,
+    Completion,
     DecodeRequest,
+    GenerationCall,
     Outcome,
+    Started,
     TextTokens,
     TokenizedBatch,
     TokenizeRequest,

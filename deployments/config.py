@@ -134,6 +134,7 @@ class IngressUserConfig(_Settings):
     generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)
     stream_write_timeout_s: float = Field(30.0, gt=0)  # s without a read by the client
+    stream_buffer_tokens: int = Field(2_048, ge=1)  # unread tokens of a stream, at most
 
 
 class TokenizerUserConfig(_Settings):
@@ -166,9 +167,6 @@ class SchedulingSettings(_Settings):
     min_prefill_chunk_tokens: int = Field(16, ge=2)  # tokens, at least, even above the stall limit
     max_draft_tokens: int = Field(8, ge=0)  # for a single running request; 0 disables
     max_waiting_requests: int = Field(100, ge=1)  # queue limit; more get Overloaded
-    max_stream_buffer_tokens: int = Field(
-        2_048, ge=1
-    )  # unread tokens of a stream; then it is closed
 
 
 class GeneratorUserConfig(_Settings):

@@ -1,21 +1,22 @@
-"""Messages of the encoder path, one frozen type per hop. No HTTP, Ray or engine types.
+"""Messages between the ingress and the replicas, one frozen type per hop. No HTTP, Ray or engines.
 
-    Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> CallResult
+    encoders:    Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> CallResult
+    generators:  GenerationCall -> Started, Chunk, Chunk, ... (streamed) | Completion (unary)
 
-A *call* is the work of one request on one model. It has one or more *items*: texts or text pairs.
-A micro-batch carries calls of several requests. Every call gets its own outcome, a CallResult or a
-ServeError, so that one invalid call does not fail the others.
+A *call* is the work of one request on one model. A call to an encoder has one or more *items*:
+texts or text pairs. A micro-batch carries calls of several requests. Every call gets its own
+outcome, so that one invalid call does not fail the others. A call to a generator has one prompt
+and one answer; a request for several answers makes several calls.
 
 Messages between processes are NamedTuples, which pickle in C. Slotted dataclasses pickle in Python
-code: 5 % of the ingress time, measured. Generation messages are in generation/messages.py.
+code: 5 % of the ingress time, measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,28 +147,6 @@ class TokenizedBatch(NamedTuple):
         return items
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Inputs of one forward pass: B items padded to T, the length of the longest."""
-
-    input_ids: NDArray[np.int64]  # [B, T]
-    attention_mask: NDArray[np.int64]  # [B, T], 0 = padding
-    token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
-    lengths: tuple[int, ...]  # [B], tokens of each item without padding
-    unpooled: bool = False  # request one vector per token from a pooling model
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Outputs of one forward pass without padding; `items[i]` belongs to item i of the batch.
-
-    Shapes are those of ModelHead: [W], [T_i, W], [T_i, 2] or [M_i, W]. An unpooled batch returns
-    [T_i, W]. A pooling head returns one array [B, W], the sequence of its rows.
-    """
-
-    items: Sequence[NDArray[np.float32]]
-
-
 class EncoderTimings(NamedTuple):
     """Durations of an encoder call, for metrics, response headers and the log line."""
 
@@ -215,3 +194,173 @@ class CallResult(NamedTuple):
 
 
 Outcome = CallResult | ServeError
+
+
+class Chat(NamedTuple):
+    """A conversation. The chat template of the model renders it as a prompt."""
+
+    messages: tuple[dict[str, Any], ...]  # {"role", "content", ...} with string contents
+    tools: tuple[dict[str, Any], ...] = ()  # function declarations in OpenAI's format
+
+
+# Text, token ids (no special tokens are added), or a conversation.
+Prompt = str | tuple[int, ...] | Chat
+
+
+class SamplingParams(NamedTuple):
+    """Parameters of token selection. The defaults sample from the unmodified distribution."""
+
+    temperature: float = 1.0  # 0: greedy, always the most likely token
+    top_k: int | None = None  # at least 1: keep the k most likely tokens
+    top_p: float | None = None  # in (0, 1]: keep the smallest set with this probability
+    min_p: float | None = None  # in [0, 1]: minimum probability relative to the maximum
+    typical_p: float | None = None  # in (0, 1]: locally typical sampling, arXiv:2202.00666
+    repetition_penalty: float = 1.0  # above 0; tokens of prompt and answer, arXiv:1909.05858
+    frequency_penalty: float = 0.0  # per occurrence in the answer, as OpenAI defines it
+    presence_penalty: float = 0.0  # once per token of the answer, as OpenAI defines it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    seed: int | None = None  # None: a random seed, reported in `Started`
+
+
+# True: stop with as many finished answers as beams. False: stop when no running beam scores better
+# than the worst finished answer. "never": stop when no running beam can become better.
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+class BeamSearchParams(NamedTuple):
+    """Parameters of beam search."""
+
+    num_beams: int  # at least 2
+    length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
+    early_stopping: EarlyStopping = False
+    is_explicit: bool = True  # False: a default of the model; reduced if there are fewer KV slots
+
+
+class Grammar(NamedTuple):
+    """A grammar that constrains the text."""
+
+    kind: Literal["json_object", "json_schema", "regex"]
+    value: str = ""  # JSON schema as text, or regular expression
+
+
+class Languages(NamedTuple):
+    """Language tokens of a multilingual encoder-decoder model, as token ids."""
+
+    source: int  # replaces the language token that the tokenizer adds to the prompt
+    target: int  # first token of the output
+
+
+class GenerationOptions(NamedTuple):
+    """Options of a generation request, independent of the API."""
+
+    sampling: SamplingParams = SamplingParams()
+    beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
+    no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
+    max_new_tokens: int | None = None  # None: the remaining context
+    min_new_tokens: int = 0  # no end token and no stop string before these
+    stop: tuple[str, ...] = ()  # the text ends at the first stop string
+    include_stop_string: bool = False  # True as in TGI, False as in OpenAI
+    grammar: Grammar | None = None
+    logprobs: int | None = None  # top logprobs per token; None: no logprobs
+    prompt_logprobs: bool = False  # include the prompt tokens with their logprobs
+    truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
+    truncation: Truncation = Truncation.REFUSE  # of a prompt beyond the maximum length
+    languages: Languages | None = None  # None: the defaults of the checkpoint
+
+
+class GenerationCall(NamedTuple):
+    """A request for one answer. `deadline_s` is wall-clock time, because it crosses processes."""
+
+    model: ModelRef
+    prompt: Prompt
+    options: GenerationOptions
+    deadline_s: float
+
+
+class TopLogprob(NamedTuple):
+    """One of the most likely tokens at a position, with its text in isolation."""
+
+    id: int
+    text: str
+    logprob: float
+    special: bool = False
+
+
+class Token(NamedTuple):
+    """One token of an answer or of a prompt.
+
+    `text` is the text that the token completes: empty for a special token or within a character.
+    Log-probabilities are those of the model, before penalties and temperature. They are None if
+    not requested, and for the first token of a prompt.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    special: bool = False
+    alternatives: tuple[TopLogprob, ...] = ()  # most likely first
+
+
+class FinishReason(StrEnum):
+    LENGTH = "length"  # maximum number of tokens
+    END = "end"  # end token, or the grammar is complete
+    STOP = "stop"  # stop string
+
+
+class Started(NamedTuple):
+    """The prompt is prefilled. First message of a stream."""
+
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens from the prefix cache
+    seed: int
+    compute_type: str  # such as "cpu-int4"
+    prompt: tuple[Token, ...] = ()  # with `prompt_logprobs`
+
+
+class GenerationTimings(NamedTuple):
+    """Durations of the phases of an answer, in seconds."""
+
+    queue_s: float = 0.0  # from submission until a KV slot was free
+    prefill_s: float = 0.0  # then until the first token
+    decode_s: float = 0.0  # then until the last token
+
+
+class Finished(NamedTuple):
+    reason: FinishReason
+    generated_tokens: int  # including the end token
+    timings: GenerationTimings
+
+
+class Chunk(NamedTuple):
+    """The next part of a stream: complete characters of text and the tokens since the last chunk.
+
+    Text that may begin a stop string is held back, so the text of a token may arrive with a later
+    chunk. The last chunk has `finished`.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    finished: Finished | None = None
+
+
+class Completion(NamedTuple):
+    """A complete answer."""
+
+    started: Started
+    text: str
+    tokens: tuple[Token, ...]
+    finished: Finished
+
+
+# What a job produces, in order: `Started`, then chunks until one has `finished`. An error ends the
+# stream at any point.
+StreamEvent: TypeAlias = Started | Chunk | ServeError
+
+
+def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Merge consecutive chunks of one answer; there is at least one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    text = "".join(chunk.text for chunk in chunks)
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+    return Chunk(text, tokens, chunks[-1].finished)

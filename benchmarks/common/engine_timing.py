@@ -15,7 +15,8 @@ from benchmarks.common.local_model import LocalModel, unbatched_outputs
 from benchmarks.common.statistics import RoundSummary, summarize
 from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine
-from deployments.messages import Batch, Outputs, TokenizedItem
+from deployments.engines.forward_pass import Batch, Outputs
+from deployments.messages import TokenizedItem
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch, wait_until_idle
 

@@ -17,17 +17,17 @@ from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.errors import ServeError
-from deployments.generation.messages import (
-    Chunk,
-    GenerationCall,
-    GenerationOptions,
-    SamplingParams,
-    Started,
-)
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
-from deployments.messages import ModelRef
+from deployments.messages import (
+    Chunk,
+    GenerationCall,
+    GenerationOptions,
+    ModelRef,
+    SamplingParams,
+    Started,
+)
 from deployments.records import StepRecord
 from deployments.registry import RegisteredModel
 

@@ -19,8 +19,8 @@ from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
+from deployments.engines.forward_pass import Batch
 from deployments.errors import EngineFailed
-from deployments.messages import Batch
 from deployments.tuning.host import free_bytes
 from deployments.tuning.measure import wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes

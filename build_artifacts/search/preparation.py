@@ -27,8 +27,8 @@ from build_artifacts.steps.merge import merge
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.engines.base import EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import build_feeds, split
-from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import ReferenceOutputs, run_probes
 
 

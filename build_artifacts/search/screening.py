@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
+from deployments.engines.forward_pass import Batch
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, TokenizedItem
+from deployments.messages import TokenizedItem
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batches
 from deployments.tuning.tuner import MeasurementPlan, VariantSpec, measure_fitting

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from build_artifacts.recipes import GraphRewrites
+from deployments.engines.forward_pass import Batch
 from deployments.engines.graph_io import build_feeds
-from deployments.messages import Batch
 
 if TYPE_CHECKING:
     import onnx_ir as ir

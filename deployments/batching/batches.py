@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from deployments.config import BatchSettings
-from deployments.messages import Batch, TokenizedItem
+from deployments.engines.forward_pass import Batch
+from deployments.messages import TokenizedItem
 
 # Items considered per decision: far more than a batch holds, few enough to sort in microseconds.
 LOOK_AHEAD = 512

@@ -12,8 +12,8 @@ from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOp
 from deployments.artifacts.types import Device, EngineName, ModelHead, Precision
 from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.decoder import DecoderFactory
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 
 
 @contextmanager

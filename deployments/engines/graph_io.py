@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.artifacts.types import ModelHead
+from deployments.engines.forward_pass import Batch
 from deployments.errors import EngineFailed
-from deployments.messages import Batch
 
 
 class Bucket(NamedTuple):

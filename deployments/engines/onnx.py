@@ -12,10 +12,10 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Precision
 from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import OutputNames, build_feeds, check_inputs, split
 from deployments.errors import EngineFailed
 from deployments.machine import read_cpu_info
-from deployments.messages import Batch, Outputs
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"

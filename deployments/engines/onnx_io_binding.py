@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from deployments.config import EncoderSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import (
     Bucket,
     build_feeds,
@@ -37,7 +38,6 @@ from deployments.engines.onnx import (
     providers_for,
 )
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 
 
 @dataclass(frozen=True, slots=True)

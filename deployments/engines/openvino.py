@@ -23,6 +23,7 @@ from deployments.engines.base import (
     GraphSpec,
     translate_errors,
 )
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import (
     Bucket,
     OutputNames,
@@ -33,7 +34,6 @@ from deployments.engines.graph_io import (
     split,
 )
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 
 if TYPE_CHECKING:
     import openvino

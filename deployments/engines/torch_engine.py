@@ -22,6 +22,7 @@ from deployments.engines.base import (
     translate_errors,
 )
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import (
     Bucket,
     Feeds,
@@ -34,7 +35,6 @@ from deployments.engines.graph_io import (
 from deployments.engines.torch_devices import missing_torch_device, uses_cuda
 from deployments.engines.torch_program import input_names, read_program
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 
 if TYPE_CHECKING:
     import torch

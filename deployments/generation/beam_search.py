@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from deployments.engines.decoder import Logits
 from deployments.generation.job import Job, JobStep, ModelContext
-from deployments.generation.messages import (
+from deployments.generation.sampling import log_total, top_indices
+from deployments.messages import (
     BeamSearchParams,
     Chunk,
     Finished,
@@ -19,7 +20,6 @@ from deployments.generation.messages import (
     GenerationOptions,
     Started,
 )
-from deployments.generation.sampling import log_total, top_indices
 
 
 class BeamStep(NamedTuple):

@@ -20,7 +20,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from deployments.errors import InputTooLong, InvalidField
-from deployments.generation.messages import Chat
+from deployments.messages import Chat
 
 MAX_CHARACTERS = 4_000_000  # per rendered conversation
 # Loop turns per rendering, about 0.5 s; a call counts as several. Templates take a few turns per

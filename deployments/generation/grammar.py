@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidField
-from deployments.generation.messages import Grammar
+from deployments.messages import Grammar
 
 MAX_CHARACTERS = 65_536  # per schema or regular expression
 MAX_REASON_CHARACTERS = 300

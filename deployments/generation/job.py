@@ -15,7 +15,10 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.engines.decoder import Logits
 from deployments.generation.grammar import Constraint
 from deployments.generation.logits_rules import TokenConstraints
-from deployments.generation.messages import (
+from deployments.generation.prompt_lookup import PromptLookupDrafter
+from deployments.generation.sampling import Sampler, log_probabilities
+from deployments.generation.stops import StopStrings
+from deployments.messages import (
     Chunk,
     Finished,
     FinishReason,
@@ -25,9 +28,6 @@ from deployments.generation.messages import (
     Token,
     TopLogprob,
 )
-from deployments.generation.prompt_lookup import PromptLookupDrafter
-from deployments.generation.sampling import Sampler, log_probabilities
-from deployments.generation.stops import StopStrings
 from deployments.tokenization.detokenizer import Detokenizer, token_text
 
 _NUMBERS = count()

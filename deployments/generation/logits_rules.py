@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.errors import UnknownToken
-from deployments.generation.messages import SamplingParams
+from deployments.messages import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,14 @@ from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.job import Job, ModelContext, SamplingJob
-from deployments.generation.messages import (
+from deployments.messages import (
     BeamSearchParams,
     Chat,
     GenerationCall,
     GenerationOptions,
     Prompt,
+    Truncation,
 )
-from deployments.messages import Truncation
 from deployments.registry import RegisteredModel
 from deployments.tokenization.encodings import open_tokenizer, truncate_item
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.logits_rules import Penalties
-from deployments.generation.messages import SamplingParams
+from deployments.messages import SamplingParams
 
 SEED_BITS = 63  # clients read the seed into a signed integer of 64 bits
 # Temperatures beyond these bounds have no further effect, but overflow float32.

@@ -14,7 +14,6 @@ from deployments.config import SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, Logits
 from deployments.errors import EngineLost, ServeError
 from deployments.generation.job import Job
-from deployments.generation.messages import StreamEvent
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
 from deployments.generation.slots import (
     CacheMove,
@@ -26,6 +25,7 @@ from deployments.generation.slots import (
     prefill_budget,
 )
 from deployments.health import WorkerHealth
+from deployments.messages import StreamEvent
 
 log = logging.getLogger("ray.serve.hundredfold")
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from deployments.config import LimitSettings
 from deployments.errors import InvalidField, TooManyItems
-from deployments.generation.messages import Prompt
 from deployments.ingress.capacity import Capacity
 from deployments.ingress.limits import (
     check_count,
@@ -14,6 +13,7 @@ from deployments.ingress.limits import (
     check_total_length,
     limit_text_length,
 )
+from deployments.messages import Prompt
 from deployments.tasks import TaskInput
 
 

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from deployments.generation.messages import Completion, Finished, GenerationOptions, Started
-from deployments.messages import EncoderTimings
+from deployments.messages import Completion, EncoderTimings, Finished, GenerationOptions, Started
 
 T = TypeVar("T")
 

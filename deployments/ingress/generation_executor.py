@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after, enforce_deadline
-from deployments.generation.messages import Completion, GenerationCall
 from deployments.ingress.choices import gather_or_cancel, offset_seed
 from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice
 from deployments.ingress.cold_start import limit_cold_start
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.requests import GenerationRequest
+from deployments.messages import Completion, GenerationCall
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
 
@@ -94,7 +94,10 @@ class GenerationExecutor:
         client = self._clients[plan.device]
         sources = [client.stream(call) for call in plan.calls]
         stream = GenerationStream(
-            plan.model, lambda status: on_end(stream, status), fallback=plan.fallback
+            plan.model,
+            lambda status: on_end(stream, status),
+            max_buffered_tokens=self._settings.stream_buffer_tokens,
+            fallback=plan.fallback,
         )
         await stream.start(sources, lambda number: self._with_timeout(plan, number))
         return stream

@@ -1,4 +1,10 @@
-"""Completions of one request as they are generated: several streams merged into one."""
+"""Completions of one request as they are generated: several streams merged into one.
+
+The rule for slow readers has two limits, both of `user_config` of the Ingress. A stream fails when
+its reader is more than `stream_buffer_tokens` behind. A connection is closed when its client reads
+nothing for `stream_write_timeout_s` (http/sse.py). This module holds the only buffer: generators
+are read as fast as they send, because Ray Serve would store what the ingress leaves unread.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +15,10 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.errors import EngineFailed, ServeError
-from deployments.generation.messages import (
-    Chunk,
-    Finished,
-    FinishReason,
-    GenerationTimings,
-    Started,
-)
+from deployments.errors import DeadlineExceeded, EngineFailed, ServeError
 from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
+from deployments.messages import Chunk, Finished, FinishReason, GenerationTimings, Started
 from deployments.registry import RegisteredModel
-
-# Chunks that wait for the client; then the stream reads nothing. See ingress/http/sse.py.
-MAX_WAITING_CHUNKS = 64
 
 GenerationSource = AsyncGenerator[Started | Chunk, None]
 WithTimeout = Callable[[int], AbstractAsyncContextManager[None]]
@@ -45,6 +42,8 @@ class GenerationStream:
         self,
         model: RegisteredModel,
         on_end: Callable[[int], None],
+        *,
+        max_buffered_tokens: int,
         fallback: Device | None = None,
     ) -> None:
         self.model = model
@@ -56,13 +55,13 @@ class GenerationStream:
         self._started_s = 0.0  # time.perf_counter when all had started
         self._token_counts: dict[int, int] = {}  # of each unfinished completion
         self._chunks: list[ChoiceChunk] = []
+        self._buffered_tokens = 0
+        self._max_buffered_tokens = max_buffered_tokens
         self._failure: BaseException | None = None
         self._ended = False
         self._running = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._has_capacity = asyncio.Event()
-        self._has_capacity.set()
 
     async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
         """Read all `sources`, source i inside `with_timeout(i)`, until every one has started.
@@ -137,7 +136,6 @@ class GenerationStream:
                 if isinstance(message, Started):
                     self._start_choice(choice, message)
                     continue
-                await self._has_capacity.wait()
                 self._add_chunk(ChoiceChunk(choice, message))
                 if message.finished is not None:
                     return
@@ -162,17 +160,19 @@ class GenerationStream:
 
     def _add_chunk(self, chunk: ChoiceChunk) -> None:
         self._chunks.append(chunk)
-        if len(self._chunks) >= MAX_WAITING_CHUNKS:
-            self._has_capacity.clear()
-        self._token_counts[chunk.choice] += len(chunk.chunk.tokens)
+        tokens = len(chunk.chunk.tokens)
+        self._token_counts[chunk.choice] += tokens
+        self._buffered_tokens += tokens
         if chunk.chunk.finished is not None:
             self.finished.append(chunk.chunk.finished)
             del self._token_counts[chunk.choice]
         self._changed.set()
+        if self._buffered_tokens > self._max_buffered_tokens:
+            self._fail(DeadlineExceeded("the client reads the stream too slowly"))
 
     def _take_chunks(self) -> list[ChoiceChunk]:
         chunks, self._chunks = self._chunks, []
-        self._has_capacity.set()
+        self._buffered_tokens = 0
         return chunks
 
     def _fail(self, failure: BaseException) -> None:

@@ -13,8 +13,7 @@ import orjson
 
 from deployments.config import LimitSettings
 from deployments.errors import InputTooLong, TooManyItems
-from deployments.generation.messages import Chat, Prompt
-from deployments.messages import Text, Truncation, count_characters
+from deployments.messages import Chat, Prompt, Text, Truncation, count_characters
 from deployments.tasks import TaskInput
 
 # Stop strings of one request, and characters of each.

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.artifacts.types import Device
-from deployments.generation.messages import Completion, GenerationOptions, Prompt
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.messages import CallResult, EncoderTimings
+from deployments.messages import CallResult, Completion, EncoderTimings, GenerationOptions, Prompt
 from deployments.registry import RegisteredModel
 from deployments.tasks import TaskInput
 

@@ -13,18 +13,12 @@ from deployments.artifacts.types import Device
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
-from deployments.errors import DeadlineExceeded, HardwareUnavailable, ServeError
+from deployments.errors import HardwareUnavailable, ServeError
 from deployments.generation.job import Job
-from deployments.generation.messages import (
-    Chunk,
-    Completion,
-    GenerationCall,
-    Started,
-    merge_chunks,
-)
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
+from deployments.messages import Chunk, Completion, GenerationCall, Started, merge_chunks
 from deployments.records import StepRecorder
 from deployments.registry import ModelRegistry, RegisteredModel, load_error
 
@@ -32,21 +26,13 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class StreamBuffer:
-    """Events of one job for one reader; unread chunks are merged.
+    """Events of one job for one reader; unread chunks are merged."""
 
-    The buffer is full when the reader is more than `max_tokens` behind; the caller reacts.
-    """
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self) -> None:
         self._started: Started | None = None
         self._chunks: list[Chunk] = []
         self._error: ServeError | None = None
         self._has_events = asyncio.Event()
-
-    @property
-    def is_full(self) -> bool:
-        return sum(len(chunk.tokens) for chunk in self._chunks) > self._max_tokens
 
     def put(self, event: Started | Chunk | ServeError) -> None:
         """Add an event. Call it on the event loop."""
@@ -87,7 +73,7 @@ class GeneratorReplica:
         self._recorder = recorder
         self._settings = SchedulingSettings()
         self._event_loop = asyncio.get_running_loop()
-        self._readers: dict[int, _StreamReader] = {}  # by job number
+        self._readers: dict[int, StreamBuffer] = {}  # by job number
         # One thread each: chat templates are not thread-safe, and plain prompts must not wait for
         # the grammars of other requests.
         self._prompt_executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
@@ -144,8 +130,8 @@ class GeneratorReplica:
         if model is None:
             raise load_error(call.model, self._failed)
         job = await self._prepare(model.preparer, call)
-        buffer = StreamBuffer(self._settings.max_stream_buffer_tokens)
-        self._readers[job.number] = _StreamReader(job, model.loop, buffer)
+        buffer = StreamBuffer()
+        self._readers[job.number] = buffer
         try:
             model.loop.submit(job)
             yield buffer
@@ -198,18 +184,8 @@ class GeneratorReplica:
     def _route_events(self, events: Sequence[JobEvent]) -> None:
         for event in events:
             reader = self._readers.get(event.job)
-            if reader is None:  # the client disconnected
-                continue
-            reader.buffer.put(event.payload)
-            if reader.buffer.is_full:
-                reader.loop.cancel(reader.job)
-                reader.buffer.put(DeadlineExceeded("the client reads the stream too slowly"))
-
-
-class _StreamReader(NamedTuple):
-    job: Job
-    loop: GenerationLoop
-    buffer: StreamBuffer
+            if reader is not None:  # None: the client disconnected
+                reader.put(event.payload)
 
 
 class _LoadedGenerator(NamedTuple):

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from deployments.errors import InputTooLong
-from deployments.messages import (
-    Text,
-    TokenizedItem,
-    TokenOffsets,
-    Truncation,
-    Windowing,
-)
+from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tokenization.encodings import build_item, open_tokenizer
 
 # Per text. A window for every two tokens of a long text would be too much work for one request.

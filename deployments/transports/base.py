@@ -6,11 +6,14 @@ from collections.abc import AsyncGenerator
 from typing import Protocol, TypeVar
 
 from deployments.errors import ServeError
-from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.messages import (
     CallBatch,
+    Chunk,
+    Completion,
     DecodeRequest,
+    GenerationCall,
     Outcome,
+    Started,
     TextTokens,
     TokenizeRequest,
 )

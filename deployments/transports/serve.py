@@ -12,11 +12,14 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.errors import EngineFailed, Overloaded, ServeError
-from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
 from deployments.messages import (
     CallBatch,
+    Chunk,
+    Completion,
     DecodeRequest,
+    GenerationCall,
     Outcome,
+    Started,
     TextTokens,
     TokenizeRequest,
 )

@@ -18,8 +18,9 @@ import numpy as np
 from deployments.artifacts.types import Device
 from deployments.batching.batches import collate
 from deployments.engines.base import EncoderEngine
+from deployments.engines.forward_pass import Batch
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, TokenizedItem
+from deployments.messages import TokenizedItem
 from deployments.tuning.costs import Cost, Shape
 
 log = logging.getLogger("ray.serve.hundredfold")

@@ -10,8 +10,8 @@ from functools import lru_cache
 from deployments.artifacts.manifest import Candidate
 from deployments.engines import EncoderEngine, missing_requirement, open_engine
 from deployments.engines.base import EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed, HardwareUnavailable
-from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant, read_costs
 from deployments.tuning.selection import nearest_shape_variant
 

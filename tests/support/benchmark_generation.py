@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.generation.streams import StreamRequest, StreamResult
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings
-from deployments.generation.messages import Chunk, Completion, GenerationCall, Started
+from deployments.messages import Chunk, Completion, GenerationCall, Started
 from deployments.replicas.generator import GeneratorReplica
 from deployments.transports.local import LocalGeneratorClient
 from tests.support.fakes import ListRecorder

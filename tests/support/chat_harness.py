@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from deployments.config import IngressUserConfig
-from deployments.generation.messages import GenerationCall
+from deployments.messages import GenerationCall
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedGeneratorClient, ScriptedReply

@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import deadline_after
 from deployments.engines.base import EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
 from deployments.ingress.routing import MicroBatcher, SendMicroBatch, Submit
-from deployments.messages import Batch, Call, CallBatch, Outcome, Outputs, TokenizedItem
+from deployments.messages import Call, CallBatch, Outcome, TokenizedItem
 from deployments.records import TokenizeRecord
 
 R = TypeVar("R")

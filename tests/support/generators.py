@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from deployments.errors import ServeError
-from deployments.generation.messages import (
+from deployments.messages import (
     Chat,
     Chunk,
     Completion,

@@ -13,9 +13,9 @@ from tokenizers.models import WordLevel
 from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
 from deployments.generation.job import Job, ModelContext, SamplingJob
-from deployments.generation.messages import Chunk, GenerationOptions, SamplingParams, Started
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
+from deployments.messages import Chunk, GenerationOptions, SamplingParams, Started
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import orjson
 
-from deployments.generation.messages import (
+from deployments.messages import (
     Chunk,
     Completion,
     Finished,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from deployments.artifacts.types import Device
-from deployments.generation.messages import Completion
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse, InferenceResponse
+from deployments.messages import Completion
 
 # Descriptions for the OpenAPI document.
 GENERATION_HEADERS: Mapping[str, str] = {

@@ -1,15 +1,4 @@
-"""Server-Sent Events: a response that is sent while it is generated.
-
-The rule for slow clients, from the client to the generator:
-
-1. This writer closes a stream whose client reads nothing for `stream_write_timeout_s`.
-2. Until then `GenerationStream` fills and reads nothing from the generators.
-3. In-process, the replica's `StreamBuffer` fills next. The replica cancels a job whose reader is
-   more than `max_stream_buffer_tokens` behind.
-
-Ray Serve passes no backpressure on, so that Ray holds the unread chunks between steps 2 and 3. The
-request's own token limit and `generation_timeout_s` bound them.
-"""
+"""Server-Sent Events: a response that is sent while it is generated."""
 
 from __future__ import annotations
 

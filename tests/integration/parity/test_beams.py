@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from deployments.generation.beam_search import BeamSearch
-from deployments.generation.messages import BeamSearchParams
+from deployments.messages import BeamSearchParams
 
 VOCABULARY = 40
 END = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from deployments.generation.messages import Chunk, Completion, FinishReason, Token, TopLogprob
 from deployments.ingress.apis.openai.responses import (
     FINISH_REASONS,
     build_envelope,
@@ -29,6 +28,7 @@ from deployments.ingress.apis.openai.streaming import encode_stream
 from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse
+from deployments.messages import Chunk, Completion, FinishReason, Token, TopLogprob
 
 OBJECT, CHUNK_OBJECT, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from deployments.generation.messages import Chunk, Completion, Finished, Prompt, Started, Token
 from deployments.ingress.apis.openai.responses import (
     FINISH_REASONS,
     build_envelope,
@@ -20,6 +19,7 @@ from deployments.ingress.apis.openai.schemas import (
 from deployments.ingress.apis.openai.streaming import encode_stream
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
+from deployments.messages import Chunk, Completion, Finished, Prompt, Started, Token
 
 OBJECT, ID_PREFIX = "text_completion", "cmpl"
 

@@ -11,7 +11,6 @@ import orjson
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.errors import InvalidField, MalformedBody
-from deployments.generation.messages import Chat, GenerationOptions, Grammar, SamplingParams
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
     ChatRequestMessage,
@@ -25,6 +24,7 @@ from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.ingress.requests import GenerationRequest
 from deployments.ingress.tokenization import TEXTS_OR_IDS
+from deployments.messages import Chat, GenerationOptions, Grammar, SamplingParams
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from deployments.errors import ServeError
-from deployments.generation.messages import Finished, FinishReason, Started
 from deployments.ingress.apis.openai.schemas import (
     ErrorObject,
     FinishReasonWord,
@@ -15,6 +14,7 @@ from deployments.ingress.apis.openai.schemas import (
     ResponseEnvelope,
 )
 from deployments.ingress.requests import GenerationResponse
+from deployments.messages import Finished, FinishReason, Started
 from deployments.registry import RegisteredModel
 
 FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {

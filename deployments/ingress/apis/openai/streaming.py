@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import orjson
 
 from deployments.errors import ServeError
-from deployments.generation.messages import Chunk
 from deployments.ingress.apis.openai.responses import build_openai_error, build_usage
 from deployments.ingress.apis.openai.schemas import ResponseEnvelope
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_field
 from deployments.ingress.http.sse import build_event
+from deployments.messages import Chunk
 
 DONE = build_event(b"[DONE]")
 

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from deployments.errors import InvalidField, MalformedBody
-from deployments.generation.messages import Grammar
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.http.bodies import parse_json
+from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

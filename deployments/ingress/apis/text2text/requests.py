@@ -7,12 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.generation.messages import (
-    BeamSearchParams,
-    GenerationOptions,
-    Languages,
-    SamplingParams,
-)
 from deployments.ingress.apis.envelope import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
@@ -29,7 +23,13 @@ from deployments.ingress.apis.text_generation.requests import (
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
 from deployments.ingress.resolver import require_task
-from deployments.messages import Truncation
+from deployments.messages import (
+    BeamSearchParams,
+    GenerationOptions,
+    Languages,
+    SamplingParams,
+    Truncation,
+)
 from deployments.registry import RegisteredModel
 
 # Parameters that need token-by-token decoding, which beam search does not do.

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from deployments.errors import InvalidField, MalformedBody
-from deployments.generation.messages import GenerationOptions, Grammar, SamplingParams, Started
 from deployments.ingress.apis.envelope import merge_parameters
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
@@ -19,6 +18,7 @@ from deployments.ingress.apis.text_generation.schemas import (
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
+from deployments.messages import GenerationOptions, Grammar, SamplingParams, Started
 from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
 
 PROMPT = Inputs[str](NonEmptyText, "a text")

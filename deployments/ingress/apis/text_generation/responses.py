@@ -25,7 +25,6 @@ from deployments.errors import (
     UnknownToken,
     WrongTask,
 )
-from deployments.generation.messages import Completion, FinishReason, Token, TopLogprob
 from deployments.ingress.apis.response_headers import (
     GENERATION_HEADERS,
     generated_tokens,
@@ -47,6 +46,7 @@ from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import status_and_type
 from deployments.ingress.requests import GenerationResponse
+from deployments.messages import Completion, FinishReason, Token, TopLogprob
 
 # Headers of `tgi_response_headers`. Streams have those known when the first token arrives.
 TGI_HEADERS: Mapping[str, str] = {

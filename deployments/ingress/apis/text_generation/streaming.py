@@ -11,14 +11,6 @@ import orjson
 
 from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import DeadlineExceeded, ServeError
-from deployments.generation.messages import (
-    Chunk,
-    Completion,
-    Finished,
-    Started,
-    Token,
-    merge_chunks,
-)
 from deployments.ingress.apis.text_generation.requests import TGI_FIELD_NAMES, GenerateRequest
 from deployments.ingress.apis.text_generation.responses import (
     FINISH_REASONS,
@@ -32,6 +24,7 @@ from deployments.ingress.generation_stream import ChoiceChunk, GenerationStream
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
+from deployments.messages import Chunk, Completion, Finished, Started, Token, merge_chunks
 
 
 @asynccontextmanager

@@ -13,16 +13,17 @@ from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField, UnknownToken
 from deployments.generation.job import Job
-from deployments.generation.messages import (
+from deployments.generation.preparation import RequestPreparer
+from deployments.messages import (
     BeamSearchParams,
     Chat,
     GenerationCall,
     GenerationOptions,
     Grammar,
+    ModelRef,
     Prompt,
+    Truncation,
 )
-from deployments.generation.preparation import RequestPreparer
-from deployments.messages import ModelRef, Truncation
 from deployments.registry import RegisteredModel
 from deployments.tokenization.encodings import open_tokenizer
 from tests.support.decoder_artifacts import seal_tiny_decoder

@@ -22,7 +22,7 @@ from benchmarks.common.sentences import generate_sentences
 from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import TaskName
 from deployments.engines import EncoderEngine
-from deployments.messages import Batch, Outputs
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.tuning.costs import Shape
 from tests.support.artifacts import EMBEDDER, MAX_TOKENS, seal_tiny
 from tests.support.fakes import item

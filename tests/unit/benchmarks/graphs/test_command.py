@@ -31,8 +31,8 @@ from build_artifacts.evaluation.similarity import SimilarityEvaluation
 from deployments.artifacts.manifest import Gate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import Shape
 from deployments.tuning.parity import ReferenceOutputs
 from tests.support.artifacts import tiny_manifest

@@ -5,8 +5,9 @@ import pytest
 
 from build_artifacts.evaluation import load_evaluation, run_items, score_engine
 from deployments.artifacts.types import TaskName
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs, TokenizedItem
+from deployments.messages import TokenizedItem
 from tests.support.fakes import ScriptedEngine
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile
 

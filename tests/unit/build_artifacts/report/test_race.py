@@ -15,8 +15,8 @@ from build_artifacts.report.measure import (
 )
 from deployments.batching.batches import collate
 from deployments.engines.base import EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 from tests.support.fakes import item
 
 SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])

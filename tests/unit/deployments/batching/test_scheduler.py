@@ -11,8 +11,8 @@ import pytest
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
-from deployments.messages import Batch, Outputs
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
     TIMEOUT_S,

@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
 from deployments.config import EncoderSettings, GeneratorSettings, HardwareSettings
 from deployments.engines import ENGINES, EngineInfo, EngineKind, GraphSpec
 from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenColumn
-from deployments.messages import Batch, Outputs
+from deployments.engines.forward_pass import Batch, Outputs
 from tests.support.artifacts import EMBEDDER, WIDTH, seal, seal_tiny
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.in_process import InProcess

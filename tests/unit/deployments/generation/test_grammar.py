@@ -18,7 +18,7 @@ from deployments.generation.grammar import (
     Constraint,
     GrammarCompiler,
 )
-from deployments.generation.messages import Grammar
+from deployments.messages import Grammar
 from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()

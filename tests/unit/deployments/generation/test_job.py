@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.generation.job import SamplingJob
-from deployments.generation.messages import GenerationOptions
+from deployments.messages import GenerationOptions
 from tests.support.fake_decoder import VOCABULARY
 from tests.support.fakes import far_deadline
 from tests.support.loop_harness import GREEDY, build_model_context

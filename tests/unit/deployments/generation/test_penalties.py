@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from deployments.errors import UnknownToken
 from deployments.generation.logits_rules import MAX_ABS_LOGIT, Penalties
-from deployments.generation.messages import SamplingParams
+from deployments.messages import SamplingParams
 
 LOGITS = np.array([0.0, 2.0, -2.0, 1.0, -np.inf], np.float32)
 SIZE = len(LOGITS)

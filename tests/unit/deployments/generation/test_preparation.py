@@ -20,8 +20,8 @@ from deployments.errors import (
     UnknownToken,
 )
 from deployments.generation.chat_template import MAX_CHARACTERS
-from deployments.generation.messages import Chat
 from deployments.generation.preparation import PromptTokenizer
+from deployments.messages import Chat
 from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()

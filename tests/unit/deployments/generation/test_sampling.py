@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.errors import EngineFailed, InvalidField
-from deployments.generation.messages import SamplingParams
 from deployments.generation.sampling import (
     Sampler,
     log_probabilities,
     smallest_set_reaching,
     top_indices,
 )
+from deployments.messages import SamplingParams
 
 VOCABULARY = 3000
 GREEDY = SamplingParams(temperature=0)

@@ -10,14 +10,14 @@ import pytest
 from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded
 from deployments.generation.beam_search import BeamSearch, BeamSearchJob
 from deployments.generation.job import Job
-from deployments.generation.messages import (
+from deployments.health import MAX_CONSECUTIVE_FAILURES
+from deployments.messages import (
     BeamSearchParams,
     Chunk,
     FinishReason,
     GenerationOptions,
     SamplingParams,
 )
-from deployments.health import MAX_CONSECUTIVE_FAILURES
 from tests.support.fake_decoder import FakeDecoder
 from tests.support.fakes import TIMEOUT_S, far_deadline
 from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context

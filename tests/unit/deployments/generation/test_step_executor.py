@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from deployments.config import SchedulingSettings
 from deployments.errors import InvalidField, ServeError
 from deployments.generation.job import Job
-from deployments.generation.messages import FinishReason, GenerationOptions, SamplingParams
+from deployments.messages import FinishReason, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.loop_harness import END, GREEDY, LoopHarness
 

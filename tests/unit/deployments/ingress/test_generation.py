@@ -22,23 +22,24 @@ from deployments.errors import (
     UnknownModel,
     WrongTask,
 )
-from deployments.generation.messages import (
-    FinishReason,
-    GenerationCall,
-    GenerationOptions,
-    SamplingParams,
-)
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
-from deployments.ingress.generation_stream import MAX_WAITING_CHUNKS
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.requests import GenerationRequest
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatchRouter
 from deployments.ingress.tokenization import TokenizationService
-from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
+from deployments.messages import (
+    DecodeRequest,
+    FinishReason,
+    GenerationCall,
+    GenerationOptions,
+    SamplingParams,
+    TextTokens,
+    TokenizeRequest,
+)
 from deployments.records import RequestRecord
 from deployments.registry import ModelRegistry
 from deployments.transports.base import GeneratorClient
@@ -396,17 +397,26 @@ async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_sto
     assert harness.statuses == [499]
 
 
-async def test_slow_reader_blocks_its_generators(writing_store: Path) -> None:
-    long = ScriptedReply(("x",) * (5 * MAX_WAITING_CHUNKS))
-    harness = GenerationHarness(writing_store, lambda call: long)
+async def test_chunks_that_are_ready_together_come_together(writing_store: Path) -> None:
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(("x",) * 40))
     stream = await harness.pipeline.stream(ASKED)
-    for _ in range(20 * MAX_WAITING_CHUNKS):
-        await asyncio.sleep(0)
-    assert harness.generator.events_read <= MAX_WAITING_CHUNKS + 2
-    batches = [parts async for parts in stream.batches()]
-    assert sum(map(len, batches)) == 5 * MAX_WAITING_CHUNKS + 1
-    assert len(batches[0]) == MAX_WAITING_CHUNKS, "what is ready together comes together"
-    assert harness.is_idle()
+    await wait_until(lambda: harness.is_idle())
+    batches = [chunks async for chunks in stream.batches()]
+    assert [len(chunks) for chunks in batches] == [41]
+
+
+async def test_slow_reader_loses_its_stream_and_frees_its_generator(writing_store: Path) -> None:
+    settings = IngressUserConfig(stream_buffer_tokens=20)
+    endless = ScriptedReply(("x",) * 1_000)
+    harness = GenerationHarness(writing_store, lambda call: endless, settings=settings)
+    stream = await harness.pipeline.stream(ASKED)
+    await wait_until(lambda: harness.is_idle())
+    assert harness.generator.events_read < 30
+    batches = stream.batches()
+    assert len(await anext(batches)) == 21, "the chunks before the limit arrive"
+    with pytest.raises(DeadlineExceeded, match="too slowly"):
+        await anext(batches)
+    assert harness.statuses == [504]
 
 
 async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import EngineFailed
-from deployments.generation.messages import FinishReason
+from deployments.messages import FinishReason
 from tests.support.fakes import wait_until
 from tests.support.generators import ScriptedReply
 from tests.unit.deployments.ingress.test_generation import GenerationHarness, build_request

@@ -7,8 +7,8 @@ import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import InputTooLong, ServeError, TooManyItems
-from deployments.generation.messages import Chat, Prompt
 from deployments.ingress.limits import check_prompts
+from deployments.messages import Chat, Prompt
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedGeneratorClient
 from tests.support.in_process import InProcess

@@ -13,6 +13,7 @@ import pytest
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -25,11 +26,9 @@ from deployments.errors import (
 )
 from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.messages import (
-    Batch,
     BatchKey,
     CallResult,
     ModelRef,
-    Outputs,
     TokenizedBatch,
     TokenizedCall,
     TokenOffsets,

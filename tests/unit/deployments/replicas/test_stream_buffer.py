@@ -5,14 +5,7 @@ import asyncio
 import pytest
 
 from deployments.errors import EngineFailed
-from deployments.generation.messages import (
-    Chunk,
-    Finished,
-    FinishReason,
-    GenerationTimings,
-    Started,
-    Token,
-)
+from deployments.messages import Chunk, Finished, FinishReason, GenerationTimings, Started, Token
 from deployments.replicas.generator import StreamBuffer
 from tests.support.fakes import TIMEOUT_S
 
@@ -25,7 +18,7 @@ def chunk(text: str, finished: Finished | None = None) -> Chunk:
 
 
 async def test_stream_buffer_returns_events_in_order() -> None:
-    buffer = StreamBuffer(10)
+    buffer = StreamBuffer()
     buffer.put(STARTED)
     buffer.put(chunk("a"))
     assert await buffer.take() == STARTED
@@ -33,7 +26,7 @@ async def test_stream_buffer_returns_events_in_order() -> None:
 
 
 async def test_stream_buffer_merges_unread_chunks() -> None:
-    buffer = StreamBuffer(10)
+    buffer = StreamBuffer()
     for event in (STARTED, chunk("a"), chunk("b", DONE)):
         buffer.put(event)
     await buffer.take()
@@ -41,7 +34,7 @@ async def test_stream_buffer_merges_unread_chunks() -> None:
 
 
 async def test_stream_buffer_reader_waits_for_an_event() -> None:
-    buffer = StreamBuffer(10)
+    buffer = StreamBuffer()
     buffer.put(STARTED)
     await buffer.take()
     reader = asyncio.create_task(buffer.take())
@@ -53,7 +46,7 @@ async def test_stream_buffer_reader_waits_for_an_event() -> None:
 
 
 async def test_stream_buffer_raises_an_error_after_written_chunks() -> None:
-    buffer = StreamBuffer(10)
+    buffer = StreamBuffer()
     for event in (STARTED, chunk("a"), EngineFailed("gone")):
         buffer.put(event)
     assert await buffer.take() == STARTED
@@ -61,14 +54,3 @@ async def test_stream_buffer_raises_an_error_after_written_chunks() -> None:
     for _ in range(2):
         with pytest.raises(EngineFailed):
             await buffer.take()
-
-
-async def test_stream_buffer_is_full_beyond_its_token_limit() -> None:
-    buffer = StreamBuffer(2)
-    for text in "ab":
-        buffer.put(chunk(text))
-    assert not buffer.is_full
-    buffer.put(chunk("c"))
-    assert buffer.is_full
-    await buffer.take()
-    assert not buffer.is_full

@@ -9,12 +9,13 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
-from deployments.generation.messages import GenerationCall, GenerationOptions
 from deployments.messages import (
     BatchKey,
     CallBatch,
     CallResult,
     DecodeRequest,
+    GenerationCall,
+    GenerationOptions,
     ModelRef,
     TokenizeRequest,
 )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.types import Device
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.messages import Batch, Outputs
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import (
     ClockFunction,

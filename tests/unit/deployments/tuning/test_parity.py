@@ -7,8 +7,8 @@ import pytest
 
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import ArtifactError
-from deployments.messages import Batch, Outputs
 from deployments.tuning.parity import (
     Floats,
     ParityResult,

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.batching.batches import collate
 from deployments.engines.base import EngineInfo
-from deployments.messages import Batch, Outputs
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.tuning.costs import Variant
 from deployments.tuning.opening import ShapeDispatchEngine
 from tests.support.cost_tables import shape, variant

@@ -8,13 +8,7 @@ import pytest
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.config import ModelSettings
-from deployments.generation.messages import (
-    Chat,
-    FinishReason,
-    GenerationOptions,
-    Grammar,
-    SamplingParams,
-)
+from deployments.messages import Chat, FinishReason, GenerationOptions, Grammar, SamplingParams
 from deployments.registry import ModelRegistry
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.chat_harness import (

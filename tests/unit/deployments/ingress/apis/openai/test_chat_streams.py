@@ -8,7 +8,7 @@ import pytest
 
 from deployments.config import IngressUserConfig
 from deployments.errors import EngineFailed, InputTooLong
-from deployments.generation.messages import FinishReason
+from deployments.messages import FinishReason
 from tests.support.asgi_client import AsgiClient
 from tests.support.chat_harness import (
     CHAT,
@@ -149,7 +149,7 @@ async def test_cancelled_handler_frees_slots(writing_store: Path) -> None:
 
 
 async def test_slow_reader_frees_slots(writing_store: Path) -> None:
-    settings = IngressUserConfig(stream_write_timeout_s=0.05)
+    settings = IngressUserConfig(stream_write_timeout_s=0.05, stream_buffer_tokens=100)
     endless = ScriptedReply(("word ",) * 10_000)
     harness = ChatHarness(writing_store, lambda call: endless, settings)
     async with harness.in_process.application() as app:
@@ -157,7 +157,7 @@ async def test_slow_reader_frees_slots(writing_store: Path) -> None:
         await client.task
     assert harness.generator.open == 0
     assert harness.generator.events_read < 1_000
-    assert [record.status for record in harness.in_process.recorder.records] == [499]
+    assert [record.status for record in harness.in_process.recorder.records] == [504]
 
 
 async def test_finished_stream_is_recorded_once(writing_store: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.errors import EngineFailed
-from deployments.generation.messages import FinishReason, GenerationCall
+from deployments.messages import FinishReason, GenerationCall
 from tests.support.chat_harness import COMPLETIONS, ChatHarness, events_in
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedReply

@@ -8,8 +8,8 @@ import jsonschema
 import orjson
 import pytest
 
-from deployments.generation.messages import Chat, FinishReason
 from deployments.ingress.apis.openai.tools import ToolCallParser
+from deployments.messages import Chat, FinishReason
 from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
 from tests.support.generators import ScriptedReply
 

@@ -18,7 +18,7 @@ from deployments.errors import (
     Overloaded,
     ServeError,
 )
-from deployments.generation.messages import Chunk, FinishReason, Token
+from deployments.messages import Chunk, FinishReason, Token
 from tests.support.artifacts import EMBEDDER, tiny_manifest
 from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess

@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.generation.messages import GenerationOptions, Grammar, SamplingParams
 from deployments.ingress.apis.text_generation.requests import (
     GenerateRequest,
     RouteDefaults,
     parse_generate_request,
 )
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.messages import GenerationOptions, Grammar, SamplingParams
 
 HUB, STREAM = RouteDefaults(full_text=True, many=True), RouteDefaults(streams=True)
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.errors import EngineFailed, InputTooLong, Overloaded, ServeError
-from deployments.generation.messages import Chunk, FinishReason, Token
+from deployments.messages import Chunk, FinishReason, Token
 from tests.support.asgi_client import AsgiClient
 from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess

@@ -1,0 +1,31 @@
+"""Inputs and outputs of one forward pass of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs of one forward pass: B items padded to T, the length of the longest."""
+
+    input_ids: NDArray[np.int64]  # [B, T]
+    attention_mask: NDArray[np.int64]  # [B, T], 0 = padding
+    token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
+    lengths: tuple[int, ...]  # [B], tokens of each item without padding
+    unpooled: bool = False  # request one vector per token from a pooling model
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Outputs of one forward pass without padding; `items[i]` belongs to item i of the batch.
+
+    Shapes are those of ModelHead: [W], [T_i, W], [T_i, 2] or [M_i, W]. An unpooled batch returns
+    [T_i, W]. A pooling head returns one array [B, W], the sequence of its rows.
+    """
+
+    items: Sequence[NDArray[np.float32]]
