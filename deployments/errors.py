@@ -51,12 +51,13 @@ class ServeError(Exception):
         self.field = field
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.__dict__.copy()))
+        return (rebuild_error, (type(self), self.__dict__.copy()))
 
 
-def _rebuild(kind: type[ServeError], message: str, state: dict[str, Any]) -> ServeError:
+def rebuild_error(kind: type[ServeError], state: dict[str, Any]) -> ServeError:
+    """Build an error from its attributes, in another process."""
     error = kind.__new__(kind)
-    Exception.__init__(error, message)
+    Exception.__init__(error, state["message"])
     error.__dict__.update(state)
     return error
 

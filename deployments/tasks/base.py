@@ -70,6 +70,7 @@ class Task(Protocol):
     head: ClassVar[ModelHead]  # the head of models made for this task
     inputs: ClassVar[Inputs[Any]]
     parameters: ClassVar[type[TextParameters]]
+    options_type: ClassVar[Any] = None  # NamedTuple of plain values, sent between processes
     response_type: ClassVar[Any]  # JSON type of `decode`'s result, for the documentation
     example: ClassVar[Mapping[str, Any]]  # a request body, for the documentation
     needs_vocabulary: ClassVar[bool] = False  # `decode` reads `DecodeContext.vocabulary`

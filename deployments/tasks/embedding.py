@@ -49,6 +49,7 @@ class FeatureExtraction(Task):
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = EmbeddingParameters
+    options_type: ClassVar[Any] = EmbeddingOptions
     response_type: ClassVar[Any] = list[list[float]]
     example: ClassVar[Mapping[str, Any]] = {"inputs": ["A cat.", "A kitten."]}
 

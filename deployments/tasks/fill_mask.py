@@ -74,6 +74,7 @@ class FillMask(Task):
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = FillMaskParameters
+    options_type: ClassVar[Any] = FillMaskOptions
     response_type: ClassVar[Any] = Proposals | list[Proposals]
     example: ClassVar[Mapping[str, Any]] = {
         "inputs": "The food was [MASK].",

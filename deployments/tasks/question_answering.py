@@ -106,6 +106,7 @@ class QuestionAnswering(Task):
         "an object with `question` and `context`, a list of these, or an object with lists in both",
     )
     parameters: ClassVar[type[TextParameters]] = QuestionParameters
+    options_type: ClassVar[Any] = QuestionOptions
     response_type: ClassVar[Any] = (
         AnswerSpan | list[AnswerSpan] | list[AnswerSpan | list[AnswerSpan]]
     )

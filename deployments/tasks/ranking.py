@@ -60,6 +60,7 @@ class TextRanking(Task):
         RankingInput, "an object with `query` and `texts`"
     )
     parameters: ClassVar[type[TextParameters]] = RankingParameters
+    options_type: ClassVar[Any] = RankingOptions
     response_type: ClassVar[Any] = list[RankedText]
     example: ClassVar[Mapping[str, Any]] = {
         "inputs": {"query": "A film", "texts": ["A river.", "A lovely film."]}

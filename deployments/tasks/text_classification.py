@@ -57,6 +57,7 @@ class TextClassification(Task):
         "a string, an object with `text` and `text_pair`, or a list of these",
     )
     parameters: ClassVar[type[TextParameters]] = ClassificationParameters
+    options_type: ClassVar[Any] = ClassificationOptions
     response_type: ClassVar[Any] = list[list[LabelScore]]
     example: ClassVar[Mapping[str, Any]] = {"inputs": "A lovely film."}
 

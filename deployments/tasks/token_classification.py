@@ -64,6 +64,7 @@ class TokenClassification(Task):
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = EntityParameters
+    options_type: ClassVar[Any] = EntityOptions
     response_type: ClassVar[Any] = Entities | list[Entities]
     example: ClassVar[Mapping[str, Any]] = {
         "inputs": "A city.",

@@ -92,6 +92,7 @@ class ZeroShotClassification(Task):
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = ZeroShotParameters
+    options_type: ClassVar[Any] = ZeroShotOptions
     response_type: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
     example: ClassVar[Mapping[str, Any]] = {
         "inputs": "A film.",

@@ -1,0 +1,126 @@
+"""Clients over channels. They use the client of the Ray Serve handles where no channel exists.
+
+A handle also starts a deployment that has no replica: Serve counts the calls that wait in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from deployments.errors import EngineFailed
+from deployments.messages import (
+    CallBatch,
+    Chunk,
+    Completion,
+    DecodeRequest,
+    GenerationCall,
+    Outcome,
+    Started,
+    TextTokens,
+    TokenizeRequest,
+    count_characters,
+)
+from deployments.transports.base import EncoderClient, GeneratorClient, TokenizerClient
+from deployments.transports.channel import codec
+from deployments.transports.channel.client import Request
+from deployments.transports.channel.frames import Buffer, ChannelError, Method
+from deployments.transports.channel.pool import NoChannel, ReplicaPool
+
+T = TypeVar("T")
+
+
+class ChannelEncoderClient:
+    """An EncoderClient. The tokenizer's answer goes to the encoder unopened."""
+
+    def __init__(
+        self, tokenizers: ReplicaPool, encoders: ReplicaPool, fallback: EncoderClient
+    ) -> None:
+        self._tokenizers = tokenizers
+        self._encoders = encoders
+        self._fallback = fallback
+
+    async def infer(self, batch: CallBatch) -> list[Outcome]:
+        deadline_s = max(call.deadline_s for call in batch.calls)
+        characters = sum(count_characters(text) for call in batch.calls for text in call.texts)
+        message = codec.encode_call_batch(batch, deadline_s)
+        try:
+            tokens = await self._tokenizers.call(
+                Request(Method.TOKENIZE_BATCH, message, characters, deadline_s)
+            )
+            answer = await self._encoders.call(
+                Request(Method.INFER, tokens.message, tokens.cost, deadline_s)
+            )
+        except NoChannel:
+            return await self._fallback.infer(batch)
+        outcomes = _decode(codec.decode_outcomes, answer.message)
+        if len(outcomes) != len(batch.calls):
+            raise EngineFailed(
+                f"bug: the encoder returned {len(outcomes)} outcomes for {len(batch.calls)} calls"
+            )
+        return outcomes
+
+
+class ChannelTokenizerClient:
+    """A TokenizerClient."""
+
+    def __init__(self, tokenizers: ReplicaPool, fallback: TokenizerClient) -> None:
+        self._tokenizers = tokenizers
+        self._fallback = fallback
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        message = codec.encode_message(request)
+        call = Request(Method.TOKENIZE, message, sum(map(len, request.texts)))
+        try:
+            return _decode(codec.decode_text_tokens, (await self._tokenizers.call(call)).message)
+        except NoChannel:
+            return await self._fallback.tokenize(request)
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        message = codec.encode_message(request)
+        call = Request(Method.DECODE, message, sum(map(len, request.sequences)))
+        try:
+            return _decode(codec.decode_texts, (await self._tokenizers.call(call)).message)
+        except NoChannel:
+            return await self._fallback.decode(request)
+
+
+class ChannelGeneratorClient:
+    """A GeneratorClient."""
+
+    def __init__(self, generators: ReplicaPool, fallback: GeneratorClient) -> None:
+        self._generators = generators
+        self._fallback = fallback
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        try:
+            answer = await self._generators.call(_generation_request(Method.COMPLETE, call))
+        except NoChannel:
+            return await self._fallback.complete(call)
+        return _decode(codec.decode_completion, answer.message)
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        request = _generation_request(Method.STREAM, call)
+        try:
+            async with aclosing(self._generators.stream(request)) as messages:
+                async for message in messages:
+                    yield _decode(codec.decode_event, message)
+            return
+        except NoChannel:
+            pass  # raised before the first event
+        async with aclosing(self._fallback.stream(call)) as events:
+            async for event in events:
+                yield event
+
+
+def _generation_request(method: Method, call: GenerationCall) -> Request:
+    message = codec.encode_generation_call(call, call.deadline_s)
+    return Request(method, message, 1, call.deadline_s)
+
+
+def _decode(decode: Callable[[Buffer], T], message: Buffer) -> T:
+    try:
+        return decode(message)
+    except ChannelError as error:
+        raise EngineFailed(f"bug: the replica sent an answer of another type: {error}") from error

@@ -1,0 +1,114 @@
+"""One end of a channel: reads and writes frames. Subclasses handle them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from typing import cast
+
+from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S
+from deployments.transports.channel.frames import (
+    MAX_BODY_BYTES,
+    Buffer,
+    ChannelError,
+    Frame,
+    FrameParser,
+    FrameType,
+    encode_frame,
+)
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# ms that sent bytes may stay unacknowledged before the kernel ends a TCP connection.
+TCP_USER_TIMEOUT_MS = 10_000
+_PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class FrameConnection(asyncio.Protocol):
+    """Closes itself when the peer breaks the protocol or does not finish the handshake."""
+
+    def __init__(self) -> None:
+        self.is_ready = False  # the handshake is done
+        self._loop = asyncio.get_running_loop()
+        self._parser = FrameParser()
+        self.family = socket.AF_UNSPEC
+        self._transport: asyncio.Transport | None = None
+        self._received_s = 0.0  # loop time of the last bytes
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._handshake_timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self.abort)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not derive from asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
+        sock: socket.socket = transport.get_extra_info("socket")
+        self.family = sock.family
+        try:
+            _prepare_socket(sock)
+        except ChannelError as error:
+            log.warning("channel refused: %s", error)
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._received_s = self._loop.time()
+        try:
+            for frame in self._parser.feed(data):
+                self.handle_frame(frame)
+        except ChannelError as error:
+            log.warning("channel closed: %s", error)
+            self.abort()
+
+    def handle_frame(self, frame: Frame) -> None:
+        """Raises ChannelError if the frame is not valid in this state."""
+        raise NotImplementedError
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._handshake_timer.cancel()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def wait_writable(self) -> None:
+        """Wait while the peer does not read."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def send(self, kind: FrameType, id: int = 0, *parts: Buffer) -> None:
+        """Write a frame; after the connection is lost, do nothing."""
+        if self._transport is not None:
+            self._transport.writelines(encode_frame(kind, id, *parts))
+
+    def finish_handshake(self) -> None:
+        self.is_ready = True
+        self._parser.max_body_bytes = MAX_BODY_BYTES
+        self._handshake_timer.cancel()
+
+    def close(self) -> None:
+        """Close after the written frames are sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _prepare_socket(sock: socket.socket) -> None:
+    """Check the user behind a Unix socket. Make TCP quick, and quick to detect a dead host."""
+    if sock.family == socket.AF_UNIX:
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
+        if uid != os.getuid():
+            raise ChannelError(f"the peer runs as user {uid}; this process as {os.getuid()}")
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)

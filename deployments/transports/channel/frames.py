@@ -1,0 +1,157 @@
+"""Frames: little-endian u32 body length, u8 type, u64 id, then the body.
+
+The id belongs to one call on one connection. Bodies of CALL and ANSWER start with a fixed header.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+Buffer = bytes | memoryview
+
+WIRE_VERSION = 1
+MAX_HANDSHAKE_BYTES = 256
+# As RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH: a micro-batch of 32 documents in windows fits.
+MAX_BODY_BYTES = 1 << 30
+MAX_U32 = (1 << 32) - 1
+
+_FRAME = struct.Struct("<IBQ")
+_CALL = struct.Struct("<BII")
+_ANSWER = struct.Struct("<III")
+_COUNT = struct.Struct("<I")
+
+
+class ChannelError(Exception):
+    """The peer broke the protocol; the connection must be closed."""
+
+
+class FrameType(IntEnum):
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    READY = 4
+    CALL = 5
+    ANSWER = 6  # ends a unary call or a stream
+    ERROR = 7  # ends a unary call or a stream
+    EVENT = 8  # one step of a stream
+    RENEW = 9  # the client has read this many events
+    CANCEL = 10
+    PING = 11
+    PONG = 12
+    GOAWAY = 13  # the replica drains: no new calls
+
+
+class Frame(NamedTuple):
+    type: int
+    id: int
+    body: bytes
+
+
+class Method(IntEnum):
+    TOKENIZE_BATCH = 1
+    INFER = 2
+    TOKENIZE = 3
+    DECODE = 4
+    COMPLETE = 5
+    STREAM = 6
+
+
+class CallFrame(NamedTuple):
+    """Body of a CALL. A deadline is relative, because clocks of nodes differ."""
+
+    method: int
+    remaining_ms: int
+    cost: int  # in the unit of the replica's load: characters, tokens or requests
+    message: memoryview
+
+
+class AnswerFrame(NamedTuple):
+    """Body of an ANSWER."""
+
+    other_load: int  # cost that the replica holds for other connections
+    window: int  # cost that this connection may have in the replica
+    cost: int  # cost of the message as the next call, such as the tokens of a tokenized batch
+    message: memoryview
+
+
+def encode_frame(kind: FrameType, id: int = 0, *parts: Buffer) -> tuple[Buffer, ...]:
+    """Return the frame as buffers to write; the parts are not copied."""
+    return (_FRAME.pack(sum(map(len, parts)), kind, id), *parts)
+
+
+def encode_call(method: Method, remaining_s: float, cost: int) -> bytes:
+    remaining_ms = min(max(int(remaining_s * 1000), 0), MAX_U32)
+    return _CALL.pack(method, remaining_ms, min(cost, MAX_U32))
+
+
+def decode_call(body: bytes) -> CallFrame:
+    """Raises ChannelError."""
+    method, remaining_ms, cost = _unpack(_CALL, body)
+    return CallFrame(method, remaining_ms, cost, memoryview(body)[_CALL.size :])
+
+
+def encode_answer(other_load: int, window: int, cost: int) -> bytes:
+    return _ANSWER.pack(min(other_load, MAX_U32), min(window, MAX_U32), min(cost, MAX_U32))
+
+
+def decode_answer(body: bytes) -> AnswerFrame:
+    """Raises ChannelError."""
+    other_load, window, cost = _unpack(_ANSWER, body)
+    return AnswerFrame(other_load, window, cost, memoryview(body)[_ANSWER.size :])
+
+
+def encode_count(count: int) -> bytes:
+    return _COUNT.pack(count)
+
+
+def decode_count(body: bytes) -> int:
+    """Raises ChannelError."""
+    (count,) = _unpack(_COUNT, body)
+    return count
+
+
+def _unpack(header: struct.Struct, body: bytes) -> tuple[int, ...]:
+    try:
+        return header.unpack_from(body)
+    except struct.error as exc:
+        raise ChannelError(f"a frame body of {len(body)} bytes has no complete header") from exc
+
+
+class FrameParser:
+    """Cuts a stream of bytes into frames. A long frame is joined once, when it is complete."""
+
+    def __init__(self, max_body_bytes: int = MAX_HANDSHAKE_BYTES) -> None:
+        self.max_body_bytes = max_body_bytes
+        self._chunks: list[bytes] = []
+        self._held = 0  # bytes in the chunks
+        self._needed = _FRAME.size  # bytes until the next frame may be complete
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that `data` completes. Raises ChannelError for an oversized one."""
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held < self._needed:
+            return []
+        buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        frames: list[Frame] = []
+        start = 0
+        while True:
+            self._needed = _FRAME.size
+            if len(buffer) - start < _FRAME.size:
+                break
+            length, kind, id = _FRAME.unpack_from(buffer, start)
+            if length > self.max_body_bytes:
+                raise ChannelError(
+                    f"a frame of {length} bytes; the maximum is {self.max_body_bytes}"
+                )
+            end = start + _FRAME.size + length
+            if end > len(buffer):
+                self._needed += length
+                break
+            frames.append(Frame(kind, id, buffer[start + _FRAME.size : end]))
+            start = end
+        self._chunks = [buffer[start:]] if start < len(buffer) else []
+        self._held = len(buffer) - start
+        return frames

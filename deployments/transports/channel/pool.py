@@ -1,0 +1,161 @@
+"""All replicas of one deployment: connections, choice, retries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from deployments.errors import EngineFailed
+from deployments.transports.channel.client import ClientConnection, ReplicaLost, Request
+from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
+from deployments.transports.channel.frames import AnswerFrame
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# Replicas among which every call is compared; with more, two random ones.
+MAX_COMPARED = 4
+# s between attempts to connect, doubled after each failure.
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+
+
+class NoChannel(Exception):
+    """No replica is connected; use the Ray Serve handle."""
+
+
+class Peer:
+    """One replica and the task that keeps a connection to it."""
+
+    def __init__(self, name: str, endpoint: Endpoint, node: str, on_change: asyncio.Event) -> None:
+        self.endpoint = endpoint
+        self.connection: ClientConnection | None = None
+        self.is_local = endpoint.node == node
+        self._name = name
+        self._on_change = on_change
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+
+    def retire(self) -> None:
+        """Connect no more; close the connection after its last answer."""
+        if self.connection is not None and self.connection.is_usable:
+            self.connection.drain()
+        else:
+            self._task.cancel()
+
+    async def _stay_connected(self) -> None:
+        """Reconnect until the replica drains or is retired."""
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            try:
+                self.connection = await self._connect()
+            except OSError as error:
+                log.info("channel to %s: %s", self._name, error)
+            else:
+                await self.connection.closed
+                if self.connection.is_draining:
+                    return
+                if self.connection.is_ready:
+                    backoff_s = MIN_BACKOFF_S
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _connect(self) -> ClientConnection:
+        """Connect by Unix socket on the own node, else by TCP. Raises OSError."""
+        loop, endpoint = asyncio.get_running_loop(), self.endpoint
+
+        def build() -> ClientConnection:
+            return ClientConnection(endpoint.key, self._on_change)
+
+        if self.is_local and endpoint.unix:
+            try:
+                _, connection = await loop.create_unix_connection(build, endpoint.unix)
+                return connection
+            except OSError as error:
+                log.info("channel to %s: %s; trying TCP", self._name, error)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            _, connection = await loop.create_connection(build, endpoint.host, endpoint.port)
+        return connection
+
+
+class ReplicaPool:
+    """The replicas of one deployment, seen from `node`."""
+
+    def __init__(self, name: str, node: str) -> None:
+        self._name = name
+        self._node = node
+        self._peers: dict[str, Peer] = {}
+        self._changed = asyncio.Event()
+
+    def update(self, endpoints: Mapping[str, Endpoint]) -> None:
+        """Connect to the new replicas, by id; send no more calls to those that are missing."""
+        for replica, endpoint in endpoints.items():
+            if replica not in self._peers:
+                name = f"{self._name} {replica}"
+                self._peers[replica] = Peer(name, endpoint, self._node, self._changed)
+        for replica in self._peers.keys() - endpoints.keys():
+            self._peers.pop(replica).retire()
+        self._changed.set()
+
+    def close(self) -> None:
+        self.update({})
+
+    @property
+    def connected(self) -> int:
+        """Count the replicas that take calls."""
+        return sum(connection.is_usable for connection in self.connections())
+
+    def connections(self) -> list[ClientConnection]:
+        """Return the open connections of the listed replicas, also those that drain."""
+        peers = self._peers.values()
+        return [peer.connection for peer in peers if peer.connection is not None]
+
+    async def call(self, request: Request) -> AnswerFrame:
+        """Return the answer; if the replica is lost, of another one.
+
+        Raises the replica's ServeError, EngineFailed if two replicas were lost, NoChannel if none
+        is connected.
+        """
+        for _ in range(2):
+            connection = await self._choose()
+            try:
+                return await connection.call(request)
+            except ReplicaLost:
+                log.warning("%s: a replica was lost during a call", self._name)
+        raise EngineFailed("the replica was lost twice during this request")
+
+    async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield the events; a replica that is lost before the first is replaced. See `call`."""
+        has_started = False
+        for _ in range(2):
+            connection = await self._choose()
+            try:
+                async with aclosing(connection.stream(request)) as events:
+                    async for event in events:
+                        has_started = True
+                        yield event
+                return
+            except ReplicaLost:
+                log.warning("%s: a replica was lost during a stream", self._name)
+                if has_started:
+                    break
+        raise EngineFailed("the replica was lost during this request")
+
+    async def _choose(self) -> ClientConnection:
+        """Wait for credit; return the connection with the least load, on the own node if equal."""
+        while True:
+            usable = [
+                (peer.connection, peer.is_local)
+                for peer in self._peers.values()
+                if peer.connection is not None and peer.connection.is_usable
+            ]
+            if not usable:
+                raise NoChannel
+            free = [one for one in usable if one[0].has_credit]
+            if len(free) > MAX_COMPARED:
+                free = random.sample(free, 2)
+            if free:
+                return min(free, key=lambda one: (one[0].load, not one[1]))[0]
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,248 @@
+"""The replica's end: accepts connections, runs calls, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import NamedTuple
+
+from deployments.deadlines import deadline_after
+from deployments.errors import EngineFailed, ServeError
+from deployments.transports.channel.codec import encode_error
+from deployments.transports.channel.connection import FrameConnection
+from deployments.transports.channel.endpoint import (
+    NONCE_BYTES,
+    Endpoint,
+    check_signature,
+    decode_hello,
+    sign,
+)
+from deployments.transports.channel.frames import (
+    WIRE_VERSION,
+    CallFrame,
+    ChannelError,
+    Frame,
+    FrameType,
+    decode_call,
+    decode_count,
+    encode_answer,
+    encode_count,
+)
+from deployments.transports.channel.sockets import SocketDirectory
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# Events of one stream that may be unread. More wait in the replica's own buffer, which merges them.
+STREAM_WINDOW = 64
+
+
+class Reply(NamedTuple):
+    """An encoded answer, and its cost as the next call."""
+
+    message: bytes
+    cost: int = 0
+
+
+UnaryHandler = Callable[[memoryview, float], Awaitable[Reply]]
+StreamHandler = Callable[[memoryview, float], AsyncGenerator[bytes, None]]
+
+
+class Service(NamedTuple):
+    """What a replica answers: handlers of an encoded message and its deadline.
+
+    Handlers raise ServeError. `window` is the cost of calls that may be in the replica at a time.
+    """
+
+    unary: Mapping[int, UnaryHandler]
+    streams: Mapping[int, StreamHandler]
+    window: int
+
+
+class ChannelServer:
+    """Listens on a Unix socket for the own node and on TCP for the others."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.key = secrets.token_bytes(32)
+        self.load = 0  # cost of the calls in progress
+        self.calls = 0  # calls in progress
+        self.is_draining = False
+        self.connections: set[ServerConnection] = set()
+        self._servers: list[asyncio.AbstractServer] = []
+        self._directory: SocketDirectory | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self, node: str, host: str) -> Endpoint:
+        """Listen on the node's address `host`."""
+        loop = asyncio.get_running_loop()
+        tcp = await loop.create_server(lambda: ServerConnection(self), host, 0)
+        self._servers.append(tcp)
+        self._directory = SocketDirectory.create()
+        path = self._directory.socket_path
+        if path:
+            unix = await loop.create_unix_server(lambda: ServerConnection(self), path)
+            self._servers.append(unix)
+        port = tcp.sockets[0].getsockname()[1]
+        return Endpoint(WIRE_VERSION, node, path, host, port, self.key.hex())
+
+    def check_health(self) -> None:
+        """Raise EngineFailed if the server stopped listening."""
+        if self._servers and not all(server.is_serving() for server in self._servers):
+            raise EngineFailed("the replica's channel does not listen")
+
+    async def close(self, timeout_s: float) -> None:
+        """Stop listening, tell the clients, and wait until they have their answers."""
+        self.is_draining = True
+        for server in self._servers:
+            server.close()
+        for connection in self.connections:
+            connection.send(FrameType.GOAWAY)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.connections:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("channel: %d calls were not answered in %g s", self.calls, timeout_s)
+        for connection in tuple(self.connections):
+            connection.abort()
+        if self._directory is not None:
+            self._directory.remove()
+
+    def add(self, connection: ServerConnection) -> None:
+        self.connections.add(connection)
+
+    def discard(self, connection: ServerConnection) -> None:
+        self.connections.discard(connection)
+        self._changed.set()
+
+    def share_window(self) -> int:
+        """Return the cost that each connection may have in the replica."""
+        return max(self.service.window // max(len(self.connections), 1), 1)
+
+
+class _Running(NamedTuple):
+    task: asyncio.Task[None]
+    cost: int
+    unread: asyncio.Semaphore  # events that a stream may still send
+
+
+class ServerConnection(FrameConnection):
+    """One client. Its calls are cancelled when it disconnects."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        super().__init__()
+        self._server = server
+        self._nonces: tuple[bytes, bytes] | None = None
+        self._running: dict[int, _Running] = {}
+        self._load = 0
+
+    def handle_frame(self, frame: Frame) -> None:
+        if not self.is_ready:
+            self._continue_handshake(frame)
+        elif frame.type == FrameType.CALL:
+            self._start(frame.id, decode_call(frame.body))
+        elif frame.type == FrameType.CANCEL:
+            if frame.id in self._running:
+                self._running[frame.id].task.cancel()
+        elif frame.type == FrameType.RENEW:
+            self._renew(frame.id, decode_count(frame.body))
+        elif frame.type == FrameType.PING:
+            self.send(FrameType.PONG)
+        else:
+            raise ChannelError(f"a frame of type {frame.type} from a client")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for running in self._running.values():
+            running.task.cancel()
+        self._server.discard(self)
+
+    def _continue_handshake(self, frame: Frame) -> None:
+        if frame.type == FrameType.HELLO and self._nonces is None:
+            self._nonces = decode_hello(frame.body), os.urandom(NONCE_BYTES)
+            proof = sign(self._server.key, "server", *self._nonces)
+            self.send(FrameType.CHALLENGE, 0, self._nonces[1], proof)
+        elif frame.type == FrameType.PROOF and self._nonces is not None:
+            check_signature(frame.body, sign(self._server.key, "client", *self._nonces))
+            self.finish_handshake()
+            self._server.add(self)
+            self.send(FrameType.READY, 0, encode_count(self._server.share_window()))
+            if self._server.is_draining:
+                self.send(FrameType.GOAWAY)
+        else:
+            raise ChannelError(f"a frame of type {frame.type} in the handshake")
+
+    def _start(self, id: int, call: CallFrame) -> None:
+        service = self._server.service
+        if id in self._running:
+            raise ChannelError(f"call {id} is already in progress")
+        if call.method not in service.unary and call.method not in service.streams:
+            raise ChannelError(f"this replica has no method {call.method}")
+        unread = asyncio.Semaphore(STREAM_WINDOW)
+        deadline_s = deadline_after(call.remaining_ms / 1000)
+        task = self._loop.create_task(self._run(id, call, deadline_s, unread))
+        self._running[id] = _Running(task, call.cost, unread)
+        self._count(call.cost, 1)
+        # A task that is cancelled before its first step runs no `finally`.
+        task.add_done_callback(lambda _: self._release(id))
+
+    async def _run(
+        self, id: int, call: CallFrame, deadline_s: float, unread: asyncio.Semaphore
+    ) -> None:
+        """Send exactly one ANSWER or ERROR, unless the call is cancelled."""
+        unary = self._server.service.unary.get(call.method)
+        try:
+            if unary is None:
+                events = self._server.service.streams[call.method](call.message, deadline_s)
+                await self._send_events(id, events, unread)
+                reply = Reply(b"")
+            else:
+                reply = await unary(call.message, deadline_s)
+            await self.wait_writable()
+        except ServeError as error:
+            self._release(id)
+            self.send(FrameType.ERROR, id, encode_error(error))
+        except ChannelError as error:
+            log.warning("channel closed: %s", error)
+            self.abort()
+        except Exception as error:
+            log.error("bug: a call over a channel failed", exc_info=error)
+            failure = EngineFailed(f"bug: the replica raised {error!r}")
+            self._release(id)
+            self.send(FrameType.ERROR, id, encode_error(failure))
+        else:
+            self._release(id)
+            other_load = self._server.load - self._load
+            header = encode_answer(other_load, self._server.share_window(), reply.cost)
+            self.send(FrameType.ANSWER, id, header, reply.message)
+
+    async def _send_events(
+        self, id: int, events: AsyncGenerator[bytes, None], unread: asyncio.Semaphore
+    ) -> None:
+        async with aclosing(events):
+            async for event in events:
+                await unread.acquire()
+                await self.wait_writable()
+                self.send(FrameType.EVENT, id, event)
+
+    def _renew(self, id: int, count: int) -> None:
+        if count > STREAM_WINDOW:
+            raise ChannelError(f"{count} events renewed; the window is {STREAM_WINDOW}")
+        if id in self._running:
+            for _ in range(count):
+                self._running[id].unread.release()
+
+    def _release(self, id: int) -> None:
+        running = self._running.pop(id, None)
+        if running is not None:
+            self._count(-running.cost, -1)
+
+    def _count(self, cost: int, calls: int) -> None:
+        self._load += cost
+        self._server.load += cost
+        self._server.calls += calls

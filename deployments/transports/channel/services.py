@@ -1,0 +1,75 @@
+"""The methods of each kind of replica as handlers of encoded messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from deployments.config import BatchSettings
+from deployments.errors import ServeError
+from deployments.replicas.encoder import EncoderReplica
+from deployments.replicas.generator import GeneratorReplica
+from deployments.replicas.tokenizer import TokenizerReplica
+from deployments.transports.base import unwrap
+from deployments.transports.channel import codec
+from deployments.transports.channel.frames import MAX_U32, Method
+from deployments.transports.channel.server import Reply, Service, UnaryHandler
+
+# Characters in a tokenizer replica at a time: a quarter of a second of work.
+TOKENIZER_WINDOW = 4_000_000
+# Forward passes in an encoder replica at a time, per parallel pass. Fewer would keep the scheduler
+# from putting a short call before the passes of a long one.
+WINDOW_PASSES = 16
+TOKEN_BYTES = 4
+
+
+def tokenizer_service(replica: TokenizerReplica) -> Service:
+    """Costs are characters."""
+
+    async def tokenize_batch(message: memoryview, deadline_s: float) -> Reply:
+        batch = await replica.tokenize_batch(codec.decode_call_batch(message, deadline_s))
+        return Reply(codec.encode_tokenized_batch(batch, deadline_s), len(batch.ids) // TOKEN_BYTES)
+
+    async def tokenize(message: memoryview, _deadline_s: float) -> Reply:
+        request = codec.decode_tokenize_request(message)
+        return Reply(codec.encode_message(unwrap(await replica.tokenize(request))))
+
+    async def decode(message: memoryview, _deadline_s: float) -> Reply:
+        request = codec.decode_decode_request(message)
+        return Reply(codec.encode_message(unwrap(await replica.decode(request))))
+
+    unary: dict[int, UnaryHandler] = {
+        Method.TOKENIZE_BATCH: tokenize_batch,
+        Method.TOKENIZE: tokenize,
+        Method.DECODE: decode,
+    }
+    return Service(unary, {}, TOKENIZER_WINDOW)
+
+
+def encoder_service(replica: EncoderReplica, concurrent_passes: int) -> Service:
+    """Costs are tokens without padding."""
+
+    async def infer(message: memoryview, deadline_s: float) -> Reply:
+        batch = codec.decode_tokenized_batch(message, deadline_s)
+        return Reply(codec.encode_outcomes(await replica.infer(batch)))
+
+    window = WINDOW_PASSES * concurrent_passes * BatchSettings().max_batch_tokens
+    return Service({Method.INFER: infer}, {}, window)
+
+
+def generator_service(replica: GeneratorReplica) -> Service:
+    """A call costs 1. The replica itself rejects calls that its queue has no space for."""
+
+    async def complete(message: memoryview, deadline_s: float) -> Reply:
+        call = codec.decode_generation_call(message, deadline_s)
+        return Reply(codec.encode_message(unwrap(await replica.complete(call))))
+
+    async def stream(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
+        call = codec.decode_generation_call(message, deadline_s)
+        async with aclosing(replica.stream(call)) as events:
+            async for event in events:
+                if isinstance(event, ServeError):
+                    raise event
+                yield codec.encode_event(event)
+
+    return Service({Method.COMPLETE: complete}, {Method.STREAM: stream}, MAX_U32)

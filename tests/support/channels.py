@@ -1,0 +1,106 @@
+"""Channel servers and pools in one event loop, with handlers that a test controls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from deployments.errors import InvalidField
+from deployments.transports.channel.client import Request
+from deployments.transports.channel.endpoint import Endpoint
+from deployments.transports.channel.frames import Method
+from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.server import ChannelServer, Reply, Service
+
+NODE = "node-1"
+
+
+@dataclass
+class ScriptedReplica:
+    """Answers `b"echo ..."` at once; other messages wait for `release`."""
+
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    started: list[bytes] = field(default_factory=list)
+    cancelled: list[bytes] = field(default_factory=list)
+    window: int = 1_000
+
+    async def infer(self, message: memoryview, _deadline_s: float) -> Reply:
+        content = bytes(message)
+        self.started.append(content)
+        if content == b"fail":
+            raise InvalidField("wrong", field="inputs")
+        if content == b"bug":
+            raise ZeroDivisionError
+        if not content.startswith(b"echo"):
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(content)
+                raise
+        return Reply(content, cost=len(content))
+
+    async def stream(self, message: memoryview, _deadline_s: float) -> AsyncGenerator[bytes, None]:
+        content = bytes(message)
+        self.started.append(content)
+        try:
+            for number in range(int(content)):
+                yield str(number).encode()
+            await self.release.wait()
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled.append(content)
+            raise
+
+    def service(self) -> Service:
+        return Service({Method.INFER: self.infer}, {Method.STREAM: self.stream}, self.window)
+
+
+@dataclass
+class RunningReplica:
+    replica: ScriptedReplica
+    server: ChannelServer
+    endpoint: Endpoint
+
+    def disconnect(self) -> None:
+        """Break all connections, as a killed process does."""
+        for connection in tuple(self.server.connections):
+            connection.abort()
+
+    async def kill(self) -> None:
+        await self.server.close(0)
+
+
+@asynccontextmanager
+async def running_replica(window: int = 1_000) -> AsyncIterator[RunningReplica]:
+    replica = ScriptedReplica(window=window)
+    server = ChannelServer(replica.service())
+    running = RunningReplica(replica, server, await server.start(NODE, "127.0.0.1"))
+    try:
+        yield running
+    finally:
+        await running.kill()
+
+
+@asynccontextmanager
+async def connected_pool(*replicas: RunningReplica, node: str = NODE) -> AsyncIterator[ReplicaPool]:
+    """A pool that is connected to all replicas."""
+    pool = ReplicaPool("CpuEncoder", node)
+    pool.update({str(index): running.endpoint for index, running in enumerate(replicas)})
+    await until(lambda: all(running.server.connections for running in replicas))
+    await until(lambda: pool.connected == len(replicas))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def call(message: bytes, cost: int = 1, method: Method = Method.INFER) -> Request:
+    return Request(method, message, cost, deadline_s=0.0)
+
+
+async def until(condition: object) -> None:
+    """Wait until `condition()` holds; the test's timeout bounds it."""
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.001)

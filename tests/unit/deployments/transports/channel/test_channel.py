@@ -1,0 +1,472 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import EngineFailed, InvalidField
+from deployments.transports.channel import client as client_module
+from deployments.transports.channel.client import Request
+from deployments.transports.channel.endpoint import Endpoint, encode_hello
+from deployments.transports.channel.frames import (
+    Frame,
+    FrameType,
+    Method,
+    encode_call,
+    encode_frame,
+)
+from deployments.transports.channel.pool import NoChannel, ReplicaPool
+from deployments.transports.channel.server import ServerConnection
+from tests.support.channels import (
+    NODE,
+    RunningReplica,
+    call,
+    connected_pool,
+    running_replica,
+    until,
+)
+
+
+async def send(pool: ReplicaPool, message: bytes, cost: int = 1) -> bytes:
+    return bytes((await pool.call(call(message, cost))).message)
+
+
+def pool_costs(pool: ReplicaPool) -> int:
+    return sum(connection.pending_cost for connection in pool.connections())
+
+
+def server_loads(*replicas: RunningReplica) -> int:
+    return sum(running.server.load + running.server.calls for running in replicas)
+
+
+@pytest.mark.parametrize("node", [NODE, "another node"])
+async def test_call_is_answered_over_unix_and_tcp(node: str) -> None:
+    async with running_replica() as replica, connected_pool(replica, node=node) as pool:
+        answer = await pool.call(call(b"echo 1"))
+        assert (bytes(answer.message), answer.cost) == (b"echo 1", 6)
+        (connection,) = replica.server.connections
+        assert connection.family == (socket.AF_UNIX if node == NODE else socket.AF_INET)
+
+
+async def test_errors_of_the_replica_are_raised() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        with pytest.raises(InvalidField) as caught:
+            await send(pool, b"fail")
+        assert caught.value.field == "inputs"
+        with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+            await send(pool, b"bug")
+        assert await send(pool, b"echo after") == b"echo after"
+
+
+async def test_large_and_small_messages_share_a_connection() -> None:
+    large = b"echo" + bytes(27_000_000)
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        answers = await asyncio.gather(
+            send(pool, large), *(send(pool, b"echo %d" % n) for n in range(50))
+        )
+    assert answers[0] == large
+    assert answers[1:] == [b"echo %d" % n for n in range(50)]
+
+
+async def test_cancelled_call_is_cancelled_in_the_replica() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        task = asyncio.create_task(send(pool, b"wait"))
+        await until(lambda: replica.replica.started)
+        task.cancel()
+        await until(lambda: replica.replica.cancelled)
+        await until(lambda: server_loads(replica) == 0)
+        assert pool_costs(pool) == 0
+        assert await send(pool, b"echo") == b"echo"
+
+
+async def test_call_that_is_cancelled_before_it_starts_leaves_no_load() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        task = asyncio.create_task(send(pool, b"wait"))
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await send(pool, b"echo") == b"echo"
+        await until(lambda: server_loads(replica) == 0)
+
+
+async def test_client_that_disconnects_cancels_its_calls() -> None:
+    async with running_replica() as replica:
+        async with connected_pool(replica) as pool:
+            task = asyncio.create_task(send(pool, b"wait"))
+            await until(lambda: replica.replica.started)
+            for connection in pool.connections():
+                connection.abort()
+            with pytest.raises(NoChannel):
+                await task
+        await until(lambda: replica.replica.cancelled == [b"wait"])
+
+
+async def test_lost_replica_is_replaced_within_the_call() -> None:
+    async with (
+        running_replica() as first,
+        running_replica() as second,
+        connected_pool(first, second) as pool,
+    ):
+        tasks = [asyncio.create_task(send(pool, b"call %d" % n)) for n in range(6)]
+        await until(lambda: len(first.replica.started) + len(second.replica.started) == 6)
+        assert first.replica.started
+        assert second.replica.started
+        await first.kill()
+        second.replica.release.set()
+        assert await asyncio.gather(*tasks) == [b"call %d" % n for n in range(6)]
+
+
+async def test_call_fails_after_two_lost_replicas() -> None:
+    async with (
+        running_replica() as first,
+        running_replica() as second,
+        connected_pool(first, second) as pool,
+    ):
+        task = asyncio.create_task(send(pool, b"poison"))
+        for _ in range(2):
+            await until(lambda: first.replica.started or second.replica.started)
+            victim = first if first.replica.started else second
+            victim.replica.started.clear()
+            victim.disconnect()
+        with pytest.raises(EngineFailed, match="lost twice"):
+            await task
+
+
+async def test_no_replica_raises_no_channel() -> None:
+    pool = ReplicaPool("CpuEncoder", NODE)
+    with pytest.raises(NoChannel):
+        await send(pool, b"echo")
+
+
+async def test_disconnected_replica_is_connected_again() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        replica.disconnect()
+        await until(lambda: pool.connected == 0)
+        await until(lambda: pool.connected == 1)
+        assert await send(pool, b"echo") == b"echo"
+
+
+async def test_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CHECK_S", 0.02)
+    monkeypatch.setattr(client_module, "PING_S", 0.05)
+    monkeypatch.setattr(client_module, "LOST_S", 0.2)
+    async with running_replica() as stopped, running_replica() as other:
+        handle_frame, types = ServerConnection.handle_frame, []
+
+        def hang(connection: ServerConnection, frame: Frame) -> None:
+            if connection in stopped.server.connections:
+                types.append(frame.type)
+            else:
+                handle_frame(connection, frame)
+
+        async with connected_pool(stopped) as pool:
+            monkeypatch.setattr(ServerConnection, "handle_frame", hang)
+            task = asyncio.create_task(send(pool, b"echo"))
+            await until(lambda: types)
+            pool.update({"0": stopped.endpoint, "other": other.endpoint})
+            assert await task == b"echo"
+        assert FrameType.PING in types
+        assert stopped.replica.started == []
+        assert other.replica.started == [b"echo"]
+
+
+async def test_slow_replica_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CHECK_S", 0.02)
+    monkeypatch.setattr(client_module, "PING_S", 0.05)
+    monkeypatch.setattr(client_module, "LOST_S", 0.2)
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        task = asyncio.create_task(send(pool, b"slow"))
+        await asyncio.sleep(0.6)
+        assert not task.done()
+        replica.replica.release.set()
+        assert await task == b"slow"
+
+
+async def test_credit_bounds_what_is_in_a_replica() -> None:
+    async with running_replica(window=10) as replica, connected_pool(replica) as pool:
+        tasks = [asyncio.create_task(send(pool, b"call", cost=4)) for _ in range(9)]
+        await until(lambda: replica.server.calls == 3)
+        await asyncio.sleep(0.02)
+        assert (replica.server.calls, replica.server.load) == (3, 12)
+        tasks[0].cancel()
+        tasks[8].cancel()
+        await until(lambda: len(replica.replica.started) == 4)
+        replica.replica.release.set()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert done.count(b"call") == 7
+        assert (pool_costs(pool), server_loads(replica)) == (0, 0)
+
+
+async def test_call_above_the_window_is_sent_alone() -> None:
+    async with running_replica(window=10) as replica, connected_pool(replica) as pool:
+        assert await send(pool, b"echo", cost=1_000) == b"echo"
+
+
+async def test_window_is_divided_among_connections() -> None:
+    async with (
+        running_replica(window=10) as replica,
+        connected_pool(replica) as first,
+        connected_pool(replica) as second,
+    ):
+        assert await send(first, b"echo") == await send(second, b"echo") == b"echo"
+        assert [c.window for c in (*first.connections(), *second.connections())] == [5, 5]
+
+
+async def test_calls_go_to_the_replica_with_the_least_load() -> None:
+    async with (
+        running_replica() as first,
+        running_replica() as second,
+        connected_pool(first, second) as pool,
+    ):
+        long = asyncio.create_task(send(pool, b"long", cost=100))
+        await until(lambda: server_loads(first, second) > 0)
+        idle = second if first.server.calls else first
+        for _ in range(5):
+            await send(pool, b"echo", cost=10)
+        assert idle.replica.started == [b"echo"] * 5
+        idle.replica.release.set()
+        long.cancel()
+
+
+async def test_load_of_other_clients_counts() -> None:
+    async with (
+        running_replica() as first,
+        running_replica() as second,
+        connected_pool(first) as other,
+        connected_pool(first, second) as pool,
+    ):
+        task = asyncio.create_task(send(other, b"long", cost=100))
+        await until(lambda: first.server.calls == 1)
+        messages = [await send(pool, b"echo %d" % n) for n in range(12)]
+        assert len(messages) == 12
+        assert len(second.replica.started) >= 11  # one call at most learns the load
+        task.cancel()
+
+
+async def test_draining_replica_answers_what_it_has() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        task = asyncio.create_task(send(pool, b"accepted"))
+        await until(lambda: replica.replica.started)
+        closing = asyncio.create_task(replica.server.close(10))
+        await until(lambda: pool.connected == 0)
+        with pytest.raises(NoChannel):
+            await send(pool, b"echo")
+        assert not closing.done()
+        replica.replica.release.set()
+        assert await task == b"accepted"
+        await closing
+
+
+async def test_drain_ends_after_its_timeout() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        task = asyncio.create_task(send(pool, b"hangs"))
+        await until(lambda: replica.replica.started)
+        await replica.server.close(0.05)
+        with pytest.raises(NoChannel):
+            await task
+
+
+async def test_unlisted_replica_gets_no_new_calls_and_answers_the_old() -> None:
+    async with running_replica() as old, running_replica() as new, connected_pool(old) as pool:
+        task = asyncio.create_task(send(pool, b"accepted"))
+        await until(lambda: old.replica.started)
+        pool.update({"new": new.endpoint})
+        await until(lambda: new.server.connections)
+        await until(lambda: pool.connected == 1)
+        assert await send(pool, b"echo") == b"echo"
+        assert old.replica.started == [b"accepted"]
+        old.replica.release.set()
+        assert await task == b"accepted"
+        await until(lambda: not old.server.connections)
+
+
+async def test_socket_directory_is_private_and_removed() -> None:
+    async with running_replica() as replica:
+        path = Path(replica.endpoint.unix)
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.parent.exists()
+
+
+async def test_missing_unix_socket_falls_back_to_tcp() -> None:
+    async with running_replica() as replica:
+        Path(replica.endpoint.unix).unlink()
+        async with connected_pool(replica) as pool:
+            assert await send(pool, b"echo") == b"echo"
+
+
+async def test_client_with_a_wrong_secret_is_refused() -> None:
+    async with running_replica() as replica:
+        pool = ReplicaPool("CpuEncoder", NODE)
+        pool.update({"0": replica.endpoint._replace(secret="00" * 32)})
+        await asyncio.sleep(0.2)
+        assert pool.connected == 0
+        assert not replica.server.connections
+        pool.close()
+
+
+def hello(version: int = 1) -> bytes:
+    return version.to_bytes(2, "little") + encode_hello(bytes(32))[2:]
+
+
+def message(kind: FrameType, body: bytes = b"") -> bytes:
+    return b"".join(encode_frame(kind, 1, body))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        message(FrameType.CALL, encode_call(Method.INFER, 1, 1)),
+        message(FrameType.PING),
+        message(FrameType.HELLO, hello(version=2)),
+        message(FrameType.HELLO, b"short"),
+        message(FrameType.HELLO, hello()) + message(FrameType.PROOF, bytes(32)),
+        message(FrameType.HELLO, hello()) * 2,
+        message(FrameType.PROOF, bytes(32)),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        bytes(random.Random(1).randbytes(500)),
+    ],
+)
+async def test_nothing_is_accepted_before_the_handshake(sent: bytes) -> None:
+    async with running_replica() as replica:
+        reader, writer = await asyncio.open_connection("127.0.0.1", replica.endpoint.port)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()  # at most a challenge, then the end
+        writer.close()
+        assert replica.replica.started == []
+        assert not replica.server.connections
+
+
+@pytest.mark.parametrize("kind", [FrameType.HELLO, FrameType.ANSWER, FrameType.GOAWAY])
+async def test_connection_with_a_wrong_frame_is_closed(kind: FrameType) -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        (connection,) = pool.connections()
+        connection.send(kind)
+        await connection.closed
+
+
+async def test_unknown_method_and_repeated_id_close_the_connection() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        with pytest.raises(NoChannel):
+            await pool.call(Request(Method.DECODE, b"", 1))
+        await until(lambda: pool.connected == 1)
+        (connection,) = pool.connections()
+        for _ in range(2):
+            connection.send(FrameType.CALL, 99, encode_call(Method.INFER, 1, 1), b"wait")
+        await connection.closed
+        await until(lambda: server_loads(replica) == 0)
+
+
+def test_endpoint_survives_metadata_and_refuses_other_versions() -> None:
+    endpoint = Endpoint(1, "node", "/tmp/x", "127.0.0.1", 1234, "ab")
+    assert Endpoint.from_metadata(endpoint.to_metadata()) == endpoint
+    assert Endpoint.from_metadata(endpoint._replace(wire=2).to_metadata()) is None
+    assert Endpoint.from_metadata({}) is None
+
+
+async def read(pool: ReplicaPool, count: int, request: bytes) -> list[bytes]:
+    events: list[bytes] = []
+    async with aclosing(pool.stream(call(request, method=Method.STREAM))) as stream:
+        async for event in stream:
+            events.append(event)
+            if len(events) == count:
+                break
+    return events
+
+
+async def test_stream_yields_all_events_in_order() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        replica.replica.release.set()
+        events = [e async for e in pool.stream(call(b"500", method=Method.STREAM))]
+        assert events == [str(n).encode() for n in range(500)]
+        assert (pool_costs(pool), server_loads(replica)) == (0, 0)
+
+
+async def test_closed_stream_is_cancelled_in_the_replica() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        assert len(await read(pool, 3, b"10")) == 3
+        await until(lambda: replica.replica.cancelled == [b"10"])
+        await until(lambda: server_loads(replica) == 0)
+
+
+async def test_unread_stream_stops_at_the_window() -> None:
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        sent: list[int] = []
+        original = ServerConnection.send
+
+        def count(self: ServerConnection, kind: FrameType, *parts: object) -> None:
+            sent.append(kind)
+            original(self, kind, *parts)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ServerConnection, "send", count)
+            async with aclosing(pool.stream(call(b"1000", method=Method.STREAM))) as stream:
+                await anext(stream)
+                await asyncio.sleep(0.05)
+                assert sent.count(FrameType.EVENT) == 64
+
+
+async def test_stream_is_retried_before_the_first_event_only() -> None:
+    async with running_replica() as first, running_replica() as second:
+        async with connected_pool(first, second) as pool:
+            stream = pool.stream(call(b"0", method=Method.STREAM))
+            waiting = asyncio.ensure_future(anext(stream, None))
+            await until(lambda: first.replica.started or second.replica.started)
+            victim, other = (first, second) if first.replica.started else (second, first)
+            other.replica.release.set()
+            victim.disconnect()
+            assert await waiting is None
+            assert other.replica.started == [b"0"]
+        async with connected_pool(second) as pool:
+            second.replica.release.clear()
+            stream = pool.stream(call(b"1", method=Method.STREAM))
+            assert await anext(stream) == b"0"
+            second.disconnect()
+            with pytest.raises(EngineFailed, match="lost"):
+                await anext(stream)
+
+
+async def test_every_call_has_one_outcome_under_random_faults() -> None:
+    """Kills, cancellations and errors at random; credits and loads return to zero."""
+    rng = random.Random(7)
+    async with AsyncExitStack() as stack:
+        replicas = [await stack.enter_async_context(running_replica(window=40)) for _ in range(3)]
+        pool = await stack.enter_async_context(connected_pool(*replicas))
+        outcomes: list[str] = []
+
+        async def one(number: int) -> None:
+            content = rng.choice([b"echo", b"wait", b"fail"]) + b" %d" % number
+            if content.startswith(b"fail"):
+                content = b"fail"
+            try:
+                answer = await send(pool, content, cost=rng.randint(1, 20))
+                assert answer == content
+                outcomes.append("answer")
+            except (InvalidField, EngineFailed, NoChannel, asyncio.CancelledError) as error:
+                outcomes.append(type(error).__name__)
+
+        tasks = []
+        for number in range(300):
+            tasks.append(asyncio.create_task(one(number)))
+            action = rng.random()
+            if action < 0.1:
+                rng.choice(replicas).disconnect()
+            elif action < 0.2:
+                rng.choice(tasks).cancel()
+            elif action < 0.5:
+                await asyncio.sleep(0.001)
+                replica = rng.choice(replicas).replica
+                replica.release.set()
+                await asyncio.sleep(0)
+                replica.release.clear()
+        for replica in replicas:
+            replica.replica.release.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        not_started = sum(task.cancelled() for task in tasks)
+        assert len(outcomes) + not_started == 300
+        await until(lambda: server_loads(*replicas) == 0)
+        assert pool_costs(pool) == 0
