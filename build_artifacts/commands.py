@@ -33,10 +33,11 @@ from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage,
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, find_artifact
-from deployments.artifacts.types import TASK_HEADS, ModelHead
+from deployments.artifacts.types import ModelHead
 from deployments.command_line import FAILED, OK
 from deployments.config import EncoderSettings
 from deployments.machine import usable_cores
+from deployments.tasks import find_head
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.tuner import tune_exclusively
 
@@ -185,7 +186,7 @@ def compact(arguments: argparse.Namespace) -> int:
 
     with scratch(arguments.store) as sources:
         checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
-        head = TASK_HEADS[select_tasks(checkpoint, None, None)[0]]
+        head = find_head(select_tasks(checkpoint, None, None)[0])
         if head is ModelHead.NEXT_TOKEN:
             raise _encoders_only("compact", "the compiler compacts no generative models")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))

@@ -12,10 +12,11 @@ from pathlib import Path
 from build_artifacts.errors import BuildError
 from build_artifacts.recipes import SEARCH_PRESETS
 from deployments.artifacts.manifest import Gate
-from deployments.artifacts.types import Device, TaskName
+from deployments.artifacts.types import Device
 from deployments.command_line import INTERRUPTED, print_error
 from deployments.config import default_store
 from deployments.errors import ServeError
+from deployments.tasks import list_task_names
 
 _STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _MODEL = "MODEL or MODEL:VERSION; default version: latest"
@@ -65,7 +66,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "or one .gguf file in any of them",
     )
     build.add_argument(
-        "--task", type=TaskName, choices=list(TaskName), help="default: the task of the checkpoint"
+        "--task", choices=list_task_names(), help="default: the task of the checkpoint"
     )
     build.add_argument("--id", help="model id in the store; default: derived from SOURCE")
     build.add_argument("--adapter", type=Path, help="directory of a LoRA adapter to merge")

@@ -12,7 +12,7 @@ from pathlib import Path
 from build_artifacts.accuracy_gate import select_graphs
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
+from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
@@ -30,7 +30,7 @@ from build_artifacts.steps.seal import (
 from build_artifacts.storage.workspace import StepRunner, build_workspace, scratch
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import model_directory, publish, set_latest
-from deployments.artifacts.types import Device, TaskName
+from deployments.artifacts.types import Device
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.tuning.host import read_host
 
@@ -44,7 +44,7 @@ class BuildRequest:
     ref: str
     store: Path
     id: str | None = None
-    task: TaskName | None = None
+    task: str | None = None
     adapter: Path | None = None
     recipe: BuildRecipe = FULL
     budget: BuildBudget = DEFAULT_BUDGET
@@ -99,7 +99,7 @@ def _compile(
     request: BuildRequest,
     checkpoint: Checkpoint,
     adapter: Adapter | None,
-    tasks: tuple[TaskName, ...],
+    tasks: tuple[str, ...],
     identity: ArtifactIdentity,
 ) -> Path:
     """Build the artifact in the workspace and return its directory. Raises BuildError."""
@@ -107,12 +107,13 @@ def _compile(
         checkpoint = cached_dequantize(steps, checkpoint)
     if adapter is not None:
         checkpoint = cached_merge(steps, checkpoint, adapter)
-    metadata = read_metadata(checkpoint, tasks)
+    family = find_family(checkpoint, tasks)
+    metadata = family.read_metadata(checkpoint, tasks)
     recipe, budget = request.recipe, request.budget
     context = BuildContext(
         steps=steps, weights=checkpoint.weights, metadata=metadata, recipe=recipe, budget=budget
     )
-    family_build = find_family(metadata).start(context)
+    family_build = family.start(context)
     accepted = select_graphs(family_build, keep=recipe.keep, seconds=budget.search_seconds)
     contents = family_build.package(accepted, identity)
 
@@ -134,7 +135,7 @@ def find_sealed(store: Path, model_id: str, version: str) -> BuildResult | None:
 
 
 def _identify(
-    request: BuildRequest, checkpoint: Checkpoint, adapter: Adapter | None, task: TaskName
+    request: BuildRequest, checkpoint: Checkpoint, adapter: Adapter | None, task: str
 ) -> ArtifactIdentity:
     source = checkpoint.source
     if request.revision not in (None, source.revision):
@@ -156,7 +157,7 @@ def _identify(
 
 
 def planned_version(
-    request: BuildRequest, revision: str, adapter_revision: str | None, task: TaskName
+    request: BuildRequest, revision: str, adapter_revision: str | None, task: str
 ) -> str:
     """The version that building `request` gives, its source being at that revision.
 

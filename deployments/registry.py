@@ -13,9 +13,15 @@ from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.config import AppArgs, ModelSettings
-from deployments.errors import ArtifactError, ManifestInvalid, ServeError, UnknownModel
+from deployments.errors import (
+    ArtifactError,
+    ManifestInvalid,
+    ServeError,
+    UnknownModel,
+    UnknownTask,
+)
 from deployments.messages import ModelRef
-from deployments.tasks import find_tasks
+from deployments.tasks import find_tasks, list_task_names
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -117,6 +123,8 @@ def _open(store: Path, settings: ModelSettings) -> RegisteredModel:
         raise ManifestInvalid(
             f"{directory}: the manifest belongs to `{manifest.id}` version {manifest.version}"
         )
+    if unknown := [task for task in manifest.tasks if task not in list_task_names()]:
+        raise UnknownTask(f"{directory}: this release does not serve the task `{unknown[0]}`")
     return RegisteredModel(
         ref=ModelRef(manifest.id, manifest.version),
         manifest=manifest,

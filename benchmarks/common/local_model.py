@@ -32,8 +32,8 @@ def open_torch(
     `source` is a source of `build_artifacts build`; None takes the manifest's. Unpacked files go to
     `scratch`. Raise BenchmarkError or a BuildError.
     """
-    from build_artifacts.checkpoints.metadata import read_metadata
     from build_artifacts.checkpoints.models import load_model
+    from build_artifacts.families import read_metadata
     from build_artifacts.search.preparation import TorchReferenceEngine
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve

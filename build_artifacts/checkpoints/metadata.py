@@ -38,10 +38,12 @@ from build_artifacts.checkpoints.sentences import (
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.artifacts.types import TASK_HEADS, TEXT2TEXT_TASKS, ModelHead, TaskName
+from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead, TaskName
+from deployments.tasks import find_head, list_task_names
 from deployments.tasks.zero_shot import has_entailment_label
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
+LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)  # of models with one score
 
 ProblemType = Literal["single_label", "multi_label", "regression"]
 
@@ -50,7 +52,7 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 class CheckpointMetadata:
     """Model-specific fields of a manifest."""
 
-    tasks: tuple[TaskName, ...]
+    tasks: tuple[str, ...]
     architecture: str
     max_tokens: int
     output_width: int  # values per output row: embedding size, labels, 2 span ends or vocabulary
@@ -65,7 +67,7 @@ class CheckpointMetadata:
 
     @property
     def head(self) -> ModelHead:
-        return TASK_HEADS[self.tasks[0]]
+        return find_head(self.tasks[0])
 
     @property
     def required_generation_config(self) -> GenerationConfig:
@@ -77,36 +79,36 @@ class CheckpointMetadata:
 
 
 def select_tasks(
-    checkpoint: Checkpoint, adapter: Adapter | None, requested: TaskName | None
-) -> tuple[TaskName, ...]:
+    checkpoint: Checkpoint, adapter: Adapter | None, requested: str | None
+) -> tuple[str, ...]:
     """Return the tasks to build: `requested`, or the task that the files state.
 
     Zero-shot classification is built as text classification, because the graphs are equal. The
     server offers both tasks for every classifier with an entailment label. Raises UnsupportedModel.
     """
     task = requested or (adapter.task if adapter else None) or _detect_task(checkpoint)
-    if task is TaskName.ZERO_SHOT_CLASSIFICATION:
+    if task == TaskName.ZERO_SHOT_CLASSIFICATION:
         _check_entailment(_read_label_names(checkpoint, adapter))
         task = TaskName.TEXT_CLASSIFICATION
-    if adapter is not None and TASK_HEADS[task] is not TASK_HEADS[adapter.task]:
+    head = find_head(task)
+    if adapter is not None and head is not find_head(adapter.task):
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="omit `--task`"
         )
-    if TASK_HEADS[task] is ModelHead.VECTOR:
-        return EMBEDDING_TASKS
+    if head is ModelHead.VECTOR:
+        return EMBEDDING_TASKS if task in EMBEDDING_TASKS else (task, *EMBEDDING_TASKS)
     if task in TEXT2TEXT_TASKS:
-        return (task, *(other for other in TEXT2TEXT_TASKS if other is not task))
-    if TASK_HEADS[task] is not ModelHead.LABELS:
+        return (task, *(other for other in TEXT2TEXT_TASKS if other != task))
+    if head is not ModelHead.LABELS:
         return (task,)
     return _select_label_tasks(task, len(_read_label_names(checkpoint, adapter)))
 
 
-def _select_label_tasks(task: TaskName, labels: int) -> tuple[TaskName, ...]:
+def _select_label_tasks(task: str, labels: int) -> tuple[str, ...]:
     """Add ranking to classifiers with a single score, and classification to rankers."""
     if labels == 1:
-        other = {TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING} - {task}
-        return (task, *other)
-    if task is TaskName.TEXT_RANKING:
+        return (task, *(other for other in LABEL_TASKS if other != task))
+    if task == TaskName.TEXT_RANKING:
         raise UnsupportedModel(
             f"ranking requires a model with 1 score; this model has {labels} labels",
             hint="omit `--task`",
@@ -146,18 +148,14 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
         return task
     raise UnsupportedModel(
         f"no task matches the architecture `{architecture or 'none'}`",
-        hint=f"pass `--task`, one of: {', '.join(TaskName)}",
+        hint=f"pass `--task`, one of: {', '.join(list_task_names())}",
     )
 
 
-def read_metadata(checkpoint: Checkpoint, tasks: tuple[TaskName, ...]) -> CheckpointMetadata:
-    """Read the metadata of a merged checkpoint. Raises UnsupportedModel."""
+def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+    """Read the metadata of a merged encoder checkpoint. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
-    head = TASK_HEADS[tasks[0]]
-    if tasks[0] in TEXT2TEXT_TASKS:
-        return _encoder_decoder_metadata(checkpoint, config, tasks)
-    if head is ModelHead.NEXT_TOKEN:
-        return _decoder_metadata(checkpoint, config, tasks)
+    head = find_head(tasks[0])
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_architecture(config, pooled=pooled)
     if head is ModelHead.VECTOR:
@@ -181,7 +179,7 @@ def _load_config(weights: Path) -> TransformersConfig:
 
 
 def _label_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
     return CheckpointMetadata(
         tasks=tasks,
@@ -190,7 +188,7 @@ def _label_metadata(
         output_width=config.num_labels,
         labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
         problem_type=_read_problem_type(config)
-        if TASK_HEADS[tasks[0]] is ModelHead.LABELS
+        if find_head(tasks[0]) is ModelHead.LABELS
         else None,
     )
 
@@ -205,7 +203,7 @@ def _read_problem_type(config: TransformersConfig) -> ProblemType:
 
 
 def _span_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
     return CheckpointMetadata(
         tasks=tasks,
@@ -216,7 +214,7 @@ def _span_metadata(
 
 
 def _mask_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
     return CheckpointMetadata(
         tasks=tasks,
@@ -227,9 +225,9 @@ def _mask_metadata(
     )
 
 
-def _decoder_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
-) -> CheckpointMetadata:
+def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+    """Read the metadata of a merged decoder checkpoint. Raises UnsupportedModel."""
+    config = _load_config(checkpoint.weights)
     reach = check_decoder(config)
     return CheckpointMetadata(
         tasks=tasks,
@@ -240,9 +238,11 @@ def _decoder_metadata(
     )
 
 
-def _encoder_decoder_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+def read_encoder_decoder_metadata(
+    checkpoint: Checkpoint, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
+    """Read the metadata of an encoder-decoder checkpoint. Raises UnsupportedModel."""
+    config = _load_config(checkpoint.weights)
     if not config.is_encoder_decoder:
         raise UnsupportedModel(
             f"`{tasks[0]}` requires an encoder-decoder model; `{config.model_type}` has no encoder",
@@ -261,7 +261,7 @@ def _encoder_decoder_metadata(
 
 
 def _embedding_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[TaskName, ...]
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
     embedding = read_embedding_config(checkpoint)
     return CheckpointMetadata(

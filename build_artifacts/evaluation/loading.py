@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from build_artifacts.errors import BuildError
@@ -16,7 +16,10 @@ from build_artifacts.evaluation.token_classification import load_token_classific
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import TaskName
 
-EVALUATIONS: Mapping[TaskName, Callable[[Path, EvaluatedModel, ExampleSampling], Evaluation]] = {
+LoadEvaluation = Callable[[Path, EvaluatedModel, ExampleSampling], Evaluation]
+
+# To add the evaluation of a task, write one file and add one line.
+EVALUATIONS: dict[str, LoadEvaluation] = {
     TaskName.FEATURE_EXTRACTION: load_similarity,
     TaskName.SENTENCE_SIMILARITY: load_similarity,
     TaskName.TEXT_CLASSIFICATION: load_classification,
@@ -29,10 +32,19 @@ ALL_EXAMPLES = ExampleSampling()
 
 
 def load_evaluation(
-    path: Path, task: TaskName, model: EvaluatedModel, sampling: ExampleSampling = ALL_EXAMPLES
+    path: Path, task: str, model: EvaluatedModel, sampling: ExampleSampling = ALL_EXAMPLES
 ) -> Evaluation:
-    """Load the examples of a file as items for an engine. Raises BadEvaluationData."""
-    return EVALUATIONS[task](path, model, sampling)
+    """Load the examples of a file as items for an engine.
+
+    Raises BadEvaluationData, and BuildError for a task without an evaluation.
+    """
+    load = EVALUATIONS.get(task)
+    if load is None:
+        raise BuildError(
+            f"`--eval` does not support the task `{task}`",
+            hint=f"omit `--eval`; tasks with an evaluation: {', '.join(EVALUATIONS)}",
+        )
+    return load(path, model, sampling)
 
 
 def digest_data(path: Path) -> str:

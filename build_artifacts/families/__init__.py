@@ -1,5 +1,6 @@
 """The model families that the compiler builds: one file and one line of `FAMILIES` each."""
 
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.families.base import ModelFamily
 from build_artifacts.families.decoder import DecoderFamily
@@ -10,8 +11,14 @@ from build_artifacts.families.encoder_decoder import EncoderDecoderFamily
 FAMILIES: list[ModelFamily] = [EncoderDecoderFamily(), DecoderFamily(), EncoderFamily()]
 
 
-def find_family(metadata: CheckpointMetadata) -> ModelFamily:
+def find_family(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> ModelFamily:
+    """Return the family that builds a checkpoint for `tasks`, the model's own task first."""
     for family in FAMILIES:
-        if family.matches(metadata):
+        if family.matches(checkpoint, tasks):
             return family
-    raise AssertionError(f"bug: no model family matches head {metadata.head}")
+    raise AssertionError(f"bug: no model family matches the task {tasks[0]}")
+
+
+def read_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+    """Read the metadata of a merged checkpoint. Raises UnsupportedModel."""
+    return find_family(checkpoint, tasks).read_metadata(checkpoint, tasks)

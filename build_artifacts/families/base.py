@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling
 from build_artifacts.recipes import BuildRecipe
@@ -169,7 +170,13 @@ class ModelBuild(ABC, Generic[R, S]):
 class ModelFamily(Protocol):
     """Models that are exported, evaluated and measured alike. One entry of `FAMILIES`."""
 
-    def matches(self, metadata: CheckpointMetadata) -> bool: ...
+    def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
+        """Whether the family builds the checkpoint for `tasks`, the model's own task first."""
+        ...
+
+    def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+        """Read the metadata of a merged checkpoint. Raises UnsupportedModel."""
+        ...
 
     def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
         """Compute the reference outputs. Raises BuildError for options the family lacks."""

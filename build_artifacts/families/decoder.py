@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_template
-from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_decoder_metadata
 from build_artifacts.decoders.candidates import (
     DecoderGraphs,
     describe_recipe,
@@ -46,6 +47,7 @@ from deployments.artifacts.types import Device, ModelHead
 from deployments.engines.decoder import DecoderSpec
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
+from deployments.tasks import find_head
 from deployments.tuning.host import read_host
 
 # s per graph: medians of the measured loops are steady after one second each.
@@ -55,8 +57,11 @@ DecoderCandidate = EvaluatedCandidate[DecoderRecipe, DecoderSpec]
 
 
 class DecoderFamily:
-    def matches(self, metadata: CheckpointMetadata) -> bool:
-        return metadata.head is ModelHead.NEXT_TOKEN
+    def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
+        return find_head(tasks[0]) is ModelHead.NEXT_TOKEN
+
+    def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+        return read_decoder_metadata(checkpoint, tasks)
 
     def start(self, context: BuildContext) -> DecoderBuild:
         check_options(context)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_encoder_metadata
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation, score_engine
 from build_artifacts.families.base import (
@@ -34,6 +35,7 @@ from deployments.artifacts.types import Device, ModelHead
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
 from deployments.machine import usable_cores
+from deployments.tasks import find_head
 from deployments.tuning.costs import CostTable
 from deployments.tuning.measure import supported_shapes
 from deployments.tuning.parity import check_engine
@@ -54,8 +56,11 @@ EncoderCandidate = EvaluatedCandidate[CandidateRecipe, GraphSpec]
 
 
 class EncoderFamily:
-    def matches(self, metadata: CheckpointMetadata) -> bool:
-        return metadata.head is not ModelHead.NEXT_TOKEN
+    def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
+        return find_head(tasks[0]) is not ModelHead.NEXT_TOKEN
+
+    def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+        return read_encoder_metadata(checkpoint, tasks)
 
     def start(self, context: BuildContext) -> EncoderBuild:
         evaluation = _load_evaluation(context)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_encoder_decoder_metadata
 from build_artifacts.families.base import Attempt, BuildContext
 from build_artifacts.families.decoder import DecoderBuild, cached_reference, check_options
 from build_artifacts.recipes import DecoderRecipe
+from deployments.artifacts.types import TEXT2TEXT_TASKS
 
 
 class EncoderDecoderFamily:
-    def matches(self, metadata: CheckpointMetadata) -> bool:
-        config = metadata.generation_config
-        return config is not None and config.encoder_decoder is not None
+    def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
+        return tasks[0] in TEXT2TEXT_TASKS
+
+    def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
+        return read_encoder_decoder_metadata(checkpoint, tasks)
 
     def start(self, context: BuildContext) -> EncoderDecoderBuild:
         check_options(context)

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
-from build_artifacts.checkpoints.metadata import read_metadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
+from build_artifacts.families import read_metadata
 from build_artifacts.recipes import CPU_INT8_FUSED, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec

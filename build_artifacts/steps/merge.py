@@ -15,7 +15,8 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.types import TASK_HEADS, ModelHead
+from deployments.artifacts.types import ModelHead
+from deployments.tasks import find_head
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
@@ -23,7 +24,7 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
     Raises UnsupportedModel when the adapter does not fit or lacks weights of a new head.
     """
-    is_head = TASK_HEADS[adapter.task] is not ModelHead.VECTOR
+    is_head = find_head(adapter.task) is not ModelHead.VECTOR
     # A head replaces pooling, so the sentence-transformers config no longer applies.
     root = checkpoint.weights if is_head else checkpoint.directory
     for name, path in hashed_files(root):
@@ -60,7 +61,7 @@ def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
     import torch
     import transformers
 
-    head = TASK_HEADS[adapter.task]
+    head = find_head(adapter.task)
     names: dict[str, object] = {}
     if head in (ModelHead.LABELS, ModelHead.TOKENS):
         labels = dict(enumerate(adapter.labels or _read_labels(weights)))

@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError, model_validator
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.store import VERSION, check_file, check_no_extra_files
 from deployments.artifacts.types import (
-    TASK_HEADS,
     Attention,
     Device,
     EngineName,
@@ -23,14 +22,12 @@ from deployments.artifacts.types import (
     KvCacheDtype,
     ModelHead,
     Precision,
-    TaskName,
 )
 from deployments.errors import (
     ArtifactMissing,
     DigestMismatch,
     ManifestInvalid,
     ManifestTooNew,
-    UnknownTask,
 )
 
 SCHEMA = 3
@@ -136,7 +133,7 @@ class ArtifactManifest(FrozenModel):
     schema_version: int = SCHEMA
     id: str
     version: str = Field(pattern=f"^{VERSION.pattern}$")
-    tasks: tuple[TaskName, ...] = Field(min_length=1)  # the model's own task first
+    tasks: tuple[str, ...] = Field(min_length=1)  # the model's own task first
     architecture: str
     max_tokens: int = Field(ge=1)
     output_width: int = Field(ge=1)  # values per output row: embedding size or labels
@@ -158,7 +155,19 @@ class ArtifactManifest(FrozenModel):
 
     @property
     def head(self) -> ModelHead:
-        return TASK_HEADS[self.tasks[0]]
+        """Follows from the fields that only models with this head have.
+
+        The names of the tasks do not tell it: a task may be newer than this module.
+        """
+        if self.generation_config is not None:
+            return ModelHead.NEXT_TOKEN
+        if self.mask_token is not None:
+            return ModelHead.MASKS
+        if self.pooling is not None:
+            return ModelHead.VECTOR
+        if self.problem_type is not None:
+            return ModelHead.LABELS
+        return ModelHead.TOKENS if self.labels else ModelHead.SPAN
 
     def candidates_for(self, device: Device) -> tuple[Candidate, ...]:
         """Return the candidates for `device`, the default first."""
@@ -174,8 +183,8 @@ class ArtifactManifest(FrozenModel):
     def read(cls, directory: Path) -> ArtifactManifest:
         """Read the manifest in `directory` and verify the digest of every file.
 
-        Raises ArtifactMissing, ManifestInvalid, ManifestTooNew, UnknownTask, PathOutsideArtifact
-        or DigestMismatch; each message names the file.
+        Raises ArtifactMissing, ManifestInvalid, ManifestTooNew, PathOutsideArtifact or
+        DigestMismatch; each message names the file.
         """
         manifest = cls._parse(directory / MANIFEST_NAME)
         for name, sealed in manifest.files.items():
@@ -208,10 +217,6 @@ class ArtifactManifest(FrozenModel):
             raise ManifestInvalid(
                 f"{path}: schema {schema} is from an older release; build the model again"
             )
-        tasks = raw.get("tasks")
-        for task in tasks if isinstance(tasks, list) else ():
-            if task not in list(TaskName):
-                raise UnknownTask(f"{path}: this release does not serve the task `{task}`")
         try:
             return cls.model_validate(raw)
         except ValidationError as exc:

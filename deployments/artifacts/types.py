@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -16,7 +15,7 @@ class FrozenModel(BaseModel):
 
 
 class TaskName(StrEnum):
-    """Tasks by their Hugging Face names."""
+    """Hugging Face names of built-in tasks. Other tasks are plain strings, see `TASKS`."""
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
@@ -49,20 +48,6 @@ class ModelHead(StrEnum):
     SPAN = "span"  # [T, 2], logits of a span's start and end
     MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
     NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of the token after the last one
-
-
-TASK_HEADS: Mapping[TaskName, ModelHead] = {
-    TaskName.FEATURE_EXTRACTION: ModelHead.VECTOR,
-    TaskName.SENTENCE_SIMILARITY: ModelHead.VECTOR,
-    TaskName.TEXT_CLASSIFICATION: ModelHead.LABELS,
-    TaskName.ZERO_SHOT_CLASSIFICATION: ModelHead.LABELS,
-    TaskName.TEXT_RANKING: ModelHead.LABELS,
-    TaskName.TOKEN_CLASSIFICATION: ModelHead.TOKENS,
-    TaskName.QUESTION_ANSWERING: ModelHead.SPAN,
-    TaskName.FILL_MASK: ModelHead.MASKS,
-    TaskName.TOKEN_EMBEDDINGS: ModelHead.VECTOR,
-    **dict.fromkeys(GENERATIVE_TASKS, ModelHead.NEXT_TOKEN),
-}
 
 
 class Device(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import GENERATIVE_TASKS
+from deployments.artifacts.types import GENERATIVE_TASKS, ModelHead
 from deployments.tasks.base import DecodeContext, Task, TaskInput
 from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
 from deployments.tasks.fill_mask import FillMask
@@ -14,7 +14,15 @@ from deployments.tasks.token_classification import TokenClassification
 from deployments.tasks.token_embeddings import TokenEmbeddings
 from deployments.tasks.zero_shot import ZeroShotClassification
 
-__all__ = ["TASKS", "DecodeContext", "Task", "TaskInput", "find_tasks", "list_task_names"]
+__all__ = [
+    "TASKS",
+    "DecodeContext",
+    "Task",
+    "TaskInput",
+    "find_head",
+    "find_tasks",
+    "list_task_names",
+]
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -35,6 +43,11 @@ TASKS: dict[str, Task] = {
 def list_task_names() -> tuple[str, ...]:
     """Return the names of all tasks, those of generative models included."""
     return (*TASKS, *GENERATIVE_TASKS)
+
+
+def find_head(task: str) -> ModelHead:
+    """Return the head of models made for a task of `list_task_names`."""
+    return ModelHead.NEXT_TOKEN if task in GENERATIVE_TASKS else TASKS[task].head
 
 
 def find_tasks(manifest: ArtifactManifest) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 
 from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.store import model_directory, set_latest
-from deployments.artifacts.types import TASK_HEADS, ModelHead, TaskName
+from deployments.artifacts.types import ModelHead, TaskName
 from deployments.engines.graph_io import MASK_POSITIONS
+from deployments.tasks import find_head
 from tests.support.artifacts import (
     CLASSIFIER,
     EMBEDDER,
@@ -20,6 +21,7 @@ from tests.support.artifacts import (
     seal,
     seal_tiny,
     tiny_manifest,
+    with_tasks,
     word_vectors,
 )
 from tests.support.builders import tiny_tokenizer
@@ -59,7 +61,7 @@ def seal_token_model(
     tiny_tokenizer(directory)
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
     vocabulary = tokenizer.get_vocab_size()
-    head = TASK_HEADS[task]
+    head = find_head(task)
     width = {ModelHead.TOKENS: len(labels), ModelHead.SPAN: 2, ModelHead.MASKS: vocabulary}[head]
     node = helper.make_node
     nodes = [node("Gather", ["vectors", "input_ids"], ["words"])]
@@ -78,12 +80,10 @@ def seal_token_model(
     (directory / GRAPH_NAME).parent.mkdir(parents=True)
     write_model(directory / GRAPH_NAME, nodes, tables, inputs)
     about = {
-        "tasks": (task,),
         "labels": labels,
         "output_width": width,
-        "pooling": None,
         "normalize": False,
         "mask_token": tokenizer.token_to_id("[MASK]") if head is ModelHead.MASKS else None,
     }
-    seal(directory, manifest.model_copy(update=about))
+    seal(directory, with_tasks(manifest, task).model_copy(update=about))
     set_latest(store, model_id, manifest.version)

@@ -22,8 +22,9 @@ from deployments.artifacts.manifest import (
     Parity,
 )
 from deployments.artifacts.store import file_sha256, model_directory, set_latest
-from deployments.artifacts.types import Device, TaskName
+from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.engines.graph_io import TOKENS_OUTPUT
+from deployments.tasks import find_head
 from tests.support.builders import tiny_tokenizer
 
 EMBEDDER = "tiny/embedder"
@@ -51,7 +52,7 @@ def seal_tiny(
     """
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
     if tasks:
-        manifest = manifest.model_copy(update={"tasks": tasks})
+        manifest = with_tasks(manifest, *tasks)
     directory = model_directory(store, model_id) / manifest.version
     tiny_tokenizer(directory)
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
@@ -87,6 +88,21 @@ def tiny_manifest(
         candidates=tuple(tiny_candidate(device) for device in devices),
         files={TOKENIZER_NAME: NO_FILES_YET, GRAPH_NAME: NO_FILES_YET},
         built_with={"onnx": onnx.__version__},
+    )
+
+
+def with_tasks(manifest: ArtifactManifest, *tasks: str) -> ArtifactManifest:
+    """Copy a manifest with other tasks, and with the fields that the head of the first needs."""
+    head = find_head(tasks[0])
+    has_labels = head in (ModelHead.LABELS, ModelHead.TOKENS)
+    return manifest.model_copy(
+        update={
+            "tasks": tasks,
+            "labels": (manifest.labels or ("O", "NAME")) if has_labels else (),
+            "problem_type": "single_label" if head is ModelHead.LABELS else None,
+            "pooling": manifest.pooling or "mean" if head is ModelHead.VECTOR else None,
+            "mask_token": 4 if head is ModelHead.MASKS else None,
+        }
     )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
+from build_artifacts.families import read_metadata
 from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import Device, TaskName

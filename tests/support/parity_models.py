@@ -19,7 +19,8 @@ from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
-from deployments.artifacts.types import TASK_HEADS, TaskName
+from deployments.artifacts.types import TaskName
+from deployments.tasks import find_head
 from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.in_process import InProcess
 
@@ -54,7 +55,7 @@ class ParityModel:
     @classmethod
     def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> ParityModel:
         """Write a BERT of two layers and 64 positions with the head of the task."""
-        head = TASK_HEADS[task]
+        head = find_head(task)
         checkpoint = tiny_checkpoint(root / "checkpoint", head=head, labels=labels, normalize=False)
         write_json(checkpoint / "tokenizer_config.json", TOKENIZER)
         return cls(root, task)
@@ -68,7 +69,7 @@ class ParityModel:
         """The torch model with the task's head, in float32 and without fused attention."""
         import transformers
 
-        loader = getattr(transformers, LOADERS[TASK_HEADS[self.task]])
+        loader = getattr(transformers, LOADERS[find_head(self.task)])
         model = loader.from_pretrained(
             self.checkpoint, dtype="float32", attn_implementation="eager"
         )

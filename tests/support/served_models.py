@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, build
 from deployments.artifacts.store import LATEST_NAME, model_directory
-from deployments.artifacts.types import TASK_HEADS, Device, TaskName
+from deployments.artifacts.types import Device, TaskName
 from deployments.config import default_store
+from deployments.tasks import find_head
 from tests.support.builders import tiny_checkpoint
 from tests.support.decoder_artifacts import seal_tiny_decoder
 from tests.support.parity_models import RECIPES, UNTUNED
@@ -77,9 +78,7 @@ def fill(store: Path) -> None:
 def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
     """Build the model unless it exists; its files are equal in every run."""
     with TemporaryDirectory() as directory:
-        checkpoint = tiny_checkpoint(
-            Path(directory), head=TASK_HEADS[tiny.task], labels=tiny.labels
-        )
+        checkpoint = tiny_checkpoint(Path(directory), head=find_head(tiny.task), labels=tiny.labels)
         request = BuildRequest(
             ref=str(checkpoint),
             store=store,

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from build_artifacts import families
-from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.console import BuildProgress
 from build_artifacts.errors import GateFailed
 from build_artifacts.families.base import (
@@ -20,6 +20,7 @@ from build_artifacts.families.base import (
     GateResult,
     ModelBuild,
 )
+from build_artifacts.families.encoder import EncoderFamily
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe, CandidateRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
@@ -29,6 +30,7 @@ from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
+from deployments.tasks import find_head
 from tests.support.artifacts import word_vectors, write_graph
 from tests.support.fakes import item
 
@@ -99,9 +101,9 @@ class ToyBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         )
 
 
-class ToyFamily:
-    def matches(self, metadata: CheckpointMetadata) -> bool:
-        return metadata.head is ModelHead.VECTOR
+class ToyFamily(EncoderFamily):
+    def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
+        return find_head(tasks[0]) is ModelHead.VECTOR
 
     def start(self, context: BuildContext) -> ToyBuild:
         return ToyBuild(context)

@@ -4,11 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings, ModelSettings
-from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, UnknownModel
+from deployments.errors import (
+    ArtifactMissing,
+    DigestMismatch,
+    ManifestInvalid,
+    UnknownModel,
+    UnknownTask,
+)
 from deployments.registry import ModelRegistry
-from tests.support.artifacts import GRAPH_NAME, seal_tiny
+from tests.support.artifacts import GRAPH_NAME, seal, seal_tiny
 
 
 def build_settings(*model_ids: str) -> list[ModelSettings]:
@@ -79,3 +86,13 @@ def test_artifact_in_the_directory_of_another_id_is_rejected(tmp_path: Path) -> 
     sealed.parent.rename(tmp_path / "tiny--yours")
     registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/yours")])
     assert "`tiny/mine`" in registry.rejected()["tiny/yours"].message
+
+
+def test_model_of_an_unknown_task_is_rejected(tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, "tiny/poet")
+    manifest = ArtifactManifest.read(directory)
+    seal(directory, manifest.model_copy(update={"tasks": (*manifest.tasks, "poetry")}))
+    registry = ModelRegistry(tmp_path, build_settings("tiny/poet"))
+    (error,) = registry.rejected().values()
+    assert isinstance(error, UnknownTask)
+    assert "`poetry`" in error.message

@@ -142,7 +142,7 @@ def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
         pooling = manifest.pooling or "mean"
         return {"embedding": {"pooling": POOLING_NAMES.get(pooling, pooling)}}
     if manifest.head is not ModelHead.LABELS:
-        return {manifest.tasks[0].value: {}}
+        return {manifest.tasks[0]: {}}
     labels = manifest.labels
     maps = {
         "id2label": {str(i): label for i, label in enumerate(labels)},

@@ -9,9 +9,10 @@ import pytest
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata, select_tasks
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families import read_metadata
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import TaskName

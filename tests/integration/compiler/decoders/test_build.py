@@ -13,7 +13,6 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import read_metadata
 from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
@@ -21,6 +20,7 @@ from build_artifacts.decoders.generation_report import (
     read_generation_report,
 )
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
+from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.recipes import (

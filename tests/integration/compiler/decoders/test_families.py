@@ -12,9 +12,10 @@ import transformers
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import SUPPORTED
-from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
+from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
+from build_artifacts.families import read_metadata
 from build_artifacts.recipes import DECODER_FP32
 from deployments.artifacts.manifest import EngineOptions, ModelSource
 from deployments.artifacts.types import Device

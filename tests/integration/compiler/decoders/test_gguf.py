@@ -11,8 +11,9 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.decoders import read_chat_template
-from build_artifacts.checkpoints.metadata import read_metadata, select_tasks
+from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.families import read_metadata
 from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub
 from build_artifacts.sources.package import unpack
 from build_artifacts.steps.dequantize import dequantize

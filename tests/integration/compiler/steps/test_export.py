@@ -7,9 +7,10 @@ import onnx
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_metadata, select_tasks
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families import read_metadata
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
 from build_artifacts.search.graphs import build_graph_spec
 from build_artifacts.search.preparation import TorchReferenceEngine

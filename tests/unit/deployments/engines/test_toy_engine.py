@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,59 +9,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
-from deployments.config import EncoderSettings, GeneratorSettings, HardwareSettings
-from deployments.engines import ENGINES, EngineInfo, EngineKind, GraphSpec
-from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenColumn
-from deployments.engines.forward_pass import Batch, Outputs
+from deployments.config import GeneratorSettings
+from deployments.engines import ENGINES
 from tests.support.artifacts import EMBEDDER, WIDTH, seal, seal_tiny
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.in_process import InProcess
-
-AXIS = 3  # the toy encoder returns unit vectors along this axis
-
-
-class ToyEncoder:
-    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
-        self.info = EngineInfo(spec.compute_type)
-
-    def run(self, batch: Batch) -> Outputs:
-        vector = np.eye(WIDTH, dtype=np.float32)[AXIS]
-        return Outputs([vector] * len(batch.lengths))
-
-    def close(self) -> None: ...
-
-
-class ToyDecoder:
-    """Predicts the last token again."""
-
-    def __init__(
-        self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
-    ) -> None:
-        self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
-
-    def prefill(
-        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
-    ) -> Logits:
-        logits = self._predict(ids)
-        return logits if all_logits else logits[-1]
-
-    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        return self._predict(ids)
-
-    def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        return self._predict(ids)
-
-    def copy(self, source: int, target: int, tokens: int) -> None: ...
-
-    def swap(self, first: int, second: int, tokens: int) -> None: ...
-
-    def close(self) -> None: ...
-
-    def _predict(self, ids: Sequence[int] | TokenColumn) -> Logits:
-        return np.eye(self.info.vocabulary, dtype=np.float32)[np.asarray(ids)]
-
-
-TOY = EngineKind(packages=(), open_encoder=ToyEncoder, open_decoder=ToyDecoder)
+from tests.support.toy_engine import AXIS, TOY
 
 
 @pytest.fixture(autouse=True)

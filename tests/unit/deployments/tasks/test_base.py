@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from deployments.artifacts.types import GENERATIVE_TASKS, TASK_HEADS, TaskName
+from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
-from deployments.tasks import TASKS, find_tasks
+from deployments.tasks import TASKS, find_head, find_tasks
 from deployments.tasks.base import TextParameters, build_item_paths
 from deployments.tasks.inputs import parse_parameters
-from tests.support.artifacts import tiny_manifest
+from tests.support.artifacts import tiny_manifest, with_tasks
 
 
 def test_tasks_contain_every_task_name_without_generation() -> None:
@@ -28,19 +28,17 @@ def test_task_fits_only_models_with_its_head(name: TaskName) -> None:
         TaskName.ZERO_SHOT_CLASSIFICATION: ("entailment", "neutral", "contradiction"),
         TaskName.TEXT_RANKING: ("relevance",),
     }.get(name, ("a", "b"))
-    models = {
-        own: tiny_manifest(labels=labels).model_copy(update={"tasks": (own,)}) for own in TASKS
-    }
+    models = {own: with_tasks(tiny_manifest(labels=labels), own) for own in TASKS}
     assert TASKS[name].fits(models[name])
-    fitted = {TASK_HEADS[own] for own, manifest in models.items() if TASKS[name].fits(manifest)}
+    fitted = {find_head(own) for own, manifest in models.items() if TASKS[name].fits(manifest)}
     # An embedding model also ranks, by cosine.
-    assert fitted - {TASK_HEADS[TaskName.FEATURE_EXTRACTION]} <= {TASK_HEADS[name]}
+    assert fitted - {find_head(TaskName.FEATURE_EXTRACTION)} <= {find_head(name)}
 
 
 def test_find_tasks_returns_tasks_of_the_manifest_first() -> None:
     embedder = tiny_manifest()
     own = (TaskName.SENTENCE_SIMILARITY, TaskName.FEATURE_EXTRACTION)
-    served = find_tasks(embedder.model_copy(update={"tasks": own}))
+    served = find_tasks(with_tasks(embedder, *own))
     assert tuple(served[:2]) == own
     assert len(served) == len(set(served))
 

@@ -16,7 +16,7 @@ from deployments.tasks.base import DecodeContext
 from deployments.tasks.fill_mask import FillMask, FillMaskOptions
 from deployments.tokenization.tokenizer import CachingTokenizer
 from deployments.tokenization.vocabulary import TokenVocabulary
-from tests.support.artifacts import tiny_manifest
+from tests.support.artifacts import tiny_manifest, with_tasks
 from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
 
@@ -39,11 +39,10 @@ def vocabulary(directory: Path) -> TokenVocabulary:
 def manifest(vocabulary: TokenVocabulary) -> ArtifactManifest:
     """A model with an output for every token up to `night`, the last whole word."""
     update = {
-        "tasks": (TaskName.FILL_MASK,),
         "mask_token": vocabulary.first_token_id("[MASK]"),
         "output_width": find_id(vocabulary, "night") + 1,
     }
-    return tiny_manifest().model_copy(update=update)
+    return with_tasks(tiny_manifest(), TaskName.FILL_MASK).model_copy(update=update)
 
 
 def find_id(vocabulary: TokenVocabulary, token: str) -> int:

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
-from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import ModelHead
-from deployments.tasks import TASKS, DecodeContext, Task, TaskInput
-from deployments.tasks.base import TextParameters, as_list
-from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+from deployments.tasks import TASKS
 from tests.support.artifacts import EMBEDDER
 from tests.support.in_process import InProcess
-
-NAME = "vector-length"
-
-
-class RoundingParameters(TextParameters):
-    digits: int | None = None
-
-
-class VectorLength(Task):
-    """The norm of the embedding of each text."""
-
-    name: ClassVar = NAME
-    head: ClassVar = ModelHead.VECTOR
-    inputs: ClassVar[Inputs[str | list[str]]] = Inputs(
-        one_or_many(NonEmptyText), "a string or a list of strings"
-    )
-    parameters: ClassVar[type[TextParameters]] = RoundingParameters
-    response_type: ClassVar[Any] = list[float]
-    example: ClassVar[Mapping[str, Any]] = {"inputs": "A cat."}
-
-    def parse(
-        self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
-    ) -> TaskInput:
-        params = parse_parameters(RoundingParameters, parameters)
-        texts, fields, _ = as_list(self.inputs.read(inputs))
-        return TaskInput(texts, fields, params.digits, params.truncation)
-
-    def decode(self, context: DecodeContext, options: int | None) -> list[float]:
-        lengths = [float((row**2).sum() ** 0.5) for row in context.rows]
-        return [round(length, options) for length in lengths] if options else lengths
+from tests.support.toy_task import NAME, VectorLength
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from deployments.tasks import question_answering
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
 from deployments.tokenization.windows import TokenWindow, WindowTokenizer
-from tests.support.artifacts import tiny_manifest
+from tests.support.artifacts import tiny_manifest, with_tasks
 from tests.support.builders import tiny_tokenizer
 
 TASK = QuestionAnswering()
-MANIFEST = tiny_manifest().model_copy(
-    update={"tasks": (TaskName.QUESTION_ANSWERING,), "output_width": 2, "max_tokens": 64}
+MANIFEST = with_tasks(tiny_manifest(), TaskName.QUESTION_ANSWERING).model_copy(
+    update={"output_width": 2, "max_tokens": 64}
 )
 REQUEST = {"question": "was it good", "context": "the night train to the city is good"}
 LogitsByText = dict[str, float]  # start or end logits of tokens by their text

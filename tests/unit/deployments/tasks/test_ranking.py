@@ -12,7 +12,7 @@ from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownPara
 from deployments.messages import Truncation
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.ranking import RankingOptions, TextRanking
-from tests.support.artifacts import tiny_manifest
+from tests.support.artifacts import tiny_manifest, with_tasks
 
 TASK = TextRanking()
 CROSS_ENCODER = tiny_manifest(labels=("SCORE",))
@@ -26,8 +26,7 @@ def with_prompts(default: str | None = None, **prompts: str) -> ArtifactManifest
 
 
 def tagger() -> ArtifactManifest:
-    tasks = (TaskName.TOKEN_CLASSIFICATION,)
-    return CROSS_ENCODER.model_copy(update={"tasks": tasks})
+    return with_tasks(CROSS_ENCODER, TaskName.TOKEN_CLASSIFICATION)
 
 
 @pytest.mark.parametrize(

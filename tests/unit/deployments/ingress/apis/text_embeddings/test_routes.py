@@ -19,6 +19,7 @@ from tests.support.artifacts import (
     seal_tiny,
     seal_without_token_vectors,
     tiny_manifest,
+    with_tasks,
 )
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
@@ -283,7 +284,7 @@ def test_model_types_have_tei_names() -> None:
     assert set(model_type(tiny_manifest(labels=("SCORE",)))) == {"reranker"}
     last = tiny_manifest().model_copy(update={"pooling": "last"})
     assert model_type(last) == {"embedding": {"pooling": "lasttoken"}}
-    tagger = tiny_manifest().model_copy(update={"tasks": (TaskName.TOKEN_CLASSIFICATION,)})
+    tagger = with_tasks(tiny_manifest(), TaskName.TOKEN_CLASSIFICATION)
     assert model_type(tagger) == {"token-classification": {}}
     assert model_dtype(tagger) == "float32"
 
