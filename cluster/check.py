@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.default_config import CONFIG_HELP, find_config
 from cluster.linting.application import find_applications, find_wrong_names, project_sections
 from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument, read_document
 from cluster.linting.rules import check_rules
 from cluster.linting.schema import Finding, find_problems, sections
-
-DEFAULT_CONFIG = Path("serve_config.yaml")
 
 
 def check_text(text: str) -> list[LintProblem]:
@@ -41,12 +40,12 @@ def report(name: str, problems: list[LintProblem]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `hundredfold check`."""
-    parser.add_argument("config", nargs="?", type=Path, default=DEFAULT_CONFIG)
+    parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the problems; 0 if there are none, 1 if there are, 2 if the file cannot be read."""
-    config: Path = arguments.config
+    config = find_config(arguments.config)
     try:
         problems = check_file(config)
     except (OSError, UnicodeDecodeError) as exc:

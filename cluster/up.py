@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from cluster.default_config import CONFIG_HELP, CONFIG_NAME, find_config
 from cluster.local import LocalPorts, local_environment
 from cluster.processes import (
     ChildProcesses,
@@ -44,6 +45,7 @@ class UpSettings:
     """Options of the command line."""
 
     config: Path
+    run_dir: Path  # logs and process ids; two clusters do not share it
     host: str | None = None  # None: from the config
     port: int | None = None
     num_gpus: int | None = None  # None: as detected by Ray
@@ -51,7 +53,7 @@ class UpSettings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"))
+    parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
     parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")
     parser.add_argument(
@@ -62,8 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a stop signal. Return 0 after a signal, 1 if the cluster failed."""
+    given: Path | None = arguments.config
     settings = UpSettings(
-        config=arguments.config,
+        config=find_config(given),
+        run_dir=(given.resolve().parent if given else Path.cwd()) / RUN_DIR,
         host=arguments.host,
         port=arguments.port,
         num_gpus=arguments.num_gpus,
@@ -109,8 +113,8 @@ def ignore_stop_signals() -> None:
 
 def serve_until_stopped(settings: UpSettings) -> int:
     progress = StartupProgress()
-    run_dir = settings.config.resolve().parent / RUN_DIR
-    progress.report(f"checking {settings.config.name}")
+    run_dir = settings.run_dir
+    progress.report(f"checking {settings.config}")
     reject_problems(settings.config)
     run_dir.mkdir(exist_ok=True)
     with lock_run_directory(run_dir):
@@ -214,7 +218,7 @@ def start(
     ports = LocalPorts.choose(reserved=config["http_options"]["port"])
     environment = os.environ | local_environment(ports)
     ensure_token(environment)
-    effective = children.run_dir / "serve_config.yaml"
+    effective = children.run_dir / CONFIG_NAME
     effective.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
     progress.report(f"starting Ray (dashboard on 127.0.0.1:{ports.dashboard})")

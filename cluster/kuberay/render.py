@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from cluster.check import DEFAULT_CONFIG, check_text, report
+from cluster.check import check_text, report
+from cluster.default_config import CONFIG_HELP, find_config
 from cluster.kuberay.capacity import find_capacity_errors
 from cluster.kuberay.overlay import InvalidOverlay, Production, merge, read_production
 from cluster.kuberay.pods import (
@@ -52,7 +53,7 @@ def render_rayservice(config: Path, production: Path) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG)
+    parser.add_argument("--config", type=Path, help=CONFIG_HELP)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 if the file is out of date"
     )
@@ -63,11 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns 0 if written or equal, 1 if different, 2 if it cannot be rendered.
     """
+    config = find_config(arguments.config)
     try:
-        text = render_rayservice(arguments.config, PRODUCTION)
+        text = render_rayservice(config, PRODUCTION)
     except (InvalidOverlay, OSError) as exc:
         print(f"error: {exc}\n", file=sys.stderr)
-        print(f"hint: correct `{PRODUCTION}` or `{arguments.config}`", file=sys.stderr)
+        print(f"hint: correct `{PRODUCTION}` or `{config}`", file=sys.stderr)
         return 2
     if not arguments.check:
         RAYSERVICE.write_text(text, encoding="utf-8")
