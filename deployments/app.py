@@ -7,9 +7,9 @@ replicas, placement and resources.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -29,6 +29,7 @@ from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
+    TOKENIZER,
     ClusterMonitor,
     read_serve_status,
 )
@@ -55,6 +56,18 @@ from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
+from deployments.transports.base import EncoderClient, GeneratorClient, TokenizerClient
+from deployments.transports.channel.clients import (
+    ChannelEncoderClient,
+    ChannelGeneratorClient,
+    ChannelTokenizerClient,
+)
+from deployments.transports.channel.hooks import ReplicaChannel, open_pool
+from deployments.transports.channel.services import (
+    encoder_service,
+    generator_service,
+    tokenizer_service,
+)
 from deployments.transports.serve import (
     ServeEncoderClient,
     ServeGeneratorClient,
@@ -67,12 +80,25 @@ def enable_info_logs() -> None:
     logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
 
 
-class Tokenizer:
+class _ChannelHooks:
+    """What Ray Serve calls in every deployment with a channel."""
+
+    _channel: ReplicaChannel
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        return await self._channel.start()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return self._channel.load()
+
+
+class Tokenizer(_ChannelHooks):
     """Deployment of TokenizerReplica."""
 
     def __init__(self, args: AppArgs) -> None:
         enable_info_logs()
         self._replica = TokenizerReplica(args, TokenizerMetrics())
+        self._channel = ReplicaChannel(tokenizer_service(self._replica), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._replica.configure(TokenizerUserConfig.parse(user_config))
@@ -87,19 +113,23 @@ class Tokenizer:
         return await self._replica.decode(request)
 
     async def check_health(self) -> None:
+        self._channel.check_health()
         await self._replica.check_health()
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        await self._channel.close()
         self._replica.close()
 
 
-class Encoder:
+class Encoder(_ChannelHooks):
     """Deployment of EncoderReplica, once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         enable_info_logs()
         self._replica = EncoderReplica(args, device, EncoderMetrics())
         self._replica.start()
+        passes = args.encoders[device].concurrent_passes
+        self._channel = ReplicaChannel(encoder_service(self._replica, passes), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._replica.configure(EncoderUserConfig.parse(user_config).batching)
@@ -108,19 +138,22 @@ class Encoder:
         return await self._replica.infer(batch)
 
     async def check_health(self) -> None:
+        self._channel.check_health()
         await self._replica.check_health()
 
     async def __del__(self) -> None:
+        await self._channel.close()
         await self._replica.close()
 
 
-class Generator:
+class Generator(_ChannelHooks):
     """Deployment of GeneratorReplica, once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         enable_info_logs()
         self._replica = GeneratorReplica(args, device, GeneratorMetrics())
         self._replica.start()
+        self._channel = ReplicaChannel(generator_service(self._replica), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._replica.configure(GeneratorUserConfig.parse(user_config).scheduling)
@@ -136,10 +169,50 @@ class Generator:
                 yield event
 
     async def check_health(self) -> None:
+        self._channel.check_health()
         await self._replica.check_health()
 
     async def __del__(self) -> None:
+        await self._channel.close()
         await self._replica.close()
+
+
+class Clients(NamedTuple):
+    """Clients of the other deployments."""
+
+    tokenizer: TokenizerClient
+    encoders: Mapping[Device, EncoderClient]
+    generators: Mapping[Device, GeneratorClient]
+
+
+def build_clients(
+    transport: Literal["channel", "handle"],
+    tokenizer: DeploymentHandle,
+    encoders: Mapping[Device, DeploymentHandle],
+    generators: Mapping[Device, DeploymentHandle],
+) -> Clients:
+    """Build the clients of one ingress replica, inside its event loop."""
+    handles = Clients(
+        ServeTokenizerClient(tokenizer),
+        {device: ServeEncoderClient(tokenizer, handle) for device, handle in encoders.items()},
+        {device: ServeGeneratorClient(handle) for device, handle in generators.items()},
+    )
+    if transport == "handle":
+        return handles
+    tokenizers = open_pool(TOKENIZER)
+    return Clients(
+        ChannelTokenizerClient(tokenizers, handles.tokenizer),
+        {
+            device: ChannelEncoderClient(
+                tokenizers, open_pool(ENCODER_DEPLOYMENTS[device]), fallback
+            )
+            for device, fallback in handles.encoders.items()
+        },
+        {
+            device: ChannelGeneratorClient(open_pool(GENERATOR_DEPLOYMENTS[device]), fallback)
+            for device, fallback in handles.generators.items()
+        },
+    )
 
 
 class Ingress:
@@ -158,18 +231,13 @@ class Ingress:
         monitor = ClusterMonitor(
             args.encoders, lambda: read_serve_status(app_name), args.generators
         )
-        encoder_clients = {
-            device: ServeEncoderClient(tokenizer, encoder) for device, encoder in encoders.items()
-        }
-        generator_clients = {
-            device: ServeGeneratorClient(generator) for device, generator in generators.items()
-        }
-        router = MicroBatchRouter(encoder_clients, serve_micro_batches, settings.batching)
+        clients = build_clients(args.transport, tokenizer, encoders, generators)
+        router = MicroBatchRouter(clients.encoders, serve_micro_batches, settings.batching)
         self._pipeline = RequestPipeline(
             resolver=RequestResolver(ModelRegistry.of(args), monitor),
             encoders=EncoderExecutor(router, monitor, settings),
-            generators=GenerationExecutor(generator_clients, monitor, settings),
-            tokenization=TokenizationService(ServeTokenizerClient(tokenizer)),
+            generators=GenerationExecutor(clients.generators, monitor, settings),
+            tokenization=TokenizationService(clients.tokenizer),
             recorder=IngressMetrics(),
             settings=settings,
         )

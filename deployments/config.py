@@ -81,6 +81,8 @@ class AppArgs(_Settings):
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     encoders: dict[Device, EncoderSettings]
     generators: dict[Device, GeneratorSettings] = {}
+    # Calls between the deployments: direct connections, or Ray Serve handles only.
+    transport: Literal["channel", "handle"] = "channel"
 
     def store_path(self) -> Path:
         return default_store() if self.store is None else self.store.expanduser()

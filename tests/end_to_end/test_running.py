@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
 import pytest
 
@@ -19,6 +17,7 @@ from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
+from tests.support.cluster_load import embed, load
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import EMBEDDER, ENCODER_MODELS, QA_MODEL
 
@@ -29,35 +28,6 @@ INGRESS_LIMIT_MIB = 250
 TOKENIZER_LIMIT_MIB = 250
 BESIDE_GRAPHS_LIMIT_MIB = 400
 ARENA_MIB = 90  # that ONNX Runtime keeps where tuning finds that this gains enough; measured 80
-
-
-def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
-    body = {"inputs": inputs, "options": {"use_cache": False}}
-    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=60)
-
-
-SENTENCE = "A sentence of middling length."
-
-
-async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
-    """Closed-loop requests of eight sentences; the statuses, every answer checked."""
-    stop_s = time.monotonic() + seconds
-    statuses: list[int] = []
-    expected = np.array(embed(cluster, SENTENCE).json()[0])
-
-    async def one(client: httpx.AsyncClient) -> None:
-        body = {"inputs": [SENTENCE] * 8, "options": {"use_cache": False}}
-        while time.monotonic() < stop_s:
-            reply = await client.post(f"/models/{EMBEDDER}", json=body)
-            statuses.append(reply.status_code)
-            if reply.status_code == 200:
-                rows = np.array(reply.json())
-                assert rows.shape == (8, 384)
-                assert (rows @ expected).min() > 0.98
-
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        await asyncio.gather(*(one(client) for _ in range(clients)))
-    return statuses
 
 
 def read(cluster: Cluster, context: str) -> httpx.Response:

@@ -36,6 +36,8 @@ KNOW_RAY = {
     "deployments/app.py",
     "deployments/metrics.py",
     "deployments/transports/serve.py",
+    "deployments/transports/channel/hooks.py",
+    "deployments/transports/channel/router.py",
     "deployments/ingress/routing.py",
     "deployments/ingress/cluster_state.py",
     "deployments/ingress/apis/operations/metrics_text.py",

@@ -1,0 +1,64 @@
+"""What Ray Serve calls in a replica: metadata, load, health, and the end of a channel server."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import ray
+from ray import serve
+
+from deployments.autoscaling import ONGOING_CALLS
+from deployments.transports.channel.directory import DIRECTORY
+from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.server import ChannelServer, Service
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# s before Serve kills a draining replica that the rest of its shutdown may take. Serve itself waits
+# 2 s (`graceful_shutdown_wait_loop_s`) before it ends the replica's object.
+SHUTDOWN_RESERVE_S = 5.0
+MIN_DRAIN_S = 1.0
+
+
+class ReplicaChannel:
+    """The channel server of a replica; none with `transport: handle`."""
+
+    def __init__(self, service: Service, transport: Literal["channel", "handle"]) -> None:
+        self._server = ChannelServer(service) if transport == "channel" else None
+
+    async def start(self) -> dict[str, Any]:
+        """Listen; return the replica's metadata, which are empty if it cannot listen."""
+        if self._server is None:
+            return {}
+        node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        try:
+            return (await self._server.start(node, host)).to_metadata()
+        except OSError as error:
+            log.warning("no channel, calls use Ray Serve handles: %s", error)
+            self._server = None
+            return {}
+
+    def check_health(self) -> None:
+        """Raise EngineFailed if the server stopped listening."""
+        if self._server is not None:
+            self._server.check_health()
+
+    def load(self) -> dict[str, float]:
+        """Return the calls in progress, which Serve's handles do not see."""
+        return {ONGOING_CALLS: 0.0 if self._server is None else float(self._server.calls)}
+
+    async def close(self) -> None:
+        """Answer the accepted calls, as long as Serve's shutdown timeout allows."""
+        if self._server is None:
+            return
+        config = serve.get_replica_context()._deployment_config
+        timeout_s = float(config.graceful_shutdown_timeout_s) - SHUTDOWN_RESERVE_S
+        await self._server.close(max(timeout_s, MIN_DRAIN_S))
+
+
+def open_pool(deployment: str) -> ReplicaPool:
+    """Connect to the replicas of `deployment`, and follow its changes."""
+    pool = ReplicaPool(deployment, ray.get_runtime_context().get_node_id())
+    DIRECTORY.subscribe(deployment, pool.update)
+    return pool

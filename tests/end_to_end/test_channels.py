@@ -1,0 +1,138 @@
+"""Channels between replicas: killed, stopped, removed and replaced replicas under load."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.cluster_load import embed, load
+from tests.support.ray_cluster import Cluster, wait_for
+
+PAIRED = ("Tokenizer", "CpuEncoder")
+
+
+def changed(config: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
+    """The config with keys of some deployments replaced."""
+    config = copy.deepcopy(config)
+    for deployment in config["applications"][0]["deployments"]:
+        for key, values in changes.get(deployment["name"], {}).items():
+            deployment[key] = {**deployment[key], **values}
+    return config
+
+
+def sockets(cluster: Cluster, deployment: str) -> list[str]:
+    """Paths of the Unix sockets of a deployment: each replica listens, its clients connect."""
+    return [
+        connection.laddr
+        for replica in cluster.replicas(deployment)
+        for connection in replica.net_connections("unix")
+        if connection.laddr.endswith("replica.sock")
+    ]
+
+
+def has_channels(cluster: Cluster, deployment: str, count: int) -> bool:
+    """Whether there are `count` replicas with one connection each."""
+    try:
+        paths = sockets(cluster, deployment)
+    except psutil.Error:  # a replica has just ended
+        return False
+    return len(paths) == 2 * count == 2 * len(set(paths))
+
+
+@pytest.fixture(scope="module")
+def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The cluster with two tokenizers and two encoders; its config."""
+    two = {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}
+    pairs = changed(config, **dict.fromkeys(PAIRED, two))
+    cluster.deploy(pairs)
+    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 90)
+    yield pairs
+    one = {"autoscaling_config": {"downscale_delay_s": 0}}
+    cluster.deploy(changed(config, **dict.fromkeys(PAIRED, one)))
+    wait_for(lambda: all(len(cluster.replicas(name)) == 1 for name in PAIRED), 90)
+    cluster.deploy(config)
+
+
+def statuses_during(cluster: Cluster, seconds: float, action: Callable[[], None]) -> list[int]:
+    """Run `action` two seconds after the load started; return the statuses."""
+
+    async def scene() -> list[int]:
+        traffic = asyncio.ensure_future(load(cluster, clients=6, seconds=seconds))
+        await asyncio.sleep(2)
+        await asyncio.to_thread(action)
+        return await traffic
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize("deployment", PAIRED)
+def test_killed_replica_loses_no_request(
+    cluster: Cluster, paired: dict[str, Any], deployment: str
+) -> None:
+    assert paired
+    (victim, _) = cluster.replicas(deployment)
+    assert set(statuses_during(cluster, 12, victim.kill)) == {200}
+    wait_for(lambda: has_channels(cluster, deployment, 2), 60)
+
+
+@pytest.mark.parametrize("deployment", PAIRED)
+def test_stopped_replica_loses_no_request(
+    cluster: Cluster, paired: dict[str, Any], deployment: str
+) -> None:
+    assert paired
+    (victim, _) = cluster.replicas(deployment)
+    try:
+        statuses = statuses_during(cluster, 14, lambda: os.kill(victim.pid, signal.SIGSTOP))
+    finally:
+        victim.send_signal(signal.SIGCONT)
+    assert set(statuses) == {200}
+    wait_for(lambda: has_channels(cluster, deployment, 2), 60)
+
+
+def test_rolling_update_loses_no_request(cluster: Cluster, paired: dict[str, Any]) -> None:
+    before = {replica.pid for name in PAIRED for replica in cluster.replicas(name)}
+    restarted = {"ray_actor_options": {"num_cpus": 0.21}}
+    updated = changed(paired, **dict.fromkeys(PAIRED, restarted))
+    statuses = statuses_during(cluster, 45, lambda: cluster.deploy(updated))
+    assert set(statuses) == {200}
+    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 60)
+    assert before.isdisjoint({r.pid for name in PAIRED for r in cluster.replicas(name)})
+
+
+def test_scaling_down_loses_no_request(cluster: Cluster, paired: dict[str, Any]) -> None:
+    one = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1, "downscale_delay_s": 0}}
+    fewer = changed(paired, **dict.fromkeys(PAIRED, one))
+    statuses = statuses_during(cluster, 15, lambda: cluster.deploy(fewer))
+    assert set(statuses) == {200}
+    wait_for(lambda: all(has_channels(cluster, name, 1) for name in PAIRED), 60)
+    cluster.deploy(paired)
+    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 60)
+
+
+def test_transport_handle_opens_no_socket(cluster: Cluster, paired: dict[str, Any]) -> None:
+    paths = [Path(path) for path in sockets(cluster, "CpuEncoder")]
+    assert paths
+    assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in paths)
+    handles = copy.deepcopy(paired)
+    handles["applications"][0]["args"]["transport"] = "handle"
+
+    def uses_handles() -> bool:
+        listening = [sockets(cluster, name) for name in PAIRED]
+        return not any(listening) and embed(cluster, "text").status_code == 200
+
+    try:
+        cluster.deploy(handles)
+        wait_for(uses_handles, 120)
+        assert not any(path.parent.exists() for path in paths)
+    finally:
+        cluster.deploy(paired)
+    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 120)
+    assert embed(cluster, "text").status_code == 200

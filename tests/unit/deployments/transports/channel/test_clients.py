@@ -1,0 +1,253 @@
+"""Clients over real sockets to scripted replicas, and their fallback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.types import Device, TaskName
+from deployments.deadlines import deadline_after
+from deployments.errors import EngineFailed, InvalidField, Overloaded, ServeError
+from deployments.messages import (
+    BatchKey,
+    Call,
+    CallBatch,
+    CallResult,
+    Chunk,
+    Completion,
+    DecodeRequest,
+    Finished,
+    FinishReason,
+    GenerationCall,
+    GenerationOptions,
+    GenerationTimings,
+    ModelRef,
+    Outcome,
+    Started,
+    TextTokens,
+    TokenizedBatch,
+    TokenizedCall,
+    TokenizeRequest,
+    Truncation,
+)
+from deployments.tasks.embedding import EmbeddingOptions
+from deployments.transports.channel.clients import (
+    ChannelEncoderClient,
+    ChannelGeneratorClient,
+    ChannelTokenizerClient,
+)
+from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.server import ChannelServer, Service
+from deployments.transports.channel.services import (
+    encoder_service,
+    generator_service,
+    tokenizer_service,
+)
+from tests.support.channels import NODE, until
+
+MODEL = ModelRef("tiny/model", "0123456789ab")
+KEY = BatchKey(MODEL, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
+STARTED = Started(2, 0, 7, "fake")
+CHUNK = Chunk("a", ())
+LAST = Chunk("b", (), Finished(FinishReason.END, 2, GenerationTimings()))
+
+
+def build_call(*texts: str) -> Call:
+    options = EmbeddingOptions(normalize=True, dimensions=2)
+    fields = tuple("inputs" for _ in texts)
+    return Call(texts, fields, options, Truncation.REFUSE, deadline_after(10))
+
+
+class FakeTokenizer:
+    """One token per character; the text `too long` fails."""
+
+    async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
+        calls: list[TokenizedCall | ServeError] = []
+        ids: list[int] = []
+        for call in batch.calls:
+            if call.texts == ("too long",):
+                calls.append(InvalidField("too long", field="inputs"))
+                continue
+            ids += [ord(character) for text in call.texts for character in text]
+            lengths = tuple(map(len, call.texts))
+            calls.append(TokenizedCall(lengths, 0, call.options, call.deadline_s))
+        return TokenizedBatch(batch.key, np.array(ids, "<i4").tobytes(), tuple(calls), 0.0)
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
+        if request.model != MODEL:
+            return Overloaded("full")
+        empty = np.zeros((0, 2), np.int32)
+        return tuple(TextTokens(np.array([len(t)], np.int32), empty, {}) for t in request.texts)
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
+        return tuple("".join(map(chr, sequence)) for sequence in request.sequences)
+
+
+class FakeEncoder:
+    """The value of a call is the sum of its token ids."""
+
+    missing = 0
+
+    async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
+        items = iter(batch.items())
+        outcomes: list[Outcome] = []
+        for call in batch.calls:
+            if isinstance(call, ServeError):
+                outcomes.append(call)
+            else:
+                assert isinstance(call.options, EmbeddingOptions)
+                sums = [[float(next(items).ids.sum())] for _ in call.lengths]
+                outcomes.append(CallResult(np.array(sums, np.float32), "fake"))
+        return outcomes[self.missing :]
+
+
+class FakeGenerator:
+    async def complete(self, call: GenerationCall) -> Completion | ServeError:
+        if call.prompt == "full":
+            return Overloaded("full")
+        assert LAST.finished is not None
+        return Completion(STARTED, str(call.prompt), (), LAST.finished)
+
+    async def stream(
+        self, call: GenerationCall
+    ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
+        yield STARTED
+        if call.prompt == "full":
+            yield Overloaded("full")
+            return
+        yield CHUNK
+        yield LAST
+
+
+class Fallback:
+    """Every client; records that it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    async def infer(self, batch: CallBatch) -> list[Outcome]:
+        self.calls.append(batch)
+        return [CallResult("fallback", "fake")] * len(batch.calls)
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        self.calls.append(request)
+        return ()
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        self.calls.append(request)
+        return ("fallback",)
+
+    async def complete(self, call: GenerationCall) -> Completion:
+        self.calls.append(call)
+        assert LAST.finished is not None
+        return Completion(STARTED, "fallback", (), LAST.finished)
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        self.calls.append(call)
+        yield STARTED
+
+
+@asynccontextmanager
+async def pool_of(service: Service) -> AsyncIterator[ReplicaPool]:
+    server, pool = ChannelServer(service), ReplicaPool("Fake", NODE)
+    pool.update({"0": await server.start(NODE, "127.0.0.1")})
+    await until(lambda: pool.connected == 1)
+    try:
+        yield pool
+    finally:
+        pool.close()
+        await server.close(1)
+
+
+@pytest.fixture
+def fallback() -> Fallback:
+    return Fallback()
+
+
+@pytest.fixture
+async def pools() -> AsyncIterator[Any]:
+    async with AsyncExitStack() as stack:
+        encoder: Any = FakeEncoder()
+        tokenizer: Any = FakeTokenizer()
+        generator: Any = FakeGenerator()
+        services = (
+            tokenizer_service(tokenizer),
+            encoder_service(encoder, 2),
+            generator_service(generator),
+        )
+        opened = [await stack.enter_async_context(pool_of(service)) for service in services]
+        yield encoder, *opened
+
+
+async def test_infer_returns_results_and_errors_in_order(pools: Any, fallback: Fallback) -> None:
+    _, tokenizers, encoders, _ = pools
+    batch = CallBatch(KEY, (build_call("a", "bc"), build_call("too long"), build_call("d")))
+    client = ChannelEncoderClient(tokenizers, encoders, fallback)
+    first, error, second = await client.infer(batch)
+    assert isinstance(first, CallResult)
+    assert isinstance(second, CallResult)
+    assert first.value.tolist() == [[97.0], [98.0 + 99.0]]
+    assert second.value.tolist() == [[100.0]]
+    assert isinstance(error, InvalidField)
+    assert error.field == "inputs"
+    assert fallback.calls == []
+
+
+async def test_answer_with_too_few_outcomes_is_an_error(pools: Any, fallback: Fallback) -> None:
+    encoder, tokenizers, encoders, _ = pools
+    encoder.missing = 1
+    with pytest.raises(EngineFailed, match="0 outcomes for 1 calls"):
+        await ChannelEncoderClient(tokenizers, encoders, fallback).infer(
+            CallBatch(KEY, (build_call("a"),))
+        )
+
+
+async def test_inspection_calls_are_answered(pools: Any, fallback: Fallback) -> None:
+    client = ChannelTokenizerClient(pools[1], fallback)
+    (tokens,) = await client.tokenize(TokenizeRequest(MODEL, ("abc",), special=True))
+    assert tokens.ids.tolist() == [3]
+    assert await client.decode(DecodeRequest(MODEL, ((97, 98),), skip_special=True)) == ("ab",)
+    with pytest.raises(Overloaded):
+        await client.tokenize(TokenizeRequest(ModelRef("other", ""), ("a",), special=True))
+
+
+def generation(prompt: str) -> GenerationCall:
+    return GenerationCall(MODEL, prompt, GenerationOptions(), deadline_after(10))
+
+
+async def test_generation_is_answered_and_streamed(pools: Any, fallback: Fallback) -> None:
+    client = ChannelGeneratorClient(pools[3], fallback)
+    assert (await client.complete(generation("prompt"))).text == "prompt"
+    assert [e async for e in client.stream(generation("prompt"))] == [STARTED, CHUNK, LAST]
+    with pytest.raises(Overloaded):
+        await client.complete(generation("full"))
+    with pytest.raises(Overloaded):
+        _ = [event async for event in client.stream(generation("full"))]
+    assert fallback.calls == []
+
+
+async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
+    empty = ReplicaPool("Fake", NODE)
+    batch = CallBatch(KEY, (build_call("a"),))
+    (outcome,) = await ChannelEncoderClient(empty, empty, fallback).infer(batch)
+    assert isinstance(outcome, CallResult)
+    assert outcome.value == "fallback"
+    tokenizer = ChannelTokenizerClient(empty, fallback)
+    assert await tokenizer.decode(DecodeRequest(MODEL, ((1,),), skip_special=True)) == ("fallback",)
+    assert await tokenizer.tokenize(TokenizeRequest(MODEL, ("a",), special=True)) == ()
+    generator = ChannelGeneratorClient(empty, fallback)
+    assert (await generator.complete(generation("a"))).text == "fallback"
+    assert [event async for event in generator.stream(generation("a"))] == [STARTED]
+    assert len(fallback.calls) == 5
+
+
+async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fallback) -> None:
+    batch = CallBatch(KEY, (build_call("a"),))
+    empty = ReplicaPool("Fake", NODE)
+    (outcome,) = await ChannelEncoderClient(pools[1], empty, fallback).infer(batch)
+    assert isinstance(outcome, CallResult)
+    assert outcome.value == "fallback"
