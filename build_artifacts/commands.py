@@ -11,7 +11,11 @@ from pathlib import Path
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.console import BuildProgress
-from build_artifacts.decoders.generation_report import format_report, read_generation_report
+from build_artifacts.decoders.generation_report import (
+    GENERATION_NAME,
+    format_report,
+    read_generation_report,
+)
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
@@ -136,10 +140,7 @@ def report(arguments: argparse.Namespace) -> int:
     artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
-        stored = read_generation_report(artifact)
-        if arguments.json:
-            return _print_json(stored.model_dump(mode="json"))
-        return _print_line(format_report(manifest, stored))
+        return _report_generator(artifact, manifest, arguments)
     request = ReportRequest(
         artifact=artifact,
         store=arguments.store,
@@ -153,6 +154,24 @@ def report(arguments: argparse.Namespace) -> int:
     with BuildProgress.on_stderr() as progress:
         _report_encoder(request, manifest, progress, force=arguments.force, as_json=arguments.json)
     return OK
+
+
+def _report_generator(
+    artifact: Path, manifest: ArtifactManifest, arguments: argparse.Namespace
+) -> int:
+    """Print the measurements of the build; no option repeats them."""
+    for option in ("force", "eval", "adapter", "threads"):
+        if getattr(arguments, option):
+            raise _encoders_only(f"report --{option}", "the build measures and evaluates them")
+    if GENERATION_NAME not in manifest.files:
+        raise BuildError(
+            f"`{manifest.id}` {manifest.version} has no `{GENERATION_NAME}` to report",
+            hint=f"the build of a `{manifest.architecture}` stores no measurements",
+        )
+    stored = read_generation_report(artifact)
+    if arguments.json:
+        return _print_json(stored.model_dump(mode="json"))
+    return _print_line(format_report(manifest, stored))
 
 
 def _report_encoder(

@@ -51,11 +51,11 @@ def test_other_parameters_or_task_are_a_cache_miss(cluster: Cluster, text: str) 
         {"inputs": [text]},
         {"inputs": {"source_sentence": text, "sentences": [text]}},
     ]
-    told = [asked(cluster, path, body) for body in bodies]
-    assert told[0].headers["x-cache"] == told[1].headers["x-cache"] == "miss"
-    assert told[3].headers["x-cache"] == "miss"
-    assert len(told[1].json()[0]) == 64
-    assert told[3].json() == pytest.approx([1], abs=1e-4)
+    responses = [asked(cluster, path, body) for body in bodies]
+    assert responses[0].headers["x-cache"] == responses[1].headers["x-cache"] == "miss"
+    assert responses[3].headers["x-cache"] == "miss"
+    assert len(responses[1].json()[0]) == 64
+    assert responses[3].json() == pytest.approx([1], abs=1e-4)
 
 
 def test_use_cache_false_computes_again(cluster: Cluster, text: str) -> None:

@@ -156,6 +156,6 @@ def test_health_routes_return_json(cluster: Cluster, path: str) -> None:
 def test_invalid_request_has_an_error_message(
     cluster: Cluster, path: str, body: Any, status: int, sentence: str
 ) -> None:
-    told, answer = curl(cluster, path, body)
-    assert told == status
+    returned, answer = curl(cluster, path, body)
+    assert returned == status
     assert sentence in json.dumps(answer)

@@ -34,8 +34,8 @@ ROUTES = {"get": GETS, "post": POSTS}
 def document(cluster: Cluster) -> dict[str, Any]:
     reply = httpx.get(f"{cluster.url}/openapi.json", timeout=30)
     assert reply.headers["content-type"] == "application/json"
-    told: dict[str, Any] = reply.json()
-    return told
+    document: dict[str, Any] = reply.json()
+    return document
 
 
 def test_document_is_valid_and_has_every_route(document: dict[str, Any]) -> None:

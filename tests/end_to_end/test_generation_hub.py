@@ -29,11 +29,11 @@ def test_text_generation_returns_text(error_format: InferenceClient) -> None:
 
 
 def test_details_are_returned(error_format: InferenceClient) -> None:
-    told = error_format.text_generation(
+    response = error_format.text_generation(
         ASKING, details=True, return_full_text=False, decoder_input_details=True, top_n_tokens=2
     )
-    assert told.generated_text == SAYS
-    details = told.details
+    assert response.generated_text == SAYS
+    details = response.details
     assert details is not None
     assert (details.finish_reason, details.seed) == ("eos_token", None)
     *words, end = details.tokens
@@ -63,8 +63,8 @@ def test_stream_has_an_event_per_token(cluster: Cluster, path: str) -> None:
 )
 def test_chat_is_answered_with_and_without_stream(cluster: Cluster, path: str) -> None:
     client = InferenceClient(base_url=cluster.url + path)
-    told = client.chat_completion([USER], model=FIXED_TEXT_MODEL, temperature=0)
-    assert told.choices[0].message.content == SAYS
+    response = client.chat_completion([USER], model=FIXED_TEXT_MODEL, temperature=0)
+    assert response.choices[0].message.content == SAYS
     stream = client.chat_completion([USER], model=FIXED_TEXT_MODEL, temperature=0, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in stream) == SAYS
 
@@ -72,8 +72,8 @@ def test_chat_is_answered_with_and_without_stream(cluster: Cluster, path: str) -
 def test_output_follows_schema_and_grammar(cluster: Cluster) -> None:
     chat = InferenceClient(base_url=f"{cluster.url}/v1")
     form: Any = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
-    told = chat.chat_completion([USER], model=WRITER, seed=4, response_format=form)
-    jsonschema.validate(json.loads(told.choices[0].message.content or ""), TALLY)
+    response = chat.chat_completion([USER], model=WRITER, seed=4, response_format=form)
+    jsonschema.validate(json.loads(response.choices[0].message.content or ""), TALLY)
     writer = InferenceClient(f"{cluster.url}/models/{WRITER}")
     dated = writer.text_generation(
         "On ",
@@ -118,7 +118,7 @@ def test_curl_returns_generated_text(cluster: Cluster) -> None:
     "path", ["/generate_stream", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
 def test_curl_reads_events(cluster: Cluster, path: str) -> None:
-    told = curl(cluster, path, {"inputs": ASKING, "model": FIXED_TEXT_MODEL})
-    events = [json.loads(line.removeprefix("data:")) for line in told.split("\n\n") if line]
+    response = curl(cluster, path, {"inputs": ASKING, "model": FIXED_TEXT_MODEL})
+    events = [json.loads(line.removeprefix("data:")) for line in response.split("\n\n") if line]
     assert "".join(event["token"]["text"] for event in events) == SAYS
     assert events[-1]["generated_text"] == SAYS

@@ -45,12 +45,17 @@ def openai(cluster: Cluster) -> OpenAI:
 
 
 def test_chat_returns_a_message(openai: OpenAI) -> None:
-    told = openai.chat.completions.create(model=FIXED_TEXT_MODEL, messages=[USER], temperature=0)
-    (choice,) = told.choices
+    response = openai.chat.completions.create(
+        model=FIXED_TEXT_MODEL, messages=[USER], temperature=0
+    )
+    (choice,) = response.choices
     assert (choice.message.content, choice.finish_reason) == (SAYS, "stop")
-    assert told.usage is not None
-    assert told.usage.total_tokens == told.usage.prompt_tokens + told.usage.completion_tokens
-    assert told.model == FIXED_TEXT_MODEL
+    assert response.usage is not None
+    assert (
+        response.usage.total_tokens
+        == response.usage.prompt_tokens + response.usage.completion_tokens
+    )
+    assert response.model == FIXED_TEXT_MODEL
 
 
 def test_chat_stream_ends_with_usage(openai: OpenAI) -> None:
@@ -70,26 +75,26 @@ def test_chat_stream_ends_with_usage(openai: OpenAI) -> None:
 
 
 def test_list_of_prompts_has_several_choices_each(openai: OpenAI) -> None:
-    told = openai.completions.create(
+    response = openai.completions.create(
         model=WRITER, prompt=["the rain", "an inn"], n=2, seed=3, max_tokens=6, logprobs=2
     )
-    assert [choice.index for choice in told.choices] == [0, 1, 2, 3]
-    assert len({choice.text for choice in told.choices}) == 4
-    for choice in told.choices:
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    assert len({choice.text for choice in response.choices}) == 4
+    for choice in response.choices:
         assert choice.logprobs is not None
         assert len(choice.logprobs.tokens or ()) <= 6
         # Bytes that are no characters by themselves look alike.
         assert all(1 <= len(top) <= 3 for top in choice.logprobs.top_logprobs or ())
-    assert told.usage is not None
-    assert told.usage.completion_tokens <= 4 * 6
+    assert response.usage is not None
+    assert response.usage.completion_tokens <= 4 * 6
 
 
 def test_equal_seeds_give_equal_text_and_stream(openai: OpenAI) -> None:
     def text(**more: Any) -> str:
-        told: Any = openai.completions.create(
+        response: Any = openai.completions.create(
             model=WRITER, prompt="the rain", seed=5, max_tokens=40, **more
         )
-        return "".join(p.choices[0].text for p in told) if more else told.choices[0].text
+        return "".join(p.choices[0].text for p in response) if more else response.choices[0].text
 
     assert text() == text() == text(stream=True)
 
@@ -103,19 +108,19 @@ def test_several_choices_are_streamed(openai: OpenAI) -> None:
 
 
 def test_stop_string_ends_the_text_before_it(openai: OpenAI) -> None:
-    told = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, stop=["you"]
     )
-    (choice,) = told.choices
+    (choice,) = response.choices
     assert choice.message.content == SAYS.partition("you")[0]
     assert choice.finish_reason == "stop"
 
 
 def test_chat_logprobs_are_returned_per_token(openai: OpenAI) -> None:
-    told = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=FIXED_TEXT_MODEL, messages=[USER], temperature=0, logprobs=True, top_logprobs=3
     )
-    logprobs = told.choices[0].logprobs
+    logprobs = response.choices[0].logprobs
     assert logprobs is not None
     tokens = logprobs.content or []
     assert "".join(token.token for token in tokens) == SAYS
@@ -127,32 +132,32 @@ def test_chat_logprobs_are_returned_per_token(openai: OpenAI) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_model_follows_a_json_schema(openai: OpenAI, seed: int) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "tally", "schema": TALLY}}
-    told = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=WRITER, messages=[USER], seed=seed, response_format=form
     )
-    assert told.choices[0].finish_reason == "stop"
-    jsonschema.validate(json.loads(told.choices[0].message.content or ""), TALLY)
+    assert response.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(response.choices[0].message.content or ""), TALLY)
 
 
 def test_parse_returns_the_requested_type(openai: OpenAI) -> None:
-    told = openai.chat.completions.parse(
+    response = openai.chat.completions.parse(
         model=WRITER, messages=[USER], seed=1, response_format=Tally
     )
-    parsed = told.choices[0].message.parsed
+    parsed = response.choices[0].message.parsed
     assert isinstance(parsed, Tally)
     assert 0 <= parsed.count <= 999
 
 
 def test_required_tool_is_called(openai: OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "count_animals", "parameters": TALLY}}
-    told = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=WRITER,
         messages=[USER],
         seed=2,
         tools=[tool],
         tool_choice={"type": "function", "function": {"name": "count_animals"}},
     )
-    (choice,) = told.choices
+    (choice,) = response.choices
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls or ()
     assert call.type == "function"

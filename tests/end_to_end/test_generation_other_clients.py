@@ -24,18 +24,18 @@ def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
 
 
 def test_old_hub_client_returns_text(cluster: Cluster) -> None:
-    told = old_hub(
+    response = old_hub(
         cluster, "text_generation", prompt=ASKING, model=FIXED_TEXT_MODEL, return_full_text=False
     )
-    assert told == SAYS
+    assert response == SAYS
 
 
 def test_old_hub_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
-    told = old_hub(
+    response = old_hub(
         cluster, "chat_completion", messages=messages, model=FIXED_TEXT_MODEL, temperature=0.01
     )
-    assert told["choices"][0]["message"]["content"] == SAYS
+    assert response["choices"][0]["message"]["content"] == SAYS
 
 
 def test_old_hub_client_lists_loaded_generators(cluster: Cluster) -> None:
@@ -44,11 +44,13 @@ def test_old_hub_client_lists_loaded_generators(cluster: Cluster) -> None:
 
 def test_tgi_client_returns_text(cluster: Cluster) -> None:
     path = f"/models/{FIXED_TEXT_MODEL}"
-    told = tgi(cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2)
+    response = tgi(
+        cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2
+    )
     # At a model's own path answers begin with their prompt.
-    assert told["generated_text"].removeprefix(ASKING) == SAYS
-    assert told["details"]["finish_reason"] == "eos_token"
-    assert len(told["details"]["top_tokens"]) == len(told["details"]["tokens"])
+    assert response["generated_text"].removeprefix(ASKING) == SAYS
+    assert response["details"]["finish_reason"] == "eos_token"
+    assert len(response["details"]["top_tokens"]) == len(response["details"]["tokens"])
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,10 @@ def test_tgi_client_reads_a_stream(cluster: Cluster, path: str) -> None:
 
 def test_tgi_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
-    told = tgi(cluster, f"/models/{FIXED_TEXT_MODEL}", "chat", messages=messages, temperature=0.01)
-    assert told["choices"][0]["message"]["content"] == SAYS
+    response = tgi(
+        cluster, f"/models/{FIXED_TEXT_MODEL}", "chat", messages=messages, temperature=0.01
+    )
+    assert response["choices"][0]["message"]["content"] == SAYS
 
 
 def test_tgi_client_raises_errors(cluster: Cluster) -> None:
@@ -79,6 +83,6 @@ def test_tgi_client_raises_errors(cluster: Cluster) -> None:
 
 def test_langchain_chats(cluster: Cluster) -> None:
     settings = {"model": FIXED_TEXT_MODEL, "temperature": 0}
-    told = run_client("langchain_chat.py", f"{cluster.url}/v1", json.dumps(settings), "Hello")
-    assert told["whole"] == SAYS
-    assert "".join(told["streamed"]) == SAYS
+    response = run_client("langchain_chat.py", f"{cluster.url}/v1", json.dumps(settings), "Hello")
+    assert response["whole"] == SAYS
+    assert "".join(response["streamed"]) == SAYS

@@ -29,8 +29,8 @@ FREED_S = 10
 
 def noise(tokens: int) -> dict[str, Any]:
     """A request for exactly so many tokens."""
-    told = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
-    return {**told, "seed": 1}
+    body = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
+    return {**body, "seed": 1}
 
 
 Tasks = list[asyncio.Task[list[str]]]
@@ -97,10 +97,10 @@ def test_fifty_concurrent_requests_follow_their_schema(cluster: Cluster) -> None
 
     replies = asyncio.run(all_of_them())
     assert {reply.status_code for reply in replies} == {200}
-    told = [reply.json()["choices"][0]["message"]["content"] for reply in replies]
-    for text in told:
+    texts = [reply.json()["choices"][0]["message"]["content"] for reply in replies]
+    for text in texts:
         jsonschema.validate(json.loads(text), TALLY)
-    assert len(set(told)) > 10
+    assert len(set(texts)) > 10
 
 
 async def test_request_waits_for_a_free_slot(cluster: Cluster) -> None:
@@ -155,5 +155,5 @@ async def test_killed_generator_ends_streams_with_an_error_and_restarts(
     wait_for(lambda: is_answered(cluster), 90)
     assert victim.pid not in {one.pid for one in cluster.replicas("CpuGenerator")}
     body = {"model": FIXED_TEXT_MODEL, "messages": [USER], "temperature": 0}
-    told = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=30).json()
-    assert told["choices"][0]["message"]["content"] == SAYS
+    response = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=30).json()
+    assert response["choices"][0]["message"]["content"] == SAYS

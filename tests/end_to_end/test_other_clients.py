@@ -113,30 +113,30 @@ def test_old_hub_client_raises_errors(cluster: Cluster) -> None:
 
 
 def test_infinity_client_embeds(cluster: Cluster) -> None:
-    told = infinity(cluster, "embeddings", input=[FILM, FILM, "a tax form"])
-    first, again, other = (entry["embedding"] for entry in told["data"])
+    response = infinity(cluster, "embeddings", input=[FILM, FILM, "a tax form"])
+    first, again, other = (entry["embedding"] for entry in response["data"])
     assert len(first) == 384
     assert cosine(first, again) > 0.98 > cosine(first, other)
-    assert told["model"] == EMBEDDER
-    assert told["usage"]["prompt_tokens"] > 0
+    assert response["model"] == EMBEDDER
+    assert response["usage"]["prompt_tokens"] > 0
     short = infinity(cluster, "embeddings", input=FILM, model=EMBEDDER, dimensions=64)
     assert len(short["data"][0]["embedding"]) == 64
 
 
 def test_infinity_client_ranks(cluster: Cluster) -> None:
-    told = infinity(
+    response = infinity(
         cluster, "rerank", query=QUERY, documents=ANIMALS, model=EMBEDDER, return_documents=True
     )
-    assert told["results"][0]["index"] == 1
-    assert told["results"][0]["document"] == ANIMALS[1]
-    assert (told["model"], told["object"]) == (EMBEDDER, "rerank")
+    assert response["results"][0]["index"] == 1
+    assert response["results"][0]["document"] == ANIMALS[1]
+    assert (response["model"], response["object"]) == (EMBEDDER, "rerank")
     best = infinity(cluster, "rerank", query=QUERY, documents=ANIMALS, top_n=1)
     assert (best["model"], len(best["results"])) == (RANKER, 1)
 
 
 def test_infinity_client_classifies(cluster: Cluster) -> None:
-    told = infinity(cluster, "classify", input=[FILM, "a dull one"], model=CLASSIFIER)
-    assert [row[0]["label"] for row in told["data"]] == ["POSITIVE", "NEGATIVE"]
+    response = infinity(cluster, "classify", input=[FILM, "a dull one"], model=CLASSIFIER)
+    assert [row[0]["label"] for row in response["data"]] == ["POSITIVE", "NEGATIVE"]
 
 
 def test_infinity_client_reads_health_and_models(cluster: Cluster) -> None:
@@ -153,12 +153,12 @@ def test_infinity_client_raises_errors(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("model", [EMBEDDER, RANKER])
 def test_cohere_client_ranks(cluster: Cluster, model: str) -> None:
-    told = cohere(cluster, model=model, query=QUERY, documents=ANIMALS, top_n=2)
-    scores = [result["relevance_score"] for result in told["results"]]
+    response = cohere(cluster, model=model, query=QUERY, documents=ANIMALS, top_n=2)
+    scores = [result["relevance_score"] for result in response["results"]]
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
     if model == EMBEDDER:
-        assert told["results"][0]["index"] == 1
+        assert response["results"][0]["index"] == 1
 
 
 def test_cohere_client_raises_errors(cluster: Cluster) -> None:
@@ -173,8 +173,8 @@ def test_cohere_client_raises_errors(cluster: Cluster) -> None:
 def test_langchain_embeds_documents_and_queries(cluster: Cluster) -> None:
     """Lengths are left to the server: LangChain would count OpenAI's tokens."""
     settings = {"model": EMBEDDER, "check_embedding_ctx_length": False}
-    told = run_client(
+    response = run_client(
         "langchain_embeddings.py", f"{cluster.url}/v1", json.dumps(settings), json.dumps(ANIMALS)
     )
-    assert [len(vector) for vector in told["documents"]] == [384] * 3
-    assert cosine(told["documents"][0], told["query"]) > 0.98
+    assert [len(vector) for vector in response["documents"]] == [384] * 3
+    assert cosine(response["documents"][0], response["query"]) > 0.98

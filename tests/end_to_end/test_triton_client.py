@@ -50,13 +50,13 @@ def test_server_and_models_are_live_and_ready(triton: InferenceServerClient) -> 
 
 def test_server_and_models_have_metadata(triton: InferenceServerClient) -> None:
     assert "binary_tensor_data" in triton.get_server_metadata()["extensions"]
-    told = triton.get_model_metadata(EMBEDDER)
-    assert told["name"] == EMBEDDER
-    assert [(t["name"], t["datatype"]) for t in told["inputs"]] == [("text", "BYTES")]
-    assert [(t["name"], t["datatype"]) for t in told["outputs"]] == [("embedding", "FP32")]
+    response = triton.get_model_metadata(EMBEDDER)
+    assert response["name"] == EMBEDDER
+    assert [(t["name"], t["datatype"]) for t in response["inputs"]] == [("text", "BYTES")]
+    assert [(t["name"], t["datatype"]) for t in response["outputs"]] == [("embedding", "FP32")]
     assert triton.get_model_config(EMBEDDER)["max_batch_size"] > 1
     version = version_of(triton, EMBEDDER)
-    assert triton.get_model_metadata(EMBEDDER, version) == told
+    assert triton.get_model_metadata(EMBEDDER, version) == response
     assert triton.get_model_config(EMBEDDER, version)["name"] == EMBEDDER
 
 
@@ -106,9 +106,9 @@ def test_texts_return_embeddings(
     assert (rows.dtype, rows.shape) == (np.float32, (2, 384))
     hubs = InferenceClient(f"{cluster.url}/models/{EMBEDDER}").feature_extraction(TEXTS)
     assert all(map(is_same_embedding, rows, hubs))
-    told = result.get_response()
-    assert (told["id"], told["model_name"]) == ("42", EMBEDDER)
-    assert told["model_version"] == version_of(triton, EMBEDDER)
+    response = result.get_response()
+    assert (response["id"], response["model_name"]) == ("42", EMBEDDER)
+    assert response["model_version"] == version_of(triton, EMBEDDER)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])

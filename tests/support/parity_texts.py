@@ -21,9 +21,9 @@ _GAPS = (" ", " ", " ", " ", "  ", "\n", "\t", "\u00a0")
 
 
 def varied_texts(
-    tokenizer: Path, count: int, *, most_tokens: int, seed: int = 0, least_tokens: int = 1
+    tokenizer: Path, count: int, *, max_tokens: int, seed: int = 0, min_tokens: int = 1
 ) -> list[str]:
-    """Return `count` different texts of `least_tokens` to `most_tokens` tokens.
+    """Return `count` different texts of `min_tokens` to `max_tokens` tokens.
 
     `tokenizer` is the directory of a tokenizer.json. The first text has the minimum
     length and the second the maximum. Special tokens do not count.
@@ -31,9 +31,9 @@ def varied_texts(
     counter = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     rng = random.Random(seed)
     texts: dict[str, None] = {}
-    lengths = [least_tokens, most_tokens]
+    lengths = [min_tokens, max_tokens]
     while len(texts) < count:
-        due = lengths[len(texts)] if len(texts) < 2 else rng.randint(least_tokens, most_tokens)
+        due = lengths[len(texts)] if len(texts) < 2 else rng.randint(min_tokens, max_tokens)
         texts.setdefault(_text(counter, rng, due))
     return list(texts)
 

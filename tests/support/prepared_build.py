@@ -86,11 +86,11 @@ class PreparedBuild:
     def items(self) -> tuple[TokenizedItem, ...]:
         return self.prepared.reference.items
 
-    def answers(self, recipe: CandidateRecipe, graph: Path, company: int = 8) -> ProbeOutputs:
-        """Run the probes on `graph`, `company` of all lengths per padded batch."""
+    def answers(self, recipe: CandidateRecipe, graph: Path, batch_items: int = 8) -> ProbeOutputs:
+        """Run the probes on `graph`, `batch_items` of all lengths per padded batch."""
         engine = open_engine(build_graph_spec(recipe, graph, self.prepared), EncoderSettings())
         try:
-            return run_probes(engine, self.items, company)
+            return run_probes(engine, self.items, batch_items)
         finally:
             engine.close()
 

@@ -123,11 +123,11 @@ class LoadedCase:
     def check_parity(self, graph: Path) -> ParityResult:
         """Compare single and batched outputs with torch, then return their parity."""
         engine, items = self.engine(graph), self.reference.items
-        alone, company = run_probes(engine, items, 1), run_probes(engine, items, len(items))
-        for outputs in (alone, company):
+        unbatched, batched = run_probes(engine, items, 1), run_probes(engine, items, len(items))
+        for outputs in (unbatched, batched):
             for actual, expected in zip(outputs, self.reference.outputs, strict=True):
                 np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
-        return compare_outputs(self.reference, alone, company, EXACT, self.metadata.head)
+        return compare_outputs(self.reference, unbatched, batched, EXACT, self.metadata.head)
 
 
 def operator_types(graph: Path) -> list[str]:

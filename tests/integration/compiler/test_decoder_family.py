@@ -11,9 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from build_artifacts import families
+from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_object
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.console import BuildProgress
+from build_artifacts.decoders.generation_report import GENERATION_NAME
 from build_artifacts.families.base import (
     Attempt,
     BuildBudget,
@@ -147,7 +149,10 @@ def write_bigram_checkpoint(directory: Path) -> Path:
 
 
 async def test_decoder_family_registered_in_the_table_is_compiled_and_serves_text(
-    tmp_path: Path, progress: BuildProgress, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    progress: BuildProgress,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(families, "FAMILIES", [BigramFamily(), *families.FAMILIES])
     monkeypatch.setitem(ENGINES, "bigrams", BIGRAMS)  # type: ignore[misc]
@@ -167,3 +172,8 @@ async def test_decoder_family_registered_in_the_table_is_compiled_and_serves_tex
     (choice,) = response.json()["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ide", "stop")
     assert response.headers["x-compute-type"] == "cpu-fp32"
+
+    assert main(["report", MODEL, "--store", str(request.store)]) == 1
+    assert (
+        f"`{MODEL}` {result.manifest.version} has no `{GENERATION_NAME}`" in capsys.readouterr().err
+    )

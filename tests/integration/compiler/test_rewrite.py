@@ -49,7 +49,7 @@ def test_rewrites_remove_where_and_transposes_of_bert(
     assert max(float(np.abs(answer).max()) for answer in due) > 1
     for graph in (halfway, lean):
         assert largest_difference(build.answers(FLOAT, graph), due) < TOLERANCE
-        assert largest_difference(build.answers(FLOAT, graph, company=1), due) < TOLERANCE
+        assert largest_difference(build.answers(FLOAT, graph, batch_items=1), due) < TOLERANCE
 
 
 def test_pack_heads_requires_dropped_where(prepared_build: PreparedBuild, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_unpadded_batch_uses_unmasked_attention(
     assert (counts["If"], counts["MultiHeadAttention"], counts["Attention"]) == (2, 2, 2)
     due = prepared_build.answers(FLOAT, exported)
     # A batch of one has no padding; in a batch of eight lengths only the longest has none.
-    assert largest_difference(prepared_build.answers(FLOAT, either, company=1), due) < TOLERANCE
+    assert largest_difference(prepared_build.answers(FLOAT, either, batch_items=1), due) < TOLERANCE
     assert largest_difference(prepared_build.answers(FLOAT, either), due) < TOLERANCE
 
 

@@ -166,9 +166,9 @@ def test_unsupported_source_prints_error_and_hint(
     assert build(changed, store) == 1
     said = capfd.readouterr()
     assert said.out == ""
-    told, blank, advice = said.err.splitlines()[-3:]
-    assert told.startswith("error: ")
-    assert error in told
+    message, blank, advice = said.err.splitlines()[-3:]
+    assert message.startswith("error: ")
+    assert error in message
     assert blank == ""
     assert advice.startswith("hint: ")
     assert hint in advice

@@ -30,7 +30,7 @@ Vectors = NDArray[np.float64]
 
 @pytest.fixture(scope="module")
 def texts(embedder: ParityModel) -> list[str]:
-    return varied_texts(embedder.checkpoint, INPUTS, most_tokens=62)
+    return varied_texts(embedder.checkpoint, INPUTS, max_tokens=62)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def pipeline(mask_filler: ParityModel) -> Any:
 @pytest.fixture(scope="module")
 def texts(mask_filler: ParityModel) -> list[str]:
     """Each with one mask, the longest as long as the model reads."""
-    plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=61)
+    plain = varied_texts(mask_filler.checkpoint, INPUTS, max_tokens=61)
     return [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]
 
 
@@ -94,7 +94,7 @@ async def test_targets_equal_the_pipeline(
 async def test_several_masks_equal_the_pipeline(
     app: ServedModel, pipeline: Any, mask_filler: ParityModel
 ) -> None:
-    plain = varied_texts(mask_filler.checkpoint, INPUTS, most_tokens=54, seed=1)
+    plain = varied_texts(mask_filler.checkpoint, INPUTS, max_tokens=54, seed=1)
     texts = [with_masks(text, i % 8 + 1, seed=i) for i, text in enumerate(plain)]
     expected = pipeline(texts)
     assert "[MASK]" in expected[7][0][0]["sequence"]
@@ -128,7 +128,7 @@ async def test_int8_first_proposals_agree_with_fp32(mask_filler: ParityModel) ->
     With random weights most leads are as small as int8's noise, so that 95 % of all texts agree:
     what is asked for is the share of decided ones, and enough of these.
     """
-    plain = varied_texts(mask_filler.checkpoint, 900, most_tokens=61, seed=2)
+    plain = varied_texts(mask_filler.checkpoint, 900, max_tokens=61, seed=2)
     texts = [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]
     async with mask_filler.serving() as app:
         exact = await app.mixed(texts)

@@ -1,4 +1,4 @@
-"""Answers equal those recorded by `record_question_answering` from transformers 4."""
+"""Answers equal those recorded by `reference_answers` from transformers 4."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import TaskName
-from tests.integration.parity.record_question_answering import (
-    FOR_LONG,
-    FOR_SHORT,
+from tests.integration.parity.reference_answers import (
+    LONG_RUNS,
     RECORD,
+    SHORT_RUNS,
     WEIGHTS,
-    questions_for,
+    make_questions,
 )
 from tests.support.parity_models import ParityModel, agreement
 
 TOLERANCE = 1e-5  # of a score
 INT8_AGREEMENT = 0.98  # of best answers with a clear lead
-RUNS = [parameters for _, parameters in FOR_SHORT] + list(FOR_LONG)
+RUNS = [parameters for _, parameters in SHORT_RUNS] + list(LONG_RUNS)
 RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
@@ -92,7 +92,7 @@ async def test_int8_answers_agree_with_fp32(parity_model: ParityModel) -> None:
     With random weights a span's score is hundredths, and most leads are as small as int8's noise:
     asked for is the share of answers that lead by one hundredth, and enough of these.
     """
-    questions = questions_for(parity_model.checkpoint, 1_200, seed=5)
+    questions = make_questions(parity_model.checkpoint, 1_200, seed=5)
     async with parity_model.serving() as served:
         exact = [as_list(answer) for answer in await served.mixed(questions, {"top_k": 2})]
     async with parity_model.serving("int8") as served:

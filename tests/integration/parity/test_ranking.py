@@ -56,9 +56,9 @@ def create_searches(
     parity_model: ParityModel, query_tokens: int, text_tokens: int
 ) -> list[dict[str, Any]]:
     """Each query with texts of its own."""
-    queries = varied_texts(parity_model.checkpoint, QUERIES, most_tokens=query_tokens, seed=1)
+    queries = varied_texts(parity_model.checkpoint, QUERIES, max_tokens=query_tokens, seed=1)
     count = QUERIES * TEXTS_EACH
-    texts = varied_texts(parity_model.checkpoint, count, most_tokens=text_tokens, seed=2)
+    texts = varied_texts(parity_model.checkpoint, count, max_tokens=text_tokens, seed=2)
     return [
         {"query": query, "texts": texts[i * TEXTS_EACH : (i + 1) * TEXTS_EACH]}
         for i, query in enumerate(queries)

@@ -24,13 +24,13 @@ def pipeline(classifier: ParityModel) -> Any:
 
 @pytest.fixture(scope="module")
 def texts(classifier: ParityModel) -> list[str]:
-    return varied_texts(classifier.checkpoint, INPUTS, most_tokens=62)
+    return varied_texts(classifier.checkpoint, INPUTS, max_tokens=62)
 
 
 @pytest.fixture(scope="module")
 def pairs(classifier: ParityModel) -> list[dict[str, str]]:
     """Both texts together as long as the model reads, at most."""
-    return pair_texts(varied_texts(classifier.checkpoint, 2 * 200, most_tokens=30, seed=1))
+    return pair_texts(varied_texts(classifier.checkpoint, 2 * 200, max_tokens=30, seed=1))
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def balance_labels(parity_model: ParityModel) -> None:
     Random weights prefer one or two labels, with small gaps between the others.
     """
     model, encode = parity_model.model(), parity_model.tokenizer()
-    texts = varied_texts(parity_model.checkpoint, FEWER, most_tokens=READS - 2, seed=2)
+    texts = varied_texts(parity_model.checkpoint, FEWER, max_tokens=READS - 2, seed=2)
     with torch.inference_mode():
         logits = torch.cat([model(**encode(text, return_tensors="pt")).logits[0] for text in texts])
         model.classifier.bias -= logits.mean(dim=0)
@@ -60,12 +60,12 @@ def reference(parity_model: ParityModel) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def texts(parity_model: ParityModel) -> list[str]:
-    return varied_texts(parity_model.checkpoint, TEXTS, most_tokens=READS - 2)
+    return varied_texts(parity_model.checkpoint, TEXTS, max_tokens=READS - 2)
 
 
 @pytest.fixture(scope="module")
 def long_texts(parity_model: ParityModel) -> list[str]:
-    return varied_texts(parity_model.checkpoint, TEXTS, most_tokens=3 * READS, seed=1)
+    return varied_texts(parity_model.checkpoint, TEXTS, max_tokens=3 * READS, seed=1)
 
 
 def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:

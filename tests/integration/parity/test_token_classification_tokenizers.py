@@ -141,7 +141,7 @@ class Pair:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = tmp_path_factory.mktemp("letters")
     tiny_tokenizer(directory)
-    return varied_texts(directory, TEXTS, most_tokens=READS)
+    return varied_texts(directory, TEXTS, max_tokens=READS)
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)

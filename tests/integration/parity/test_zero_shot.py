@@ -45,7 +45,7 @@ def create_pipeline(parity_model: ParityModel) -> Any:
 
 @pytest.fixture(scope="module")
 def texts(parity_model: ParityModel) -> list[str]:
-    return varied_texts(parity_model.checkpoint, TEXTS, most_tokens=READS - 3 - LONGEST_HYPOTHESIS)
+    return varied_texts(parity_model.checkpoint, TEXTS, max_tokens=READS - 3 - LONGEST_HYPOTHESIS)
 
 
 def build_parameters(
@@ -139,7 +139,7 @@ async def test_truncated_texts_equal_the_pipeline(
     parity_model: ParityModel, reference: Any
 ) -> None:
     long_texts = varied_texts(
-        parity_model.checkpoint, TEXTS, least_tokens=READS, most_tokens=3 * READS, seed=1
+        parity_model.checkpoint, TEXTS, min_tokens=READS, max_tokens=3 * READS, seed=1
     )
     parameters = build_parameters(CANDIDATES, False, None)
     theirs = reference(long_texts, **parameters)

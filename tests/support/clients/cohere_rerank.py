@@ -17,14 +17,14 @@ from cohere.core.api_error import ApiError
 def main(url: str, arguments: str) -> None:
     client = cohere.ClientV2(api_key="unused", base_url=url)
     try:
-        told = client.rerank(**json.loads(arguments)).model_dump(mode="json")
+        result = client.rerank(**json.loads(arguments)).model_dump(mode="json")
     except ApiError as error:
-        told = {
+        result = {
             "raised": type(error).__name__,
             "status": error.status_code,
             "message": str(error.body),
         }
-    json.dump(told, sys.stdout)
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

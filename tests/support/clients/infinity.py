@@ -32,10 +32,10 @@ def main(url: str, call: str, body: str = "") -> None:
         else:
             module, kind = CALLS_WITH_BODY[call]
             answer = module.sync(client=client, body=kind.from_dict(json.loads(body)))
-        told = answer.to_dict()
+        result = answer.to_dict()
     except UnexpectedStatus as error:
-        told = {"raised": type(error).__name__, "message": str(error)}
-    json.dump(told, sys.stdout)
+        result = {"raised": type(error).__name__, "message": str(error)}
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

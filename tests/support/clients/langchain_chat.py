@@ -15,11 +15,11 @@ from langchain_openai import ChatOpenAI
 
 def main(url: str, settings: str, text: str) -> None:
     chat = ChatOpenAI(base_url=url, api_key="unused", max_retries=0, **json.loads(settings))
-    told = {
+    result = {
         "whole": chat.invoke(text).content,
         "streamed": [part.content for part in chat.stream(text)],
     }
-    json.dump(told, sys.stdout)
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from langchain_openai import OpenAIEmbeddings
 def main(url: str, settings: str, texts: str) -> None:
     embeddings = OpenAIEmbeddings(base_url=url, api_key="unused", **json.loads(settings))
     given = json.loads(texts)
-    told = {
+    result = {
         "documents": embeddings.embed_documents(given),
         "query": embeddings.embed_query(given[0]),
     }
-    json.dump(told, sys.stdout)
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

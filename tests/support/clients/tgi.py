@@ -33,12 +33,12 @@ def main(url: str, method: str, arguments: str) -> None:
     try:
         answer = call(**json.loads(arguments))
         if method == "generate_stream":
-            told = [one.model_dump() for one in answer]
+            result = [one.model_dump() for one in answer]
         else:
-            told = answer.model_dump()
+            result = answer.model_dump()
     except ERRORS as error:
-        told = {"raised": type(error).__name__, "message": str(error)}
-    json.dump(told, sys.stdout)
+        result = {"raised": type(error).__name__, "message": str(error)}
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

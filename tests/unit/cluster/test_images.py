@@ -86,7 +86,8 @@ def test_image_contains_only_files_for_serving(image: str) -> None:
         if not copy.startswith("--from")
         for source in copy.split()[:-1]
     ]
-    project = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "NOTICE"}
+    documents = {"README.md", "LICENSE", "NOTICE"}
+    project = {"pyproject.toml", "constraints.txt", "serve_config.yaml", *documents}
     assert set(sources) == project | {"hundredfold", "deployments", "cluster"}
     ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
     included = {line.removeprefix("!") for line in ignore if line.startswith("!")}

@@ -130,14 +130,37 @@ def test_report_shows_generation_samples(
     assert "text-generation" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["tune", "compact"])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("tune", []),
+        ("compact", []),
+        ("report", ["--force"]),
+        ("report", ["--eval", "data.tsv"]),
+        ("report", ["--threads", "1"]),
+    ],
+)
 def test_encoder_commands_reject_decoders(
-    built: BuildResult, source: Path, command: str, capsys: pytest.CaptureFixture[str]
+    built: BuildResult,
+    source: Path,
+    command: str,
+    options: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = str(built.directory.parents[1])
     about = str(source) if command == "compact" else built.manifest.id
-    assert main([command, about, "--store", store]) == 1
-    assert "does not support models that generate text" in capsys.readouterr().err
+    assert main([command, about, "--store", store, *options]) == 1
+    error = capsys.readouterr().err.partition("\n")[0]
+    name = " ".join([command, *options[:1]])
+    assert error.startswith(f"error: `{name}` does not support models that generate text: ")
+
+
+def test_json_of_report_and_verify(built: BuildResult, capsys: pytest.CaptureFixture[str]) -> None:
+    where = [built.manifest.id, "--store", str(built.directory.parents[1]), "--json"]
+    assert main(["report", *where]) == 0
+    assert set(json.loads(capsys.readouterr().out)["throughput"]) == {"cpu-int8"}
+    assert main(["verify", *where]) == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_changed_generation_report_fails_digest(built: BuildResult, tmp_path: Path) -> None:
@@ -222,7 +245,7 @@ def test_build_encoder_decoder_serves_answers(
     request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
     built = build(request, BuildProgress(io.StringIO()))
     manifest = built.manifest
-    assert manifest.tasks[0] is own_task
+    assert manifest.tasks[0] == own_task
     assert set(manifest.tasks) == set(TEXT2TEXT_TASKS)
     assert manifest.generation_config is not None
     assert manifest.generation_config.encoder_decoder is not None

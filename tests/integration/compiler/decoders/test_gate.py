@@ -61,7 +61,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     builder = Builder()
     monkeypatch.setattr(decoder_candidates, "export_decoder", builder.export)
     monkeypatch.setattr(
-        decoder_candidates, "load_calibration_inputs", lambda weights, most_tokens: SHOWN
+        decoder_candidates, "load_calibration_inputs", lambda weights, max_tokens: SHOWN
     )
     return builder
 

@@ -153,8 +153,8 @@ async def test_untunable_model_is_served(
     async with running(target) as encoder:
         await until_slowly(lambda: tuning_threads() == 0)
         assert (await encoder.ask()).compute_type == UNTUNED
-    (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert told.startswith("models are not tuned for this host: ")
+    (warning,) = (r.message for r in caplog.records if r.levelname == "WARNING")
+    assert warning.startswith("models are not tuned for this host: ")
 
 
 async def until_slowly(happened: Callable[[], bool]) -> None:

@@ -29,7 +29,7 @@ SCHEMA = {
     "required": ["stars"],
     "additionalProperties": False,
 }
-FORM = SchemaTask("review_1", "How many stars?", SCHEMA)
+TASK = SchemaTask("review_1", "How many stars?", SCHEMA)
 GOOD = '{"stars": 4}'
 
 
@@ -39,16 +39,16 @@ def completion(text: str | None = GOOD, reason: str = "stop", tokens: int = 7) -
     return FakeAnswer(body=orjson.dumps(body))
 
 
-async def filled(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
+async def answer_with(answer: FakeAnswer) -> tuple[SchemaAnswer, Any]:
     async with FakeServer(lambda n, request: answer).running() as server:
-        result = await answer_schema(HttpGenerator(server.target, "org/model"), FORM)
+        result = await answer_schema(HttpGenerator(server.target, "org/model"), TASK)
         (received,) = server.requests
     assert (received.method, received.path) == ("POST", "/v1/chat/completions")
     return result, orjson.loads(received.body)
 
 
 async def test_answer_schema_sends_an_openai_request() -> None:
-    result, body = await filled(completion())
+    result, body = await answer_with(completion())
     assert body == {
         "model": "org/model",
         "messages": [{"role": "user", "content": "How many stars?"}],
@@ -64,7 +64,7 @@ async def test_answer_schema_sends_an_openai_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict", "why"),
+    ("answer", "outcome", "why"),
     [
         pytest.param(completion('{"stars": 6}'), "invalid", "$.stars: 6 is greater", id="value"),
         pytest.param(completion('{"stars": 4'), "invalid", "no JSON", id="half"),
@@ -82,9 +82,9 @@ async def test_answer_schema_sends_an_openai_request() -> None:
         pytest.param(FakeAnswer(hang_up=True), "rejected", "connection was closed", id="hung up"),
     ],
 )
-async def test_check_answer_reports_the_outcome(answer: FakeAnswer, verdict: str, why: str) -> None:
-    result, _ = await filled(answer)
-    assert (result.name, result.outcome) == ("review_1", verdict)
+async def test_check_answer_reports_the_outcome(answer: FakeAnswer, outcome: str, why: str) -> None:
+    result, _ = await answer_with(answer)
+    assert (result.name, result.outcome) == ("review_1", outcome)
     assert why in result.reason
 
 
@@ -99,7 +99,7 @@ def rotate_order(*answers: FakeAnswer) -> Callable[[int, ReceivedRequest], FakeA
 
 
 async def test_answer_all_counts_outcomes() -> None:
-    forms = build_schema_tasks(random.Random(1))
+    tasks = build_schema_tasks(random.Random(1))
     script = rotate_order(
         completion("{}", tokens=1),
         completion("{", "length", 200),
@@ -108,11 +108,11 @@ async def test_answer_all_counts_outcomes() -> None:
         completion("[", "length", 200),
     )
     async with FakeServer(script, delay_s=0.002).running() as server:
-        metrics = await answer_all(HttpGenerator(server.target, "org/model"), forms)
+        metrics = await answer_all(HttpGenerator(server.target, "org/model"), tasks)
         prompts = {
             orjson.loads(request.body)["messages"][0]["content"] for request in server.requests
         }
-    assert prompts == {form.prompt for form in forms}
+    assert prompts == {task.prompt for task in tasks}
     assert (metrics.requests, metrics.valid, metrics.truncated) == (50, 0, 20)
     assert (metrics.invalid, metrics.rejected) == (20, 10)
     assert len(metrics.faults) == 50
@@ -135,7 +135,7 @@ async def test_answer_all_limits_concurrency() -> None:
             return 200, completion().body
 
     generator = Counting(FakeServer().target, "org/model")
-    metrics = await answer_all(generator, [FORM] * 30)
+    metrics = await answer_all(generator, [TASK] * 30)
     assert (metrics.requests, metrics.valid, metrics.tokens) == (30, 30, 210)
     assert max(under_way) == AT_ONCE
     assert metrics.faults == ()

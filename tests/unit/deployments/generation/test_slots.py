@@ -138,7 +138,7 @@ def test_random_operations_keep_slots_unique(seed: int) -> None:
     chance = random.Random(seed)
     rows, memory = SlotTable(4), [[] for _ in range(4)]
     prompts: dict[int, list[int]] = {}
-    beginnings = [[b] * chance.randint(1, 40) for b in range(3)]
+    prefixes = [[b] * chance.randint(1, 40) for b in range(3)]
 
     def carry_out(moves: list[CopySlot | SwapSlots]) -> None:
         for move in moves:
@@ -152,7 +152,7 @@ def test_random_operations_keep_slots_unique(seed: int) -> None:
 
     for owner in range(200):
         if rows.free_slots and chance.random() < 0.6:
-            prompt = [*chance.choice(beginnings), *[owner] * chance.randint(2, 30)]
+            prompt = [*chance.choice(prefixes), *[owner] * chance.randint(2, 30)]
             row = rows.acquire(owner)
             shared, moves = rows.start_prompt(row, prompt)
             carry_out(moves)

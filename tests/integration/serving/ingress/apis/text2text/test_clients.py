@@ -29,10 +29,10 @@ from tests.support.in_process import InProcess
 @asynccontextmanager
 async def hub_client(store: Path, path: str) -> AsyncIterator[Any]:
     """A client of the application over a real generator."""
-    world = InProcess(
+    server = InProcess(
         store, models=MODELS, writes=GeneratorSettings(kv_slots=4, max_context_tokens=64)
     )
-    async with world.application() as app:
+    async with server.application() as app:
         transport = httpx2.ASGITransport(app)
         # As in its own client, so that it reads the errors of streams.
         hooks = {"response": [async_hf_response_event_hook]}

@@ -34,8 +34,8 @@ async def multilingual_http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     multilingual.seal(tmp_path, MULTILINGUAL, (TaskName.TRANSLATION,))
     settings = GeneratorSettings(kv_slots=4, max_context_tokens=64)
-    world = InProcess(tmp_path, models=(MULTILINGUAL,), writes=settings)
-    async with world.client() as client:
+    server = InProcess(tmp_path, models=(MULTILINGUAL,), writes=settings)
+    async with server.client() as client:
         yield client
 
 

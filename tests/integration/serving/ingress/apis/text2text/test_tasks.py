@@ -64,11 +64,11 @@ async def test_path_task_selects_the_task(
 
 
 async def test_records_have_the_requested_task(rewriting_store: Path) -> None:
-    world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator())
-    async with world.client() as http:
+    server = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator())
+    async with server.client() as http:
         await post_json(http, f"/pipeline/translation/{WRITER}", {"inputs": RIVER})
         await post_json(http, f"/models/{SUMMARIZER}", {"inputs": RIVER})
-    assert [record.task for record in world.recorder.records] == ["translation", "summarization"]
+    assert [record.task for record in server.recorder.records] == ["translation", "summarization"]
 
 
 async def test_several_texts_return_a_flat_list(
@@ -188,12 +188,12 @@ async def test_grammar_disables_the_default_ngram_limit(
     no_repeat_ngram_size: int | None, expected_size: int, rewriting_store: Path
 ) -> None:
     generator = ScriptedGenerator()
-    world = InProcess(rewriting_store, models=(SUMMARIZER,), generator=generator)
+    server = InProcess(rewriting_store, models=(SUMMARIZER,), generator=generator)
     arguments = {
         "grammar": {"type": "regex", "value": "(yes ){6}"},
         "no_repeat_ngram_size": no_repeat_ngram_size,
     }
-    async with world.client() as http:
+    async with server.client() as http:
         await post_json(http, f"/models/{SUMMARIZER}", {"inputs": BRIDGE, "parameters": arguments})
     assert generator.calls[-1].options.no_repeat_ngram_size == expected_size
 
@@ -245,12 +245,12 @@ async def test_max_time_returns_partial_text(http: httpx.AsyncClient) -> None:
 
 
 async def test_beam_search_ended_by_max_time_is_recorded_once(rewriting_store: Path) -> None:
-    world = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator(pause_s=60))
+    server = InProcess(rewriting_store, models=MODELS, generator=ScriptedGenerator(pause_s=60))
     body = {"inputs": RIVER, "parameters": {"max_time": 0.05, "num_beams": 2}}
-    async with world.client() as http:
+    async with server.client() as http:
         response = await http.post(f"/models/{WRITER}", json=body)
     assert response.status_code == 504
-    assert [record.model for record in world.recorder.records] == [WRITER]
+    assert [record.model for record in server.recorder.records] == [WRITER]
 
 
 @pytest.mark.parametrize(

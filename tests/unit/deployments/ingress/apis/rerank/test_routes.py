@@ -38,8 +38,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def ranking(store: Path, **world: Any) -> InProcess:
-    return InProcess(store, **{"models": MODELS, **world})
+def ranking(store: Path, **options: Any) -> InProcess:
+    return InProcess(store, **{"models": MODELS, **options})
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -28,8 +28,8 @@ TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 LIMITS = IngressUserConfig(limits=LimitSettings(items=3, body_bytes=2_000, item_chars=500))
 
 
-async def ask(store: Path, path: str, body: Any, **world: Any) -> Any:
-    async with InProcess(store, **world).client() as http:
+async def ask(store: Path, path: str, body: Any, **options: Any) -> Any:
+    async with InProcess(store, **options).client() as http:
         return await http.post(path, json=body)
 
 

@@ -1,10 +1,10 @@
-"""Record what the last question-answering pipeline answers on a tiny seeded checkpoint.
+"""Record the answers of transformers' question-answering pipeline to a tiny seeded checkpoint.
 
-transformers 5 has no such pipeline, so the tests cannot ask it. 4.57 goes beside the environment:
+transformers 5 has no such pipeline. Install 4.57 in a directory of its own:
 
     pip install --no-deps --target DIR transformers==4.57.1 \\
         tokenizers==0.22.1 huggingface_hub==0.36.0
-    python -m tests.integration.parity.record_question_answering DIR
+    python -m tests.integration.parity.reference_answers DIR
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.support.parity_texts import varied_texts
 RECORD = Path(__file__).parent / "data" / "question_answering.json"
 WEIGHTS = "model.safetensors"
 SHORT, LONG = 200, 40  # questions whose context fits into one window, and others
-# Answers nearer to each other may change places with the order of sums: they are not recorded.
-CLEAR = 1e-4
-# Of the short ones every n-th is asked with these parameters; windows are for the long ones.
-FOR_SHORT: tuple[tuple[int, Mapping[str, Any]], ...] = (
+# Rounding may swap answers whose scores differ by less. They are not recorded.
+MIN_LEAD = 1e-4
+# (n, parameters): every n-th short question runs with these parameters. Long ones need windows.
+SHORT_RUNS: tuple[tuple[int, Mapping[str, Any]], ...] = (
     (1, {}),
     (2, {"top_k": 4}),
     (4, {"align_to_words": False, "top_k": 3}),
@@ -38,7 +38,7 @@ FOR_SHORT: tuple[tuple[int, Mapping[str, Any]], ...] = (
     (5, {"max_answer_len": 1}),
     (5, {"max_answer_len": 60, "top_k": 2}),
 )
-FOR_LONG: tuple[Mapping[str, Any], ...] = (
+LONG_RUNS: tuple[Mapping[str, Any], ...] = (
     {"doc_stride": 16},
     {"doc_stride": 0, "top_k": 3},
     {"doc_stride": 7, "max_seq_len": 40, "handle_impossible_answer": True, "top_k": 3},
@@ -47,56 +47,58 @@ FOR_LONG: tuple[Mapping[str, Any], ...] = (
 
 
 def main(installed: Path) -> None:
-    """Write RECORD with the answers of the transformers that is installed in that directory."""
+    """Write RECORD with the answers of the transformers in the directory `installed`."""
     with TemporaryDirectory() as scratch:
-        twins = ParityModel.make(Path(scratch), TaskName.QUESTION_ANSWERING)
-        questions = questions_for(twins.checkpoint, SHORT, seed=2)
-        questions += questions_for(twins.checkpoint, LONG, seed=7, tokens=(80, 300))
-        asked = Path(scratch) / "asked.json"
-        asked.write_text(json.dumps({"questions": questions, "runs": _runs()}))
+        models = ParityModel.make(Path(scratch), TaskName.QUESTION_ANSWERING)
+        questions = make_questions(models.checkpoint, SHORT, seed=2)
+        questions += make_questions(models.checkpoint, LONG, seed=7, tokens=(80, 300))
+        questions_file = Path(scratch) / "questions.json"
+        questions_file.write_text(json.dumps({"questions": questions, "runs": _runs()}))
         path = os.pathsep.join((str(installed), os.getcwd()))
-        command = [sys.executable, __file__, str(twins.checkpoint), str(asked)]
+        command = [sys.executable, __file__, str(models.checkpoint), str(questions_file)]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
-        record = json.loads(asked.read_bytes())
-        record["weights"] = file_sha256(twins.checkpoint / WEIGHTS)
+        record = json.loads(questions_file.read_bytes())
+        record["weights"] = file_sha256(models.checkpoint / WEIGHTS)
     RECORD.write_text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-def questions_for(
+def make_questions(
     tokenizer: Path, count: int, *, seed: int, tokens: tuple[int, int] = (12, 51)
 ) -> list[dict[str, str]]:
-    """`count` questions of up to 10 tokens, their contexts of `tokens` at least and at most."""
-    least, most = tokens
-    asked = varied_texts(tokenizer, count, least_tokens=2, most_tokens=10, seed=seed)
-    contexts = varied_texts(tokenizer, count, least_tokens=least, most_tokens=most, seed=seed + 1)
+    """Make questions of up to 10 tokens with contexts of `tokens`, a minimum and a maximum."""
+    min_tokens, max_tokens = tokens
+    questions = varied_texts(tokenizer, count, min_tokens=2, max_tokens=10, seed=seed)
+    contexts = varied_texts(
+        tokenizer, count, min_tokens=min_tokens, max_tokens=max_tokens, seed=seed + 1
+    )
     return [
         {"question": question, "context": context}
-        for question, context in zip(asked, contexts, strict=True)
+        for question, context in zip(questions, contexts, strict=True)
     ]
 
 
 def _runs() -> list[dict[str, Any]]:
     short = [
-        {"parameters": parameters, "chosen": list(range(0, SHORT, step))}
-        for step, parameters in FOR_SHORT
+        {"parameters": parameters, "selected": list(range(0, SHORT, step))}
+        for step, parameters in SHORT_RUNS
     ]
-    chosen = list(range(SHORT, SHORT + LONG))
-    return short + [{"parameters": parameters, "chosen": chosen} for parameters in FOR_LONG]
+    selected = list(range(SHORT, SHORT + LONG))
+    return short + [{"parameters": parameters, "selected": selected} for parameters in LONG_RUNS]
 
 
-def answer(checkpoint: str, path: Path) -> None:
-    """Put the clear answers, as [score, start, end], beside the questions in the file."""
+def add_answers(checkpoint: str, path: Path) -> None:
+    """Add the answers with a clear lead, as [score, start, end], to the file of questions."""
     import transformers
 
     pipeline = transformers.pipeline("question-answering", model=checkpoint, device="cpu")
     pipeline.tokenizer.model_max_length = pipeline.model.config.max_position_embeddings
-    # What files of real checkpoints say, and the pipeline needs for the null answer.
+    # Set in the files of real checkpoints. The pipeline needs them for the null answer.
     pipeline.tokenizer.add_special_tokens({"cls_token": "[CLS]", "unk_token": "[UNK]"})
     record = json.loads(path.read_bytes())
     for run in record["runs"]:
         answers = {
             i: _clear_answers(pipeline, record["questions"][i], run["parameters"])
-            for i in run.pop("chosen")
+            for i in run.pop("selected")
         }
         run["answers"] = {i: found for i, found in answers.items() if found}
     record["transformers"] = transformers.__version__
@@ -104,24 +106,25 @@ def answer(checkpoint: str, path: Path) -> None:
 
 
 def _clear_answers(
-    pipeline: Any, asked: Mapping[str, str], parameters: Mapping[str, Any]
+    pipeline: Any, question: Mapping[str, str], parameters: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Best first; none where two of them, or the last and the one after it, are too near."""
+    """Return the best answers in order; none if two scores differ by less than MIN_LEAD."""
     count = parameters.get("top_k", 1)
     found, more = (
-        _told(pipeline(**asked, **{**parameters, "top_k": most})) for most in (count, count + 1)
+        _list_spans(pipeline(**question, **{**parameters, "top_k": top_k}))
+        for top_k in (count, count + 1)
     )
     is_clear = all(
-        first[0] - second[0] > CLEAR
+        first[0] - second[0] > MIN_LEAD
         for ranking in (found, more)
         for first, second in pairwise(ranking)
     )
     return found if is_clear else []
 
 
-def _told(answers: Any) -> list[list[float]]:
+def _list_spans(answers: Any) -> list[list[float]]:
     many = answers if isinstance(answers, list) else [answers]
-    # The pipeline fills up with spans that begin at no token of the context, of score 0.
+    # The pipeline adds spans outside of the context, with the score 0.
     return [[round(a["score"], 7), a["start"], a["end"]] for a in many if a["score"] > 0]
 
 
@@ -129,4 +132,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         main(Path(sys.argv[1]))
     else:
-        answer(sys.argv[1], Path(sys.argv[2]))
+        add_answers(sys.argv[1], Path(sys.argv[2]))
