@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.applications import Starlette
 
 from deployments.artifacts.types import Device
 from deployments.config import (
@@ -35,6 +34,7 @@ from deployments.ingress.cluster_state import (
 )
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
@@ -52,6 +52,7 @@ from deployments.messages import (
     TokenizeRequest,
 )
 from deployments.metrics import EncoderMetrics, GeneratorMetrics, IngressMetrics, TokenizerMetrics
+from deployments.records import DeferredRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
@@ -97,7 +98,7 @@ class Tokenizer(_ChannelHooks):
 
     def __init__(self, args: AppArgs) -> None:
         enable_info_logs()
-        self._replica = TokenizerReplica(args, TokenizerMetrics())
+        self._replica = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
         self._channel = ReplicaChannel(tokenizer_service(self._replica), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -126,7 +127,7 @@ class Encoder(_ChannelHooks):
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         enable_info_logs()
-        self._replica = EncoderReplica(args, device, EncoderMetrics())
+        self._replica = EncoderReplica(args, device, DeferredRecorder(EncoderMetrics()))
         self._replica.start()
         passes = args.encoders[device].concurrent_passes
         self._channel = ReplicaChannel(encoder_service(self._replica, passes), args.transport)
@@ -151,7 +152,7 @@ class Generator(_ChannelHooks):
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         enable_info_logs()
-        self._replica = GeneratorReplica(args, device, GeneratorMetrics())
+        self._replica = GeneratorReplica(args, device, DeferredRecorder(GeneratorMetrics()))
         self._replica.start()
         self._channel = ReplicaChannel(generator_service(self._replica), args.transport)
 
@@ -238,14 +239,14 @@ class Ingress:
             encoders=EncoderExecutor(router, monitor, settings),
             generators=GenerationExecutor(clients.generators, monitor, settings),
             tokenization=TokenizationService(clients.tokenizer),
-            recorder=IngressMetrics(),
+            recorder=DeferredRecorder(IngressMetrics()),
             settings=settings,
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._pipeline.configure(IngressUserConfig.parse(user_config))
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
         return build_http_app(self._pipeline, scrape_ray)
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from deployments.messages import EncoderTimings
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+R = TypeVar("R", contravariant=True)
+
+FLUSH_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +73,14 @@ class StepRecord:
     step_s: float
 
 
-class RequestRecorder(Protocol):
-    def record(self, request: RequestRecord) -> None: ...
+class Recorder(Protocol[R]):
+    def record(self, record: R, /) -> None: ...
+
+
+RequestRecorder: TypeAlias = Recorder[RequestRecord]
+ForwardPassRecorder: TypeAlias = Recorder[ForwardPassRecord]
+TokenizeRecorder: TypeAlias = Recorder[TokenizeRecord]
+StepRecorder: TypeAlias = Recorder[StepRecord]
 
 
 class RecorderGroup:
@@ -73,18 +89,32 @@ class RecorderGroup:
     def __init__(self, *recorders: RequestRecorder) -> None:
         self._recorders = recorders
 
-    def record(self, request: RequestRecord) -> None:
+    def record(self, record: RequestRecord, /) -> None:
         for recorder in self._recorders:
-            recorder.record(request)
+            recorder.record(record)
 
 
-class ForwardPassRecorder(Protocol):
-    def record(self, done: ForwardPassRecord) -> None: ...
+class DeferredRecorder(Generic[R]):
+    """Passes records on from a thread of its own, FLUSH_INTERVAL_S later at most.
 
+    Ray's metrics take 2 µs in a loop. Between the steps of a request they took 7 % of the CPU time
+    of the ingress, because their code leaves the caches in between.
+    """
 
-class TokenizeRecorder(Protocol):
-    def record(self, done: TokenizeRecord) -> None: ...
+    def __init__(self, recorder: Recorder[R]) -> None:
+        self._recorder = recorder
+        self._records: deque[R] = deque()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
 
+    def record(self, record: R, /) -> None:
+        self._records.append(record)
 
-class StepRecorder(Protocol):
-    def record(self, done: StepRecord) -> None: ...
+    def _run(self) -> None:
+        while True:
+            time.sleep(FLUSH_INTERVAL_S)
+            try:
+                while self._records:
+                    self._recorder.record(self._records.popleft())
+            except Exception:
+                log.exception("metrics are not recorded")

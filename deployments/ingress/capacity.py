@@ -23,9 +23,10 @@ class Capacity:
 
     def reserve(self, units: int) -> None:
         """Reserve `units`. Raises Overloaded (429) at once when too few are free."""
-        if self.used + units > self.limit:
+        limit = self._limit()
+        if self.used + units > limit:
             raise Overloaded(
-                f"Model is overloaded: {self.used} of {self.limit} {self._unit} are in use and the "
+                f"Model is overloaded: {self.used} of {limit} {self._unit} are in use and the "
                 f"request needs {units}. Retry later."
             )
         self.used += units

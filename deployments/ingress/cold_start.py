@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from deployments.artifacts.types import Device
 from deployments.errors import DeadlineExceeded
@@ -12,40 +11,52 @@ from deployments.ingress.cluster_state import ClusterMonitor, model_loading_erro
 from deployments.registry import RegisteredModel
 
 
-@asynccontextmanager
-async def limit_cold_start(
-    monitor: ClusterMonitor, model: RegisteredModel, device: Device, wait_s: float | None
-) -> AsyncIterator[None]:
-    """End the body after `wait_s` unless a replica runs by then; None sets no limit.
+class limit_cold_start:
+    """End the block after `wait_s` unless a replica runs by then; None sets no limit.
 
-    Raises ModelLoading, also in place of DeadlineExceeded, if no replica runs at the end.
+    Raises ModelLoading, also in place of DeadlineExceeded, if no replica runs at the end. With a
+    running replica the block costs nothing.
     """
 
-    def is_cold() -> bool:
-        return monitor.states_for(model)[device].running == 0
+    __slots__ = ("_device", "_ending", "_model", "_monitor", "_timeout", "_wait_s")
 
-    async def end_if_cold(timeout: asyncio.Timeout, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
-        await monitor.refresh_with_timeout()
-        if is_cold():
-            timeout.reschedule(asyncio.get_running_loop().time())
+    def __init__(
+        self, monitor: ClusterMonitor, model: RegisteredModel, device: Device, wait_s: float | None
+    ) -> None:
+        self._monitor = monitor
+        self._model = model
+        self._device = device
+        self._wait_s = wait_s
+        self._timeout: asyncio.Timeout | None = None
+        self._ending: asyncio.Task[None] | None = None
 
-    try:
-        async with asyncio.timeout(None) as timeout:
-            if wait_s is None or not is_cold():
-                yield
-                return
-            ending = asyncio.create_task(end_if_cold(timeout, wait_s))
+    async def __aenter__(self) -> None:
+        if self._wait_s is not None and self._is_cold():
+            self._timeout = await asyncio.timeout(None).__aenter__()
+            self._ending = asyncio.create_task(self._end_if_cold(self._timeout, self._wait_s))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timeout is not None and self._ending is not None:
+            self._ending.cancel()
             try:
-                yield
-            finally:
-                ending.cancel()
-    except TimeoutError as exc:
-        if not timeout.expired():
-            raise
-        raise model_loading_error(model.ref.id) from exc
-    except DeadlineExceeded:
-        await monitor.refresh_with_timeout()
-        if is_cold():
-            raise model_loading_error(model.ref.id) from None
-        raise
+                await self._timeout.__aexit__(kind, error, traceback)
+            except TimeoutError as exc:
+                raise model_loading_error(self._model.ref.id) from exc
+        if isinstance(error, DeadlineExceeded):
+            await self._monitor.refresh_with_timeout()
+            if self._is_cold():
+                raise model_loading_error(self._model.ref.id) from None
+
+    def _is_cold(self) -> bool:
+        return self._monitor.states_for(self._model)[self._device].running == 0
+
+    async def _end_if_cold(self, timeout: asyncio.Timeout, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await self._monitor.refresh_with_timeout()
+        if self._is_cold():
+            timeout.reschedule(asyncio.get_running_loop().time())

@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 from deployments.errors import ServeError
@@ -23,6 +24,9 @@ SLOW_REQUEST_S = 1.0
 CLIENT_CLOSED_REQUEST = 499
 
 
+NO_TIMINGS = EncoderTimings()
+
+
 @dataclass(slots=True)
 class RequestContext:
     """The facts of a request so far; they are recorded even if it fails half-way."""
@@ -32,23 +36,33 @@ class RequestContext:
     compute: str = "none"
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
-    timings: EncoderTimings = field(default_factory=EncoderTimings)
+    timings: EncoderTimings = NO_TIMINGS
     total_s: float = 0.0  # set when the request ends
 
 
-@contextmanager
-def record_request(
-    recorder: RequestRecorder, cache: ResponseCache[Any]
-) -> Iterator[RequestContext]:
+class record_request:
     """Record the request that the block answers or fails with a ServeError."""
-    span = RequestSpan(recorder)
-    try:
-        yield span.context
-    except ServeError as error:
-        error.recorded = True
-        span.close(error.status, cache.bytes)
-        raise
-    span.close(200, cache.bytes)
+
+    __slots__ = ("_cache", "_span")
+
+    def __init__(self, recorder: RequestRecorder, cache: ResponseCache[Any]) -> None:
+        self._span = RequestSpan(recorder)
+        self._cache = cache
+
+    def __enter__(self) -> RequestContext:
+        return self._span.context
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._span.close(200, self._cache.bytes)
+        elif isinstance(error, ServeError):
+            error.recorded = True
+            self._span.close(error.status, self._cache.bytes)
 
 
 class RequestSpan:

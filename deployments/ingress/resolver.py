@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 from deployments.errors import InvalidField, WrongTask
@@ -103,10 +102,12 @@ class RequestResolver:
 
 def task_detector(request: InferenceRequest) -> DetectTask:
     """Return a function from a model to the request's task: the named one, else a detected one."""
+    known: dict[str, bool] = {}
 
-    @cache
     def matches(task: str) -> bool:
-        return TASKS[task].matches(request.inputs, request.parameters)
+        if task not in known:
+            known[task] = TASKS[task].matches(request.inputs, request.parameters)
+        return known[task]
 
     def detect(model: RegisteredModel) -> str | None:
         if request.task is not None or model.is_generative:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import (
@@ -97,9 +98,15 @@ def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "para
         known = ", ".join(f"`{name}`" for name in kind.model_fields)
         raise UnknownParameter(f"`{field}` is unknown; known: {known}", field=field)
     try:
-        return kind.model_validate(raw)
+        return kind.model_validate(raw) if raw else _build_defaults(kind)
     except ValidationError as exc:
         raise validation_error(path, exc.errors(include_url=False)[0]) from None
+
+
+@cache
+def _build_defaults(kind: type[P]) -> P:
+    """Return the defaults; parameters are immutable."""
+    return kind()
 
 
 def validation_error(root: str, error: ErrorDetails) -> ServeError:

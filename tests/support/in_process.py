@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from starlette.applications import Starlette
 
 from deployments.artifacts.types import Device
 from deployments.config import (
@@ -22,6 +21,7 @@ from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
@@ -67,7 +67,7 @@ class InProcess:
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     @asynccontextmanager
-    async def application(self) -> AsyncIterator[Starlette]:
+    async def application(self) -> AsyncIterator[HttpApplication]:
         """Yield the application; close the replicas at the end."""
         args = AppArgs(
             store=self.store,

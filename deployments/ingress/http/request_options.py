@@ -43,6 +43,8 @@ class RequestOptions(BaseModel):
         return self.hardware is not None or bool(self.require_gpu)
 
 
+NO_OPTIONS = RequestOptions()
+
 # Headers for APIs whose bodies have no options.
 HEADERS = {
     "x-use-cache": "use_cache",
@@ -62,6 +64,8 @@ def read_options(body: Any, headers: Mapping[str, str]) -> RequestOptions:
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
     body = body or {}
+    if not body and not any(header in headers for header in HEADERS):
+        return NO_OPTIONS
     # Any hardware option of the body overrides all hardware headers.
     in_body = {key for key, value in body.items() if value is not None}
     in_body |= HARDWARE_KEYS if HARDWARE_KEYS & in_body else set()

@@ -1,33 +1,45 @@
-"""Routes of all operations, and a router that caches the route of a path."""
+"""Routes of all operations, and a table that caches the route of a path."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match, Route, Router
-from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.routing import compile_path
 
-from deployments.ingress.http.api import ERROR_FORMAT_KEY, ApiRoutes, ErrorFormat, Handler
+from deployments.ingress.http.api import ApiRoutes, ErrorFormat, Handler
 
 # Clients use one or two paths per model; scanners may try many more.
 MAX_CACHED_ROUTES = 1024
 MAX_CACHED_PATH_CHARS = 256
 
-_Resolved = tuple[BaseRoute, Scope]
 
-
-class OperationRoute(Route):
-    """A route that knows the error format of its operation."""
+class OperationRoute:
+    """One path of an operation, with the error format of its API."""
 
     def __init__(self, path: str, handler: Handler, method: str, error_format: ErrorFormat) -> None:
-        super().__init__(path, handler, methods=[method])
-        # A model id may contain a line break, which `.` does not match by default.
-        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+        self.path = path
+        self.handler = handler
+        self.methods = frozenset({"GET", "HEAD"} if method == "GET" else {method})
         self.error_format = error_format
+        pattern, _, self._converters = compile_path(path)
+        # A model id may contain a line break, which `.` does not match by default.
+        self._pattern = re.compile(pattern.pattern, re.DOTALL)
+
+    def match(self, path: str) -> dict[str, Any] | None:
+        """Return the parameters in `path`, or None if it has another form."""
+        found = self._pattern.match(path)
+        if found is None:
+            return None
+        return {
+            name: self._converters[name].convert(text) for name, text in found.groupdict().items()
+        }
+
+
+class MatchedRoute(NamedTuple):
+    route: OperationRoute
+    path_params: Mapping[str, Any]
 
 
 def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
@@ -45,60 +57,46 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
     ]
 
 
-class CachingRouter(Router):
-    """Caches the matched route of each path.
+class WrongMethod(Exception):
+    """The path exists for other methods; `route` is the first of them."""
 
-    Matching sixty patterns one by one takes longer than a response from the cache. Ray Serve would
-    match them again for the `route` label of its metrics; `routes` is empty to avoid that, so the
-    label is the application's prefix.
+    def __init__(self, route: OperationRoute, allowed: frozenset[str]) -> None:
+        super().__init__(route.path)
+        self.route = route
+        self.allowed = allowed
+
+
+class RouteTable:
+    """All routes; the first that matches wins.
+
+    Matched routes are cached: trying sixty patterns takes longer than a response from the cache.
     """
 
-    def __init__(self, routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> None:
-        super().__init__(lifespan=lifespan, redirect_slashes=False)
-        self.table = Router(routes, redirect_slashes=False)
-        self._cached: dict[tuple[str, str, str], _Resolved] = {}
+    def __init__(self, routes: Sequence[OperationRoute]) -> None:
+        self.routes = routes
+        self._cached: dict[tuple[str, str], MatchedRoute] = {}
 
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Raises HTTPException 404 or 405 if no route matches."""
-        if scope["type"] != "http":  # the lifespan
-            await super().app(scope, receive, send)
-            return
-        resolved = self._resolve(scope)
-        if resolved is None:
-            raise self._unmatched_error(scope)
-        route, child_scope = resolved
-        scope.update(child_scope, router=self, route=route)
-        _set_error_format(scope, route)
-        await route.handle(scope, receive, send)
-
-    def _unmatched_error(self, scope: Scope) -> HTTPException:
-        """Build the error with the methods of all routes of the path."""
-        partial = [
-            route
-            for route in self.table.routes
-            if isinstance(route, Route) and route.matches(scope)[0] is Match.PARTIAL
-        ]
-        if not partial:
-            return HTTPException(404)
-        _set_error_format(scope, partial[0])
-        methods: set[str] = reduce(set.union, (route.methods or set() for route in partial), set())
-        return HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
-
-    def _resolve(self, scope: Scope) -> _Resolved | None:
-        key = (scope["method"], scope["path"], scope.get("root_path", ""))
+    def find(self, method: str, path: str) -> MatchedRoute | None:
+        """Return the route of a request, or None. Raises WrongMethod."""
+        key = (method, path)
         if (cached := self._cached.get(key)) is not None:
             return cached
-        for route in self.table.routes:
-            match, child_scope = route.matches(scope)
-            if match is Match.FULL:
-                if len(scope["path"]) <= MAX_CACHED_PATH_CHARS:
-                    if len(self._cached) >= MAX_CACHED_ROUTES:
-                        self._cached.clear()
-                    self._cached[key] = route, child_scope
-                return route, child_scope
+        matches = [
+            MatchedRoute(route, params)
+            for route in self.routes
+            if (params := route.match(path)) is not None
+        ]
+        for match in matches:
+            if method in match.route.methods:
+                self._remember(key, match)
+                return match
+        if matches:
+            allowed = frozenset().union(*(match.route.methods for match in matches))
+            raise WrongMethod(matches[0].route, allowed)
         return None
 
-
-def _set_error_format(scope: Scope, route: BaseRoute) -> None:
-    if isinstance(route, OperationRoute):
-        scope[ERROR_FORMAT_KEY] = route.error_format
+    def _remember(self, key: tuple[str, str], match: MatchedRoute) -> None:
+        if len(key[1]) <= MAX_CACHED_PATH_CHARS:
+            if len(self._cached) >= MAX_CACHED_ROUTES:
+                self._cached.clear()
+            self._cached[key] = match

@@ -8,7 +8,12 @@ import pytest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Overloaded
-from deployments.ingress.routing import MicroBatchRouter, SendMicroBatch, Submit
+from deployments.ingress.routing import (
+    MicroBatchRouter,
+    SendMicroBatch,
+    Submit,
+    serve_micro_batches,
+)
 from deployments.messages import (
     BatchKey,
     Call,
@@ -136,3 +141,11 @@ async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
     route.configure(MicroBatchSettings(max_batch_size=4))
     await route.run(SHORT, call("c"))
     assert [settings.max_batch_size for settings in made] == [32, 4]
+
+
+async def test_lone_call_is_sent_without_collecting() -> None:
+    encoder = EchoLane()
+    route = router(encoder, serve_micro_batches)
+    assert (await route.run(SHORT, call("a"))).value == "a"
+    assert (await route.run(SHORT, call("b"))).value == "b"
+    assert encoder.lists == [["a"], ["b"]]

@@ -5,19 +5,21 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 from starlette.types import Message
 
 from deployments.errors import ServeError
+from deployments.ingress.capacity import Capacity
 from deployments.ingress.http import router
-from deployments.ingress.http.router import CachingRouter
+from deployments.ingress.http.api import ErrorFormat
+from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.router import OperationRoute, RouteTable
 
 
 @asynccontextmanager
-async def no_lifespan(app: Starlette) -> AsyncIterator[None]:
+async def no_lifespan() -> AsyncIterator[None]:
     yield
 
 
@@ -29,25 +31,43 @@ async def tell_model(request: Request) -> PlainTextResponse:
     return PlainTextResponse(f"model {request.path_params['id']}")
 
 
-@pytest.fixture
-def app() -> Starlette:
-    app = Starlette()
-    app.router = CachingRouter(
-        [
-            Route("/models/{id:path}/info", tell_info, methods=["GET"]),
-            Route("/models/{id:path}", tell_model, methods=["POST"]),
-            Route("/models/{id:path}", tell_info, methods=["GET"]),
-        ],
+async def fail(request: Request) -> Response:
+    raise RuntimeError("a bug with a secret")
+
+
+def teapot(error: ServeError) -> Response:
+    return PlainTextResponse(error.message, 418)
+
+
+ROUTES = [
+    OperationRoute("/models/{id:path}/info", tell_info, "GET", DEFAULT_ERROR_FORMAT),
+    OperationRoute("/models/{id:path}", tell_model, "POST", DEFAULT_ERROR_FORMAT),
+    OperationRoute("/models/{id:path}", tell_info, "GET", DEFAULT_ERROR_FORMAT),
+    OperationRoute("/fail", fail, "POST", ErrorFormat("Teapot", teapot)),
+]
+
+
+def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
+    recorded = [] if rejections is None else rejections
+    return HttpApplication(
+        RouteTable(ROUTES),
+        Capacity(lambda: 1_000, "body bytes"),
+        lambda error, _seconds: recorded.append(error),
         no_lifespan,
     )
-    return app
 
 
-def client(app: Starlette) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+@pytest.fixture
+def app() -> HttpApplication:
+    return build_app()
 
 
-async def test_cached_path_keeps_its_route_and_id(app: Starlette) -> None:
+def client(app: HttpApplication, root_path: str = "") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, root_path=root_path)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def test_cached_path_keeps_its_route_and_id(app: HttpApplication) -> None:
     async with client(app) as http:
         for _ in range(2):
             assert (await http.get("/models/a/b/info")).text == "info a/b"
@@ -55,7 +75,7 @@ async def test_cached_path_keeps_its_route_and_id(app: Starlette) -> None:
             assert (await http.post("/models/c")).text == "model c"
 
 
-async def test_unmatched_requests_are_rejected_each_time(app: Starlette) -> None:
+async def test_unmatched_requests_are_rejected_each_time(app: HttpApplication) -> None:
     async with client(app) as http:
         for _ in range(2):
             assert (await http.get("/nothing")).status_code == 404
@@ -63,51 +83,84 @@ async def test_unmatched_requests_are_rejected_each_time(app: Starlette) -> None
             assert (await http.post("/models/a")).status_code == 200
 
 
-async def test_wrong_method_lists_all_methods_of_the_path(app: Starlette) -> None:
+async def test_wrong_method_lists_all_methods_of_the_path(app: HttpApplication) -> None:
     async with client(app) as http:
         rejected = await http.put("/models/a")
     assert (rejected.status_code, rejected.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-async def test_route_cache_is_bounded(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_route_cache_is_bounded(
+    app: HttpApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 3)
     async with client(app) as http:
         responses = [(await http.post(f"/models/{i}")).text for i in range(10)]
     assert responses == [f"model {i}" for i in range(10)]
-    assert len(app.router._cached) <= 3
+    assert len(app.table._cached) <= 3
 
 
 async def test_long_path_is_served_and_not_cached(
-    app: Starlette, monkeypatch: pytest.MonkeyPatch
+    app: HttpApplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router, "MAX_CACHED_ROUTES", 1)
     async with client(app) as http:
         await http.post("/models/a")
         assert (await http.post("/models/" + "a" * 5_000)).status_code == 200
-    assert [path for _, path, _ in app.router._cached] == ["/models/a"]
+    assert [path for _, path in app.table._cached] == ["/models/a"]
+
+
+async def test_slash_at_the_end_and_prefix_of_the_application_are_ignored(
+    app: HttpApplication,
+) -> None:
+    async with client(app) as http:
+        assert (await http.post("/models/a/b/")).text == "model a/b"
+    async with client(app, root_path="/prefix") as http:
+        assert (await http.post("/prefix/models/a/b")).text == "model a/b"
+
+
+async def test_unexpected_failure_is_answered_without_details_and_recorded() -> None:
+    rejections: list[ServeError] = []
+    async with client(build_app(rejections)) as http:
+        response = await http.post("/fail")
+    assert (response.status_code, "secret" in response.text) == (418, False)
+    assert [type(error) for error in rejections] == [ServeError]
+
+
+async def test_websocket_is_refused(app: HttpApplication) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app({"type": "websocket", "path": "/models/a"}, receive, send)
+    assert sent == [{"type": "websocket.close"}]
 
 
 async def test_lifespan_is_entered_and_left() -> None:
-    responses = []
+    events = []
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        responses.append("begun")
+    async def lifespan() -> AsyncIterator[None]:
+        events.append("begun")
         yield
-        responses.append("ended")
+        events.append("ended")
 
-    app = Starlette()
-    app.router = CachingRouter([], lifespan)
+    app = HttpApplication(
+        RouteTable([]), Capacity(lambda: 1, "body bytes"), lambda error, seconds: None, lifespan
+    )
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
 
     async def receive() -> Message:
         return {"type": next(messages)}
 
     async def send(message: Message) -> None:
-        responses.append(message["type"])
+        events.append(message["type"])
 
-    await app({"type": "lifespan", "state": {}}, receive, send)
-    assert responses == [
+    await app({"type": "lifespan"}, receive, send)
+    assert events == [
         "begun",
         "lifespan.startup.complete",
         "ended",
@@ -115,14 +168,6 @@ async def test_lifespan_is_entered_and_left() -> None:
     ]
 
 
-async def test_operation_route_matches_a_model_id_with_a_line_break() -> None:
-    async def handler(request: Request) -> Response:
-        return PlainTextResponse(request.path_params["id"])
-
-    def error_format(error: ServeError) -> Response:
-        return PlainTextResponse(error.message)
-
-    route = router.OperationRoute("/models/{id:path}/predict", handler, "POST", error_format)
-    app = Starlette(routes=[route])
-    async with client(app) as http:
-        assert (await http.post("/models/a%0Ab/predict")).text == "a\nb"
+def test_operation_route_matches_a_model_id_with_a_line_break() -> None:
+    route = OperationRoute("/models/{id:path}/predict", fail, "POST", DEFAULT_ERROR_FORMAT)
+    assert route.match("/models/a\nb/predict") == {"id": "a\nb"}

@@ -67,7 +67,7 @@ async def test_all_routes_except_page_files_are_documented(all_models_store: Pat
     async with all_models_server(all_models_store).application() as app:
         served = {
             (re.sub(r"\{(\w+):path\}", r"{\1}", route.path), method.lower())
-            for route in app.router.table.routes
+            for route in app.table.routes
             for method in route.methods - {"HEAD"}
         }
         transport = httpx.ASGITransport(app)
