@@ -52,7 +52,7 @@ ENDS_SOON = 2.4  # added to the logit of the end token, so that texts end after 
 
 @dataclass(frozen=True)
 class TinyEncoderDecoder:
-    """The checkpoint of all the sealed models, with its transformers model."""
+    """A tiny checkpoint, its transformers model, and the graphs that every sealed copy shares."""
 
     root: Path
     model: Any

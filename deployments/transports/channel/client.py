@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 class _Pending:
-    """A call in progress. Its caller reads `end`; a stream's also `events`, in which None ends."""
+    """A call in progress. `end` resolves to the answer; `events` has those of a stream, then None."""
 
     def __init__(self, cost: int, end: asyncio.Future[AnswerFrame]) -> None:
         self.cost = cost

@@ -102,7 +102,7 @@ class FrameConnection(asyncio.Protocol):
 
 
 def _prepare_socket(sock: socket.socket) -> None:
-    """Check the user behind a Unix socket. Make TCP quick, and quick to detect a dead host."""
+    """Reject a Unix peer of another user. On TCP send at once and detect a dead host early."""
     if sock.family == socket.AF_UNIX:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         _, uid, _ = _PEER_CREDENTIALS.unpack(raw)

@@ -39,7 +39,7 @@ CONCURRENT_ATTACKS = [a for a in ATTACKS if not a.name.endswith(tuple([*EXPRESSI
 WAIT_S = 120.0
 # An error does not contain the request.
 MAX_ERROR_BYTES = 5_000
-MAX_GROWTH_BYTES = 200_000_000  # caches of 80 MB and the reserve of the allocator
+MAX_GROWTH_BYTES = 200_000_000  # 80 MB of caches, and memory that the allocator retains
 
 
 def send_concurrently(

@@ -22,7 +22,8 @@ QUERIES, TEXTS_EACH = 20, 12  # 240 scores
 PROMPTS = {"query": "good film ", "document": "that was "}
 LOGIT_TOLERANCE = 1e-4
 SCORE_TOLERANCE = 1e-5  # of a probability or a cosine
-# Of the pairs of texts whose order is clear; int8 may swap those nearer than this.
+# Share of equally ordered pairs of texts. Pairs whose scores differ by less than the gap do not
+# count, because int8 may swap them.
 INT8_AGREEMENT, CLEAR_GAP = 0.98, 0.1
 
 

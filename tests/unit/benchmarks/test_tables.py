@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import orjson
@@ -41,3 +43,15 @@ def test_fill_tables_rejects_an_unknown_table(tmp_path: Path, marker: str) -> No
     text = BLOCK.format("").replace("run.json levels", marker)
     with pytest.raises(BenchmarkError, match="has no table"):
         fill_tables(text, tmp_path)
+
+
+def test_every_table_of_figures_comes_from_a_result_file() -> None:
+    text = re.sub(
+        r"<!-- results: .*?<!-- end of results -->",
+        "",
+        DOCUMENT.read_text("utf-8"),
+        flags=re.DOTALL,
+    )
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    headers = [row for row, below in pairwise(rows) if set(below) <= set("|- ")]
+    assert headers == ["| measurement | options of `python -m benchmarks generation` |"]

@@ -55,7 +55,7 @@ async def test_files_support_conditional_requests(tiny_store: Path) -> None:
 
 
 async def test_swagger_ui_has_version_5(tiny_store: Path) -> None:
-    """Version 4 does not support OpenAPI 3.1."""
+    """Swagger UI 4 does not support OpenAPI 3.1, the format of the document."""
     async with InProcess(tiny_store).client() as http:
         script = await http.get("/docs/swagger-ui-bundle.js")
     assert "https://spec.openapis.org/oas/3.1/dialect/base" in script.text
