@@ -6,19 +6,29 @@ Each BatchKey has one open micro-batch.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import enforce_deadline
-from deployments.errors import ServeError
+from deployments.errors import DeadlineExceeded, ServeError
 from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
 from deployments.transports.base import EncoderClient
 
 SendMicroBatch = Callable[[list[Call]], Awaitable[list[Outcome]]]
 Submit = Callable[[Call], Awaitable[Outcome]]
 MicroBatcher = Callable[[SendMicroBatch, MicroBatchSettings], Submit]
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A micro-batch on its way: the callers that still wait, and the time limit that ends it."""
+
+    callers: int
+    timeout: asyncio.Timeout
 
 
 class MicroBatchRouter:
@@ -34,6 +44,7 @@ class MicroBatchRouter:
         self._batcher = batcher
         self._settings = settings
         self._submitters: dict[BatchKey, Submit] = {}
+        self._sent: dict[int, _Sent] = {}  # by id() of each call
 
     def configure(self, settings: MicroBatchSettings) -> None:
         """Apply other settings to new calls; open micro-batches finish with the former ones."""
@@ -47,11 +58,23 @@ class MicroBatchRouter:
         if submit is None:
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
-        async with enforce_deadline(call.deadline_s, "the request exceeded its deadline"):
-            outcome = await submit(call)
+        try:
+            async with enforce_deadline(call.deadline_s, "the request exceeded its deadline"):
+                outcome = await submit(call)
+        except (asyncio.CancelledError, DeadlineExceeded):
+            self._abandon(call)
+            raise
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
+
+    def _abandon(self, call: Call) -> None:
+        """End the micro-batch of a call whose caller left, if it was the last caller."""
+        sent = self._sent.get(id(call))
+        if sent is not None:
+            sent.callers -= 1
+            if sent.callers == 0:
+                sent.timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _send(self, key: BatchKey, calls: list[Call]) -> list[Outcome]:
         """Send one micro-batch; if the hop fails, each call gets its error."""
@@ -59,10 +82,14 @@ class MicroBatchRouter:
         # starts would hold micro-batches whose callers are gone.
         deadline_s = max(call.deadline_s for call in calls)
         try:
-            async with enforce_deadline(deadline_s, "the encoder exceeded the deadline"):
+            async with enforce_deadline(deadline_s, "the encoder exceeded the deadline") as timeout:
+                self._sent |= dict.fromkeys(map(id, calls), _Sent(len(calls), timeout))
                 return await self._clients[key.device].infer(CallBatch(key, tuple(calls)))
         except ServeError as error:
             return [error] * len(calls)
+        finally:
+            for call in calls:
+                self._sent.pop(id(call), None)
 
 
 def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:

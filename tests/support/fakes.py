@@ -162,20 +162,27 @@ def send_unbatched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit
 
 
 def batch_by(size: int) -> MicroBatcher:
-    """Return a `MicroBatcher` with exactly `size` calls per micro-batch."""
+    """Return a `MicroBatcher` with exactly `size` calls per micro-batch.
+
+    As in @serve.batch, a micro-batch runs in a task of its own, which no caller cancels.
+    """
 
     def batched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
         waiting: list[tuple[Call, asyncio.Future[Outcome]]] = []
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def deliver(group: list[tuple[Call, asyncio.Future[Outcome]]]) -> None:
+            outcomes = await send([call for call, _ in group])
+            for (_, reply), outcome in zip(group, outcomes, strict=True):
+                if not reply.done():
+                    reply.set_result(outcome)
 
         async def collect(call: Call) -> Outcome:
             future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
             waiting.append((call, future))
             if len(waiting) == size:
-                group = waiting[:]
+                tasks.add(asyncio.create_task(deliver(waiting[:])))
                 waiting.clear()
-                outcomes = await send([call for call, _ in group])
-                for (_, reply), outcome in zip(group, outcomes, strict=True):
-                    reply.set_result(outcome)
             return await future
 
         return collect

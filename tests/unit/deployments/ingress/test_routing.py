@@ -121,6 +121,18 @@ async def test_batch_has_the_latest_deadline_of_its_calls() -> None:
     await wait_until(lambda: encoder.cancelled == 1)
 
 
+async def test_batch_is_cancelled_when_all_its_callers_have_left() -> None:
+    encoder = HangingEncoder()
+    route = router(encoder, batch_by(2))
+    first, second = [asyncio.ensure_future(route.run(SHORT, call("a"))) for _ in range(2)]
+    await wait_until(lambda: encoder.batches == 1)
+    first.cancel()
+    await asyncio.sleep(0.02)
+    assert encoder.cancelled == 0
+    second.cancel()
+    await wait_until(lambda: encoder.cancelled == 1)
+
+
 async def test_expired_call_fails_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
         await router(HangingEncoder()).run(SHORT, call("a", deadline_s=time.time() - 1))
