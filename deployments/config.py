@@ -55,6 +55,8 @@ class EncoderSettings(HardwareSettings):
     concurrent_passes: int = Field(1, ge=1)  # forward passes in parallel
     tune: Literal["background", "off"] = "background"  # models without measurements for this host
     tune_seconds: float = Field(60.0, gt=0)  # measuring time per model
+    # Bytes of graphs opened a second time, for passes that run alone on all cores; 0: none.
+    lone_pass_bytes: int = Field(0, ge=0)
 
     @field_validator("tune", mode="before")
     @classmethod

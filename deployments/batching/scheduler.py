@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,6 +24,9 @@ from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, Serve
 from deployments.health import WorkerHealth
 from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
+
+# The engine for a pass of a model that runs alone, by items and tokens; None: the usual one.
+FindLoneEngine = Callable[[ModelRef, int, int], EncoderEngine | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,14 @@ class BatchScheduler:
         *,
         concurrent_passes: int,
         recorder: ForwardPassRecorder,
+        find_lone_engine: FindLoneEngine = lambda _model, _items, _tokens: None,
     ) -> None:
         self.settings = settings
         self.health = {model: WorkerHealth(model.id) for model in engines}
         self._recorder = recorder
         self._engines = engines
         self._concurrent_passes = concurrent_passes
+        self._find_lone_engine = find_lone_engine
         self._busy = 0
         self._draining = False
         self._waiting: dict[_BatchGroup, list[_QueuedItem]] = {}
@@ -185,8 +190,9 @@ class BatchScheduler:
         return [queue[i] for i in indices]
 
     def _start(self, group: _BatchGroup, batch: list[_QueuedItem]) -> None:
+        items = [item.tokens for item in batch]
+        engine = self._select_engine(group, items)
         self._busy += 1
-        engine, items = self._engines[group.model], [item.tokens for item in batch]
         health = self.health[group.model]
 
         def run() -> _PassResult:
@@ -195,6 +201,13 @@ class BatchScheduler:
 
         running = asyncio.get_running_loop().run_in_executor(self._pool, run)
         running.add_done_callback(lambda done: self._finish(group.model, batch, done.result()))
+
+    def _select_engine(self, group: _BatchGroup, items: list[TokenizedItem]) -> EncoderEngine:
+        if self._busy == 0 and not self._waiting and not group.unpooled:
+            longest = max(len(item.ids) for item in items)
+            if lone := self._find_lone_engine(group.model, len(items), longest):
+                return lone
+        return self._engines[group.model]
 
     def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: _PassResult) -> None:
         self._busy -= 1

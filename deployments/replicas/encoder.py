@@ -15,6 +15,7 @@ from deployments.batching.scheduler import BatchScheduler, CallOutputs
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
 from deployments.errors import EngineFailed, InputTooLong, ServeError
+from deployments.machine import usable_cores
 from deployments.messages import (
     BatchKey,
     CallResult,
@@ -30,6 +31,7 @@ from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
+from deployments.tuning.lone_passes import LonePassEngines
 from deployments.tuning.opening import open_tuned_engine
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -71,11 +73,17 @@ class EncoderReplica:
             for ref in opened
             if any(TASKS[task].needs_vocabulary for task in self._registered[ref].tasks)
         }
+        self._lone_passes = LonePassEngines(
+            {ref: targets[ref] for ref in opened},
+            threads=usable_cores() if device is Device.CPU else 1,
+            max_bytes=settings.lone_pass_bytes,
+        )
         self._scheduler = BatchScheduler(
             self._engines,
             BatchSettings(),
             concurrent_passes=settings.concurrent_passes,
             recorder=recorder,
+            find_lone_engine=self._lone_passes.find,
         )
         untuned = {ref: targets[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
         self._tuner = BackgroundTuner(
@@ -159,6 +167,7 @@ class EncoderReplica:
         """Finish accepted calls, then release the engines."""
         await asyncio.to_thread(self._tuner.close)
         await self._scheduler.drain()
+        self._lone_passes.close()
         for engine in self._engines.values():
             engine.close()
 

@@ -7,7 +7,7 @@ precision: the output must not depend on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import log
 
@@ -96,13 +96,13 @@ def _time_ms(members: Sequence[Times], shape: Shape) -> float:
 def nearest_shape_variant(
     selection: Sequence[tuple[Shape, Variant]], items: int, tokens: int
 ) -> Variant:
-    """Return the selected variant of the measured shape nearest to `items` x `tokens`.
+    """Return the selected variant of the measured shape nearest to `items` x `tokens`."""
+    return dict(selection)[nearest_shape([shape for shape, _ in selection], items, tokens)]
 
-    Distances are logarithmic; the length counts twice.
-    """
 
-    def distance(entry: tuple[Shape, Variant]) -> float:
-        shape = entry[0]
-        return abs(log(items / shape.items)) + 2 * abs(log(tokens / shape.tokens))
-
-    return min(selection, key=distance)[1]
+def nearest_shape(shapes: Iterable[Shape], items: int, tokens: int) -> Shape:
+    """Return the shape nearest to `items` x `tokens`: logarithmic, the length counts twice."""
+    return min(
+        shapes,
+        key=lambda shape: abs(log(items / shape.items)) + 2 * abs(log(tokens / shape.tokens)),
+    )

@@ -13,6 +13,7 @@ from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
+from deployments.messages import ModelRef
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
     TIMEOUT_S,
@@ -216,3 +217,29 @@ async def test_new_settings_apply_to_the_next_pass(make_loop: MakeLoop) -> None:
     loop.settings = BatchSettings(max_batch_items=1)
     await asyncio.gather(*(loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)))
     assert engine.passes == [[1], [2]]
+
+
+async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
+    usual, lone = FakeEngine(held=True), FakeEngine(held=True)
+    shapes: list[tuple[int, int]] = []
+
+    def find_lone_engine(model: ModelRef, items: int, tokens: int) -> FakeEngine:
+        shapes.append((items, tokens))
+        return lone
+
+    loop = BatchScheduler(
+        {MODEL: usual},
+        BatchSettings(),
+        concurrent_passes=2,
+        recorder=ListRecorder(),
+        find_lone_engine=find_lone_engine,
+    )
+    first = loop.submit(MODEL, [item(1, 9)], far_deadline())
+    await wait_until(lambda: lone.passes == [[1]])
+    second = loop.submit(MODEL, [item(2, 3)], far_deadline())
+    await wait_until(lambda: usual.passes == [[2]])
+    for engine in (usual, lone):
+        engine.release()
+    assert [(await call).rows for call in (first, second)] == [[[1]], [[2]]]
+    assert shapes == [(1, 9)]
+    await loop.drain()
