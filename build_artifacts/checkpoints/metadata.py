@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -160,10 +160,22 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     check_architecture(config, pooled=pooled)
     if head is ModelHead.VECTOR:
         return _embedding_metadata(checkpoint, config, tasks)
-    metadata = {ModelHead.SPAN: _span_metadata, ModelHead.MASKS: _mask_metadata}.get(
-        head, _label_metadata
+    common = CheckpointMetadata(
+        tasks=tasks,
+        architecture=read_architecture(config),
+        max_tokens=_read_max_tokens(checkpoint, config),
+        output_width=config.num_labels,
     )
-    return metadata(checkpoint, config, tasks)
+    if head is ModelHead.SPAN:
+        return replace(common, output_width=2)
+    if head is ModelHead.MASKS:
+        mask_token = _read_mask_token(checkpoint.weights)
+        return replace(common, output_width=config.vocab_size, mask_token=mask_token)
+    return replace(
+        common,
+        labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
+        problem_type=_read_problem_type(config) if head is ModelHead.LABELS else None,
+    )
 
 
 def _load_config(weights: Path) -> TransformersConfig:
@@ -178,21 +190,6 @@ def _load_config(weights: Path) -> TransformersConfig:
         ) from exc
 
 
-def _label_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
-) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        tasks=tasks,
-        architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config),
-        output_width=config.num_labels,
-        labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
-        problem_type=_read_problem_type(config)
-        if find_head(tasks[0]) is ModelHead.LABELS
-        else None,
-    )
-
-
 def _read_problem_type(config: TransformersConfig) -> ProblemType:
     # A single label means regression only if the config says so: transformers' pipeline applies a
     # sigmoid to its logit.
@@ -200,29 +197,6 @@ def _read_problem_type(config: TransformersConfig) -> ProblemType:
         return "regression"
     several = config.problem_type == "multi_label_classification"
     return "multi_label" if several else "single_label"
-
-
-def _span_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
-) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        tasks=tasks,
-        architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config),
-        output_width=2,
-    )
-
-
-def _mask_metadata(
-    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
-) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        tasks=tasks,
-        architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config),
-        output_width=config.vocab_size,
-        mask_token=_read_mask_token(checkpoint.weights),
-    )
 
 
 def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:

@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 class _Pending:
-    """A call in progress. `end` resolves to the answer; `events` has those of a stream, then None."""
+    """A call in progress. `end` resolves to its answer; `events` holds a stream's, then None."""
 
     def __init__(self, cost: int, end: asyncio.Future[AnswerFrame]) -> None:
         self.cost = cost

@@ -29,6 +29,7 @@ from deployments.engines.torch_program import write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.integration.engines.conftest import OpenRows, rows_of  # noqa: E402
 from tests.support.decoder_artifacts import seal_tiny_decoder  # noqa: E402
+from tests.support.decoder_contract import check_batch_invariance  # noqa: E402
 from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec  # noqa: E402
 from tests.support.tiny_decoders import tiny_llama  # noqa: E402
 
@@ -104,16 +105,7 @@ def test_slot_fits_its_last_token(open_rows: OpenRows, context: int) -> None:
 
 def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
     single, batched = open_rows(slots=1), open_rows(slots=3)
-    first = single.prefill(0, PROMPT, 0).copy()
-    batched.prefill(0, OTHER, 0)
-    np.testing.assert_array_equal(batched.prefill(1, PROMPT, 0), first)
-    for step in range(5):
-        token = 7 + step
-        by_itself = single.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
-        together = batched.decode(
-            np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
-        )
-        assert_close(together[1], by_itself)
+    check_batch_invariance(single, batched, (PROMPT, OTHER), assert_close)
 
 
 def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None:

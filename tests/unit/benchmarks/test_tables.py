@@ -46,12 +46,8 @@ def test_fill_tables_rejects_an_unknown_table(tmp_path: Path, marker: str) -> No
 
 
 def test_every_table_of_figures_comes_from_a_result_file() -> None:
-    text = re.sub(
-        r"<!-- results: .*?<!-- end of results -->",
-        "",
-        DOCUMENT.read_text("utf-8"),
-        flags=re.DOTALL,
-    )
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    text = DOCUMENT.read_text(encoding="utf-8")
+    typed = re.sub(r"<!-- results: .*?<!-- end of results -->", "", text, flags=re.DOTALL)
+    rows = [line for line in typed.splitlines() if line.startswith("|")]
     headers = [row for row, below in pairwise(rows) if set(below) <= set("|- ")]
     assert headers == ["| measurement | options of `python -m benchmarks generation` |"]

@@ -18,6 +18,7 @@ from deployments.errors import EngineFailed
 from tests.integration.engines.conftest import OpenRows, rows_of
 from tests.support.attention_graphs import int8_graph, spec_for
 from tests.support.decoder_artifacts import seal_tiny_decoder
+from tests.support.decoder_contract import check_batch_invariance
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))
@@ -78,16 +79,7 @@ def test_all_logits_match_separate_prefills(open_rows: OpenRows) -> None:
 
 def test_decode_is_batch_invariant(open_rows: OpenRows) -> None:
     single, batched = open_rows(slots=1), open_rows(slots=3)
-    first = single.prefill(0, PROMPT, 0).copy()
-    batched.prefill(0, OTHER, 0)
-    np.testing.assert_array_equal(batched.prefill(1, PROMPT, 0), first)
-    for step in range(5):
-        token = 7 + step
-        by_itself = single.decode(np.array([token]), np.array([len(PROMPT) + step]))[0].copy()
-        together = batched.decode(
-            np.array([9, token, 3]), np.array([len(OTHER) + step, len(PROMPT) + step, 0])
-        )
-        np.testing.assert_array_equal(together[1], by_itself)
+    check_batch_invariance(single, batched, (PROMPT, OTHER), np.testing.assert_array_equal)
 
 
 def test_decode_matches_prefill(open_rows: OpenRows) -> None:
