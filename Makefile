@@ -34,7 +34,7 @@ lint: .venv/dev-ready
 	$(BIN)/hundredfold render --check
 
 # What serving and the demo builds need; `dev` adds every engine, the tests and the linters.
-# `pip` takes the build of torch that the index has (README, "Environment").
+# pip takes the build of torch that its index has: set PIP_EXTRA_INDEX_URL for one without CUDA.
 .venv/serve-ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[cpu,build]"
@@ -58,4 +58,4 @@ constraints: .venv/dev-ready
 	@mv constraints.tmp constraints.txt; rm constraints.new
 
 clean:
-	rm -rf .venv .venv-clients .run build *.egg-info
+	rm -rf .venv .venv-clients .run build dist

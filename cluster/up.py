@@ -199,7 +199,7 @@ def check_port(host: str, port: int) -> None:
     if not free:
         raise StartError(
             f"port {port} on {host} is in use by {describe_port_owner(port)}",
-            hint=f"stop it, or choose another port: make serve PORT={port + 1}",
+            hint=f"stop it, or choose another port: `hundredfold serve --port {port + 1}`",
         )
 
 
