@@ -15,6 +15,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "quality": CommandSpec(
         "benchmarks.serving.quality", "Measure task metrics through the server", _EXTRAS
     ),
+    "profile": CommandSpec(
+        "benchmarks.serving.profile", "Measure CPU time per process and request", _EXTRAS
+    ),
     "engine": CommandSpec(
         "benchmarks.engine.command", "Measure an engine without server and tokenizer", _EXTRAS
     ),

@@ -1,0 +1,282 @@
+"""CPU time of every process and thread of a running server per request, and samples of its stacks.
+
+The load is that of `serving`: a closed loop of sentences without the response cache. The server
+must run on this host. `--samples` adds the functions that py-spy sees in each replica, and writes
+their stacks in the collapsed format that flame graph tools read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import Client, ServerAddress, build_inference_body, task_path
+from benchmarks.common.options import (
+    add_common_options,
+    add_url_option,
+    positive_count,
+    positive_seconds,
+)
+from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
+from benchmarks.common.sentences import load_sentences
+from benchmarks.common.statistics import percentiles_ms
+from benchmarks.serving.load import LoadPlan, Workload, run_load
+from deployments.artifacts.types import TaskName
+
+TASK = TaskName.FEATURE_EXTRACTION
+REPLICA = re.compile(r"ray::ServeReplica:[^:]+:(\w+)")
+RAY_PROCESSES = re.compile(r"ray::|raylet|gcs_server|ray/dashboard|ray/_private")
+OTHER_RAY = "other Ray processes"
+SAMPLES_PER_S = 200
+SHOWN_THREADS = 3
+SHOWN_FUNCTIONS = 15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_url_option(parser)
+    add_common_options(parser)
+    parser.add_argument(
+        "--connections", type=positive_count, nargs="+", default=[1, 64], metavar="N",
+        help="default: 1 64",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=positive_seconds, default=10.0, metavar="S", help="default: %(default)s"
+    )
+    parser.add_argument("--samples", action="store_true", help="sample the stacks with py-spy")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure every number of connections. Raises BenchmarkError."""
+    metadata = start_run("profile", arguments.command_line, arguments.seed)
+    address = ServerAddress.parse(arguments.url)
+    texts = load_sentences(arguments.data, arguments.seed).texts
+    with Client(address) as client:
+        client.infer(TASK, arguments.model, texts[0])
+    path = task_path(TASK, arguments.model)
+    requests = [address.build_post(path, build_inference_body(text)) for text in texts]
+    levels = [
+        measure_level(address, requests, connections, arguments)
+        for connections in arguments.connections
+    ]
+    tables = [table for level in levels for table in level.tables()]
+    for table in tables:
+        print(f"{table.name}\n{table.text}\n")
+    print(write_result(arguments.out, metadata, levels, tables))
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessCost:
+    """CPU time of one kind of process in the window."""
+
+    process: str  # a deployment, `haproxy`, or OTHER_RAY
+    cpu_ms_per_request: float
+    threads: Mapping[str, float]  # milliseconds per request of the busiest threads, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileLevel:
+    """One number of connections."""
+
+    connections: int
+    requests: int
+    p50_ms: float
+    processes: Sequence[ProcessCost]  # the most expensive first
+    functions: Mapping[str, Sequence[FunctionShare]]  # by deployment; empty without samples
+
+    def tables(self) -> Iterable[Table]:
+        name = f"{self.connections} connections, p50 {self.p50_ms:.2f} ms"
+        rows = [
+            (
+                cost.process,
+                format_number(cost.cpu_ms_per_request, 3),
+                ", ".join(f"{thread} {ms:.3f}" for thread, ms in cost.threads.items()),
+            )
+            for cost in self.processes
+        ]
+        yield Table(name, ("process", "CPU ms per request", "busiest threads"), rows)
+        for deployment, shares in self.functions.items():
+            cells = [(f"{s.total:.1%}", f"{s.own:.1%}", s.function) for s in shares]
+            yield Table(f"{name}, {deployment}", ("total", "own", "function"), cells)
+
+
+def measure_level(
+    address: ServerAddress,
+    requests: Sequence[bytes],
+    connections: int,
+    arguments: argparse.Namespace,
+) -> ProfileLevel:
+    """Run the load twice if stacks are sampled: sampling slows the server down."""
+    plan = LoadPlan(connections=connections, seconds=arguments.seconds, warm_up_s=0.5)
+    uvloop.run(run_load(address, Workload(requests), plan))
+    before = read_thread_times()
+    result = uvloop.run(run_load(address, Workload(requests), plan))
+    after = read_thread_times()
+    # The window has no warm-up of its own: CPU times cover all requests of the second run.
+    served = round(len(result.latencies_s) * (plan.seconds + plan.warm_up_s) / plan.seconds)
+    if not served:
+        raise BenchmarkError(f"no response: {dict(result.failures)}", hint="look at the server")
+    log_progress(f"{connections} connections: {result.requests_per_s:,.0f} requests/s")
+    functions: Mapping[str, Sequence[FunctionShare]] = {}
+    if arguments.samples:
+        with sampling(arguments.out, connections, arguments.seconds) as stacks:
+            uvloop.run(run_load(address, Workload(requests), plan))
+        functions = {name: count_functions(path.read_text()) for name, path in stacks.items()}
+    return ProfileLevel(
+        connections=connections,
+        requests=served,
+        p50_ms=percentiles_ms(result.latencies_s)["p50"],
+        processes=summarize_costs(before, after, served),
+        functions=functions,
+    )
+
+
+ThreadTimes = Mapping[tuple[str, int, int, str], float]  # seconds by kind, process, thread, name
+
+
+def read_thread_times() -> ThreadTimes:
+    """Read the CPU seconds of each thread of the server. Raises BenchmarkError without replicas."""
+    times: dict[tuple[str, int, int, str], float] = {}
+    for process in psutil.process_iter():
+        try:
+            kind = classify_process(" ".join(process.cmdline()), process.name())
+            if kind is None:
+                continue
+            for thread in process.threads():
+                name = _read_thread_name(process.pid, thread.id)
+                times[kind, process.pid, thread.id, name] = thread.user_time + thread.system_time
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    if not any(kind not in (OTHER_RAY, "haproxy") for kind, *_ in times):
+        raise BenchmarkError(
+            "no replica of Ray Serve runs on this host", hint="start the server with `make serve`"
+        )
+    return times
+
+
+def classify_process(command: str, name: str) -> str | None:
+    """Return the deployment of a replica, `haproxy`, OTHER_RAY, or None for other programs."""
+    if replica := REPLICA.match(command):
+        return replica[1]
+    if name == "haproxy":
+        return name
+    return OTHER_RAY if RAY_PROCESSES.search(command) else None
+
+
+def _read_thread_name(pid: int, thread: int) -> str:
+    try:
+        name = Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return "ended"
+    return "main" if pid == thread else name
+
+
+def summarize_costs(before: ThreadTimes, after: ThreadTimes, requests: int) -> list[ProcessCost]:
+    """Sum the differences by kind of process and by name of thread, per request."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    threads: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for key, seconds in after.items():
+        kind, _pid, _thread, name = key
+        spent_ms = (seconds - before.get(key, 0.0)) * 1e3 / requests
+        totals[kind] += spent_ms
+        threads[kind][name] += spent_ms
+    return [
+        ProcessCost(
+            process=kind,
+            cpu_ms_per_request=total_ms,
+            threads=dict(most_first(threads[kind])[:SHOWN_THREADS]),
+        )
+        for kind, total_ms in most_first(totals)
+    ]
+
+
+def most_first(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(amounts.items(), key=operator.itemgetter(1), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionShare:
+    """Share of the samples in which a function ran: itself, and with all it called."""
+
+    function: str
+    total: float
+    own: float
+
+
+def count_functions(collapsed: str) -> list[FunctionShare]:
+    """Summarize stacks in the collapsed format."""
+    own: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for line in collapsed.splitlines():
+        stack, _, count = line.rpartition(" ")
+        frames = [re.sub(r":\d+\)$", ")", frame) for frame in stack.split(";")]
+        own[frames[-1]] += int(count)
+        for frame in set(frames):
+            total[frame] += int(count)
+    samples = own.total()
+    return [
+        FunctionShare(name, count / samples, own[name] / samples)
+        for name, count in total.most_common(SHOWN_FUNCTIONS)
+    ]
+
+
+class sampling:
+    """Sample every replica during the block; yields the files of stacks by deployment.
+
+    Only threads that hold the interpreter's lock are sampled: forward passes do not count, and
+    waiting threads would hide the work. Raises BenchmarkError without py-spy.
+    """
+
+    def __init__(self, out: Path, connections: int, seconds: float) -> None:
+        self._out = out
+        self._connections = connections
+        self._seconds = seconds
+        self._samplers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Mapping[str, Path]:
+        program = shutil.which("py-spy", path=str(Path(sys.executable).parent))
+        if program is None:
+            raise BenchmarkError("py-spy is not installed", hint="pip install py-spy")
+        self._out.mkdir(parents=True, exist_ok=True)
+        stacks: dict[str, Path] = {}
+        for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_thread_times()}):
+            if kind in (OTHER_RAY, "haproxy"):
+                continue
+            path = stacks[kind] = self._out / f"stacks-{kind}-{self._connections}.txt"
+            options = (
+                "--gil",
+                "--format",
+                "raw",
+                "--rate",
+                str(SAMPLES_PER_S),
+                "--output",
+                str(path),
+            )
+            duration = ("--duration", str(max(1, round(self._seconds))))
+            self._samplers.append(
+                subprocess.Popen(
+                    [program, "record", "--pid", str(pid), *options, *duration],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+        return stacks
+
+    def __exit__(self, *_: object) -> None:
+        for sampler in self._samplers:
+            try:
+                sampler.wait(timeout=self._seconds + 30)
+            except subprocess.TimeoutExpired:
+                sampler.kill()
