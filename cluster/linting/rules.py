@@ -12,11 +12,14 @@ from ray.serve.config import AutoscalingConfig
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
 from cluster.linting.schema import Finding
-from deployments.config import GeneratorSettings, IngressUserConfig, SchedulingSettings
+from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, SchedulingSettings
 from deployments.errors import BadSetting
 from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 
 INGRESS = "Ingress"
+# What a deployment with channels must name (docs/decisions/channels.md).
+ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
+POLICY = "deployments.autoscaling:scale_on_calls"
 UNLIMITED = -1
 HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
 # Defaults of Serve for missing keys.
@@ -40,6 +43,8 @@ def check_rules(config: Any) -> Iterator[Finding]:
             yield from _queue_unlimited(entry)
             yield from _look_back_too_short(entry)
             yield from _target_unreachable(entry)
+            if entry.ours and entry.name != INGRESS:
+                yield from _channel_without_hooks(application, entry)
             if entry.ours and entry.name in GENERATORS:
                 yield from _queue_limit_unreachable(application, entry)
             if entry.ours and entry.name == INGRESS:
@@ -125,6 +130,28 @@ def _queue_limit_unreachable(
             f"max_waiting_requests ({waiting:g}) + generators.{device}.kv_slots "
             f"({kv_slots:g}) must be below max_ongoing_requests ({ongoing:g}), or the queue limit "
             "never applies",
+        )
+
+
+def _channel_without_hooks(
+    application: ApplicationEntry, entry: DeploymentEntry
+) -> Iterator[Finding]:
+    transport = AppArgs.model_fields["transport"].default
+    if _mapping(application.raw, "args").get("transport", transport) != "channel":
+        return
+    router = _mapping(entry.raw, "request_router_config").get("request_router_class")
+    if router != ROUTER:
+        yield (
+            (*entry.path, "request_router_config"),
+            f"request_router_class must be `{ROUTER}`: with `args.transport: channel` the ingress "
+            "finds the replicas through it",
+        )
+    policy = _mapping(_mapping(entry.raw, "autoscaling_config"), "policy").get("policy_function")
+    if _scales(entry) and policy != POLICY:
+        yield (
+            (*entry.path, "autoscaling_config"),
+            f"policy.policy_function must be `{POLICY}`: Serve's own policy does not count calls "
+            "over channels (`args.transport: channel`)",
         )
 
 

@@ -160,6 +160,16 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests",
             "generators.cpu.kv_slots (28)",
         ),
+        (
+            {f"{TOKENIZER}.request_router_config": {}},
+            f"{TOKENIZER}.request_router_config",
+            "AnnouncingRouter",
+        ),
+        (
+            {f"{CPU_ENCODER}.autoscaling_config.policy": {}},
+            f"{CPU_ENCODER}.autoscaling_config",
+            "scale_on_calls",
+        ),
         ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
         ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
         ({f"{INGRESS}.num_replicas": None}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
@@ -218,6 +228,11 @@ def test_conflicting_settings_are_reported(
         {"http_options.request_timeout_s": 179},
         {f"{APP}.route_prefix": "/v2/models"},
         {f"{APP}.route_prefix": None},
+        {
+            f"{APP}.args.transport": "handle",
+            f"{TOKENIZER}.request_router_config": {},
+            f"{CPU_ENCODER}.autoscaling_config.policy": {},
+        },
     ],
 )
 def test_boundary_value_is_accepted(changes: dict[str, Any]) -> None:
