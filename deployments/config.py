@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -194,3 +194,19 @@ def default_store() -> Path:
     """Return $HUNDREDFOLD_STORE, or a directory in the user's cache."""
     named = os.environ.get(STORE_VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "hundredfold" / "store"
+
+
+class RayTlsFiles(NamedTuple):
+    """PEM files of the certificates between the processes of Ray."""
+
+    certificate: str
+    key: str
+    authority: str
+
+
+def ray_tls_files() -> RayTlsFiles | None:
+    """Return the files that Ray's environment names; None without RAY_USE_TLS."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+    return RayTlsFiles(*(os.environ[name] for name in names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -72,9 +73,11 @@ class RunningReplica:
 
 
 @asynccontextmanager
-async def running_replica(window: int = 1_000) -> AsyncIterator[RunningReplica]:
+async def running_replica(
+    window: int = 1_000, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RunningReplica]:
     replica = ScriptedReplica(window=window)
-    server = ChannelServer(replica.service())
+    server = ChannelServer(replica.service(), tls)
     running = RunningReplica(replica, server, await server.start(NODE, "127.0.0.1"))
     try:
         yield running
@@ -83,9 +86,11 @@ async def running_replica(window: int = 1_000) -> AsyncIterator[RunningReplica]:
 
 
 @asynccontextmanager
-async def connected_pool(*replicas: RunningReplica, node: str = NODE) -> AsyncIterator[ReplicaPool]:
+async def connected_pool(
+    *replicas: RunningReplica, node: str = NODE, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[ReplicaPool]:
     """A pool that is connected to all replicas."""
-    pool = ReplicaPool("CpuEncoder", node)
+    pool = ReplicaPool("CpuEncoder", node, tls)
     pool.update({str(index): running.endpoint for index, running in enumerate(replicas)})
     await until(lambda: all(running.server.connections for running in replicas))
     await until(lambda: pool.connected == len(replicas))

@@ -102,8 +102,8 @@ class ClientConnection(FrameConnection):
 
     @property
     def has_credit(self) -> bool:
-        """Whether the replica takes another call. The last call may exceed the window."""
-        return self.pending_cost < self.window
+        """Whether the replica takes another call and reads. The last may exceed the window."""
+        return self.pending_cost < self.window and self._writable.is_set()
 
     async def call(self, request: Request) -> AnswerFrame:
         """Return the answer. Raises its ServeError, or ReplicaLost. Cancelling cancels the call."""
@@ -148,6 +148,10 @@ class ClientConnection(FrameConnection):
             self._timer.cancel()
         if not self.closed.done():
             self.closed.set_result(None)
+        self._on_change.set()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
         self._on_change.set()
 
     def handle_frame(self, frame: Frame) -> None:

@@ -24,6 +24,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # ms that sent bytes may stay unacknowledged before the kernel ends a TCP connection.
 TCP_USER_TIMEOUT_MS = 10_000
+KEEPALIVE_S = 5  # between probes of an idle TCP connection
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -111,4 +112,6 @@ def _prepare_socket(sock: socket.socket) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)

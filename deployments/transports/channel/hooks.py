@@ -9,9 +9,11 @@ import ray
 from ray import serve
 
 from deployments.autoscaling import ONGOING_CALLS
+from deployments.config import ray_tls_files
 from deployments.transports.channel.directory import DIRECTORY
 from deployments.transports.channel.pool import ReplicaPool
 from deployments.transports.channel.server import ChannelServer, Service
+from deployments.transports.channel.tls import TlsContexts
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -25,7 +27,9 @@ class ReplicaChannel:
     """The channel server of a replica; none with `transport: handle`."""
 
     def __init__(self, service: Service, transport: Literal["channel", "handle"]) -> None:
-        self._server = ChannelServer(service) if transport == "channel" else None
+        self._server: ChannelServer | None = None
+        if transport == "channel":
+            self._server = ChannelServer(service, TlsContexts.load(ray_tls_files()).server)
 
     async def start(self) -> dict[str, Any]:
         """Listen; return the replica's metadata, which are empty if it cannot listen."""
@@ -36,6 +40,7 @@ class ReplicaChannel:
             return (await self._server.start(node, host)).to_metadata()
         except OSError as error:
             log.warning("no channel, calls use Ray Serve handles: %s", error)
+            await self._server.close(0)
             self._server = None
             return {}
 
@@ -59,6 +64,7 @@ class ReplicaChannel:
 
 def open_pool(deployment: str) -> ReplicaPool:
     """Connect to the replicas of `deployment`, and follow its changes."""
-    pool = ReplicaPool(deployment, ray.get_runtime_context().get_node_id())
+    node, tls = ray.get_runtime_context().get_node_id(), TlsContexts.load(ray_tls_files()).client
+    pool = ReplicaPool(deployment, node, tls)
     DIRECTORY.subscribe(deployment, pool.update)
     return pool

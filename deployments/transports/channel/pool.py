@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Mapping
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 
 from deployments.errors import EngineFailed
@@ -27,14 +28,18 @@ class NoChannel(Exception):
 
 
 class Peer:
-    """One replica and the task that keeps a connection to it."""
+    """One replica and the task that keeps a connection to it. `connect` raises OSError."""
 
-    def __init__(self, name: str, endpoint: Endpoint, node: str, on_change: asyncio.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        connect: Callable[[Endpoint], Awaitable[ClientConnection]],
+    ) -> None:
         self.endpoint = endpoint
         self.connection: ClientConnection | None = None
-        self.is_local = endpoint.node == node
         self._name = name
-        self._on_change = on_change
+        self._connect = connect
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
 
     def retire(self) -> None:
@@ -49,7 +54,7 @@ class Peer:
         backoff_s = MIN_BACKOFF_S
         while True:
             try:
-                self.connection = await self._connect()
+                self.connection = await self._connect(self.endpoint)
             except OSError as error:
                 log.info("channel to %s: %s", self._name, error)
             else:
@@ -61,30 +66,14 @@ class Peer:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _connect(self) -> ClientConnection:
-        """Connect by Unix socket on the own node, else by TCP. Raises OSError."""
-        loop, endpoint = asyncio.get_running_loop(), self.endpoint
-
-        def build() -> ClientConnection:
-            return ClientConnection(endpoint.key, self._on_change)
-
-        if self.is_local and endpoint.unix:
-            try:
-                _, connection = await loop.create_unix_connection(build, endpoint.unix)
-                return connection
-            except OSError as error:
-                log.info("channel to %s: %s; trying TCP", self._name, error)
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            _, connection = await loop.create_connection(build, endpoint.host, endpoint.port)
-        return connection
-
 
 class ReplicaPool:
     """The replicas of one deployment, seen from `node`."""
 
-    def __init__(self, name: str, node: str) -> None:
+    def __init__(self, name: str, node: str, tls: ssl.SSLContext | None = None) -> None:
         self._name = name
         self._node = node
+        self._tls = tls
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
 
@@ -93,7 +82,7 @@ class ReplicaPool:
         for replica, endpoint in endpoints.items():
             if replica not in self._peers:
                 name = f"{self._name} {replica}"
-                self._peers[replica] = Peer(name, endpoint, self._node, self._changed)
+                self._peers[replica] = Peer(name, endpoint, self._connect)
         for replica in self._peers.keys() - endpoints.keys():
             self._peers.pop(replica).retire()
         self._changed.set()
@@ -146,7 +135,7 @@ class ReplicaPool:
         """Wait for credit; return the connection with the least load, on the own node if equal."""
         while True:
             usable = [
-                (peer.connection, peer.is_local)
+                (peer.connection, peer.endpoint.node == self._node)
                 for peer in self._peers.values()
                 if peer.connection is not None and peer.connection.is_usable
             ]
@@ -159,3 +148,22 @@ class ReplicaPool:
                 return min(free, key=lambda one: (one[0].load, not one[1]))[0]
             self._changed.clear()
             await self._changed.wait()
+
+    async def _connect(self, endpoint: Endpoint) -> ClientConnection:
+        """Connect by Unix socket on the own node, else by TCP. Raises OSError."""
+        loop = asyncio.get_running_loop()
+
+        def build() -> ClientConnection:
+            return ClientConnection(endpoint.key, self._changed)
+
+        if endpoint.unix and endpoint.node == self._node:
+            try:
+                _, connection = await loop.create_unix_connection(build, endpoint.unix)
+                return connection
+            except OSError as error:
+                log.info("%s: %s; trying TCP", self._name, error)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            _, connection = await loop.create_connection(
+                build, endpoint.host, endpoint.port, ssl=self._tls
+            )
+        return connection

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
@@ -65,8 +66,9 @@ class Service(NamedTuple):
 class ChannelServer:
     """Listens on a Unix socket for the own node and on TCP for the others."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, tls: ssl.SSLContext | None = None) -> None:
         self.service = service
+        self._tls = tls
         self.key = secrets.token_bytes(32)
         self.load = 0  # cost of the calls in progress
         self.calls = 0  # calls in progress
@@ -79,7 +81,7 @@ class ChannelServer:
     async def start(self, node: str, host: str) -> Endpoint:
         """Listen on the node's address `host`."""
         loop = asyncio.get_running_loop()
-        tcp = await loop.create_server(lambda: ServerConnection(self), host, 0)
+        tcp = await loop.create_server(lambda: ServerConnection(self), host, 0, ssl=self._tls)
         self._servers.append(tcp)
         self._directory = SocketDirectory.create()
         path = self._directory.socket_path
@@ -91,7 +93,7 @@ class ChannelServer:
 
     def check_health(self) -> None:
         """Raise EngineFailed if the server stopped listening."""
-        if self._servers and not all(server.is_serving() for server in self._servers):
+        if not self.is_draining and not all(server.is_serving() for server in self._servers):
             raise EngineFailed("the replica's channel does not listen")
 
     async def close(self, timeout_s: float) -> None:
