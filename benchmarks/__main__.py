@@ -18,6 +18,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "profile": CommandSpec(
         "benchmarks.serving.profile", "Measure CPU time per process and request", _EXTRAS
     ),
+    "rivals": CommandSpec(
+        "benchmarks.rivals.command", "Measure other servers beside Hundredfold", _EXTRAS
+    ),
     "engine": CommandSpec(
         "benchmarks.engine.command", "Measure an engine without server and tokenizer", _EXTRAS
     ),

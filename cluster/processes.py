@@ -43,17 +43,7 @@ class ChildProcesses:
 
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         """Start a child. The kernel ends it if this process is killed."""
-        setpriv = shutil.which("setpriv")
-        with_parent = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
-        with (self.run_dir / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*with_parent, *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = start_session(command, environment, self.run_dir / f"{name}.log")
         self._processes[name] = process
         self._sessions.append(ProcessSession.of(process.pid))
         save_sessions(self.run_dir / SESSIONS_NAME, self._sessions)
@@ -100,6 +90,26 @@ class ChildProcesses:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             process.send_signal(number)
             process.wait(timeout_s)
+
+
+def start_session(
+    command: list[str], environment: dict[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; its output goes to `log`.
+
+    The kernel sends it SIGTERM if this process is killed (setpriv of util-linux).
+    """
+    setpriv = shutil.which("setpriv")
+    with_parent = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*with_parent, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 CLOCK_SLACK_S = 0.1  # maximum difference of two readings of one process's start time

@@ -110,11 +110,16 @@ class LocalModel:
         settings = EncoderSettings(intra_op_threads=threads)
         return open_engine(GraphSpec.of(self.directory, self.manifest, self.candidate), settings)
 
-    def unbatched_values(self, texts: Sequence[str], *, threads: int) -> list[Any]:
-        """Compute the response value of each text, one forward pass per item."""
+    def unbatched_values(
+        self, texts: Sequence[str], *, threads: int, engine: EncoderEngine | None = None
+    ) -> list[Any]:
+        """Compute the response value of each text, one forward pass per item.
+
+        `engine` is one of the same outputs, such as that of `open_torch`; None opens the artifact.
+        """
         tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None
-        engine = self.open_engine(threads=threads)
+        engine = engine or self.open_engine(threads=threads)
         values = []
         for text in texts:
             parsed = self._parse(text)

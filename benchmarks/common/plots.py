@@ -10,11 +10,13 @@ from benchmarks.common.report import RunMetadata
 from benchmarks.common.statistics import RoundSummary
 
 FORMATS = ("png", "svg")
-COLORS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e")
+COLORS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e", "#b8860b", "#c0395b", "#5b6770")
 
 
-def create_figure(run: RunMetadata, title: str) -> tuple[Any, Any]:
-    """Return a figure and its two axes side by side."""
+def create_figure(
+    run: RunMetadata, title: str, size: tuple[float, float] = (11, 4.2)
+) -> tuple[Any, Any]:
+    """Return a figure of `size` inches and its two axes side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -22,7 +24,7 @@ def create_figure(run: RunMetadata, title: str) -> tuple[Any, Any]:
     matplotlib.rcParams["svg.hashsalt"] = "hundredfold"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=size, layout="constrained")
     figure.suptitle(title)
     figure.supxlabel(run.host.short, fontsize="x-small", color="grey")
     return figure, axes

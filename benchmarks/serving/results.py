@@ -139,7 +139,7 @@ def plot_serving(out: Path, run: RunMetadata, results: ServingResults) -> list[P
         best = max(entry.sentences_per_s.median for entry in results.engine)
         rates.axhline(best, color=COLORS[1], linestyle="--", label="raw engine, batches of 32")
     label_axes(rates, "connections", "requests per second")
-    for color, rank in zip(COLORS, PERCENTILES, strict=True):
+    for color, rank in zip(COLORS, PERCENTILES, strict=False):
         summaries = [level.latency_ms.get(f"p{rank}") for level in results.levels]
         medians = [float("nan") if s is None else s.median for s in summaries]
         latencies.plot(names, medians, marker="o", color=color, label=f"p{rank}")

@@ -1,0 +1,1 @@
+"""Benchmark beside other servers, each in an environment of its own."""

@@ -1,0 +1,165 @@
+"""The rivals: environment, command, API and what they compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.rivals.apis import (
+    Api,
+    completion_api,
+    inputs_api,
+    open_inference_api,
+    openai_api,
+)
+from benchmarks.rivals.materials import MLSERVER_MODEL
+
+FP32, SEALED = "fp32", "the sealed graph"
+MODEL_NAME = "model"  # in requests to servers of one model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A server of other software. Braces in `command` and `variables` name places.
+
+    Places are `{python}`, `{bin}` (directory of the interpreter), `{port}`, `{port_2}`, `{port_3}`
+    and the attributes of Materials.
+    """
+
+    name: str
+    title: str
+    environment: str | None  # name of a requirement list; None: the environment of this process
+    package: str  # whose version is reported
+    computes_with: str
+    command: tuple[str, ...]
+    api: Api
+    ready_path: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+# Rivals must not call home or look for models elsewhere.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+_GRAPH = ("--engine", "onnxruntime", "--model", "{graph}", "--tokenizer", "{tokenizer}")
+
+
+def _script(script: str, *options: str) -> tuple[str, ...]:
+    return ("{python}", f"{{servers}}/{script}.py", *options, "--port", "{port}")
+
+
+def _around_graph(name: str, title: str, environment: str | None, package: str) -> Rival:
+    """Return a server of `servers/` around ONNX Runtime with the sealed graph."""
+    script = f"{name.partition('-')[0]}_server"
+    is_ray = name == "ray-serve"
+    return Rival(
+        name=name,
+        title=title,
+        environment=environment,
+        package=package,
+        computes_with=SEALED,
+        command=_script(script, *_GRAPH),
+        api=inputs_api("/" if is_ray else "/embed"),
+        ready_path="/" if is_ray else "/health",
+    )
+
+
+def _in_fastapi(name: str, environment: str, title: str, package: str, *options: str) -> Rival:
+    """Return a FastAPI server around a library in fp32."""
+    return Rival(
+        name=name,
+        title=f"{title} in FastAPI",
+        environment=environment,
+        package=package,
+        computes_with=FP32,
+        command=_script("fastapi_server", "--engine", name, *options),
+        api=inputs_api(),
+        ready_path="/health",
+    )
+
+
+_CHECKPOINT = ("--model", "{checkpoint}")
+_FLOAT_GRAPH = ("--model", "{float_graph}", "--tokenizer", "{tokenizer}")
+_RIVALS = (
+    _in_fastapi(
+        "pipeline-padded", "torch", "transformers pipeline, padded to 512", "transformers",
+        *_CHECKPOINT,
+    ),
+    _in_fastapi("pipeline", "torch", "transformers pipeline", "transformers", *_CHECKPOINT),
+    _in_fastapi(
+        "sentence-transformers", "torch", "sentence-transformers", "sentence-transformers",
+        *_CHECKPOINT,
+    ),
+    _around_graph("fastapi-onnxruntime", "ONNX Runtime in FastAPI", "onnxruntime", "onnxruntime"),
+    _around_graph("ray-serve", "Ray Serve, defaults", None, "ray"),
+    _around_graph("litserve", "LitServe, batches of up to 32", "litserve", "litserve"),
+    Rival(
+        name="infinity",
+        title="infinity, torch",
+        environment="infinity",
+        package="infinity-emb",
+        computes_with=FP32,
+        command=(
+            "{bin}/infinity_emb", "v2", "--model-id", "{checkpoint}",
+            "--served-model-name", MODEL_NAME, "--device", "cpu",
+            "--host", "127.0.0.1", "--port", "{port}",
+        ),
+        api=openai_api("/embeddings", MODEL_NAME),
+        ready_path="/health",
+    ),
+    Rival(
+        name="mlserver",
+        title="MLServer, custom runtime",
+        environment="mlserver",
+        package="mlserver",
+        computes_with=SEALED,
+        command=("{bin}/mlserver", "start", "{mlserver}"),
+        api=open_inference_api(MLSERVER_MODEL),
+        ready_path=f"/v2/models/{MLSERVER_MODEL}/ready",
+        variables={
+            "PYTHONPATH": "{servers}",
+            "MLSERVER_HOST": "127.0.0.1",
+            "MLSERVER_HTTP_PORT": "{port}",
+            "MLSERVER_GRPC_PORT": "{port_2}",
+            "MLSERVER_METRICS_PORT": "{port_3}",
+        },
+    ),
+    _in_fastapi("fastembed", "fastembed", "fastembed", "fastembed", "--model", "{fastembed}"),
+    _in_fastapi("openvino", "openvino", "OpenVINO", "openvino", *_FLOAT_GRAPH),
+    Rival(
+        name="llama.cpp",
+        title="llama.cpp's server, published Q4_1 weights",
+        environment="llama",
+        package="llama-cpp-python",
+        computes_with="Q4_1",
+        command=(
+            "{python}", "-m", "llama_cpp.server", "--model", "{gguf}",
+            "--host", "127.0.0.1", "--port", "{port}",
+        ),
+        api=completion_api(MODEL_NAME),
+        ready_path="/v1/models",
+    ),
+    Rival(
+        name="onnxruntime-genai",
+        title="onnxruntime-genai in FastAPI",
+        environment="genai",
+        package="onnxruntime-genai",
+        computes_with="int4",
+        command=_script("genai_server", "--model", "{genai}"),
+        api=completion_api(MODEL_NAME),
+        ready_path="/health",
+    ),
+)  # fmt: skip
+
+RIVALS: Mapping[str, Rival] = {rival.name: rival for rival in _RIVALS}
+
+# Named in every result, so that readers know that they were not forgotten.
+NOT_INSTALLABLE: Mapping[str, str] = {
+    "OpenVINO Model Server": "published as a container image and binary archives, not on PyPI; "
+    "OpenVINO's Python package is measured instead",
+    "text-embeddings-inference": "published as container images and Rust source, not on PyPI",
+    "Triton Inference Server": "published as container images, not on PyPI",
+}

@@ -1,0 +1,250 @@
+"""Other servers beside Hundredfold: each in its own environment, with the same client and texts.
+
+Every round starts one rival after the other and measures it in turns with Hundredfold, level by
+level. A rival runs only while it is measured; the other server of a pair idles meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.options import (
+    add_common_options,
+    add_rounds_option,
+    add_store_option,
+    positive_count,
+    positive_seconds,
+)
+from benchmarks.common.report import REPOSITORY, start_run, write_result
+from benchmarks.common.sentences import load_sentences
+from benchmarks.rivals.answers import ReferenceEmbeddings, require_right, required_cosine
+from benchmarks.rivals.apis import CompletionApi
+from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, SEALED, Rival
+from benchmarks.rivals.environments import DEFAULT_ENVIRONMENTS, Environment
+from benchmarks.rivals.materials import Materials
+from benchmarks.rivals.processes import ServerProcess, run_server
+from benchmarks.rivals.results import OURS, RivalResults, build_tables, describe, plot_rivals
+from benchmarks.rivals.rounds import Meter, RivalRounds
+from benchmarks.rivals.summary import check_ours, summarize_if_any, summarize_rivals
+from benchmarks.rivals.systems import (
+    CONFIG_NAME,
+    build_our_command,
+    build_rival_command,
+    list_our_apis,
+    open_rival_environment,
+)
+from benchmarks.rivals.workloads import (
+    GENERATION,
+    WORKLOADS,
+    TextSource,
+    TextWorkload,
+    build_workload,
+)
+from cluster.up import StopSignal, stop_signals_raise
+from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.store import LATEST_NAME
+from deployments.command_line import INTERRUPTED
+from deployments.errors import ServeError
+
+DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common_options(parser)
+    add_store_option(parser)
+    add_rounds_option(parser)
+    parser.add_argument(
+        "--rivals", nargs="+", choices=tuple(RIVALS), default=tuple(RIVALS), help="default: all"
+    )
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        choices=tuple(WORKLOADS),
+        default=tuple(WORKLOADS),
+        help="default: all",
+    )
+    parser.add_argument(
+        "--connections",
+        type=positive_count,
+        nargs="+",
+        default=[1, 8, 64],
+        metavar="N",
+        help="default: 1 8 64",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        default=5.0,
+        metavar="S",
+        help="per level and round, after 1 s of warm-up (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=DEFAULT_ENVIRONMENTS,
+        metavar="DIR",
+        help="Python environments of the rivals, created when missing (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--generator",
+        default=DEFAULT_GENERATOR,
+        metavar="ID",
+        help=f"generative model for the workload `{GENERATION}` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=REPOSITORY / CONFIG_NAME,
+        metavar="FILE",
+        help="settings of Hundredfold; its models are replaced (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--url", help="measure this running Hundredfold server instead of starting one"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the results. Raise BenchmarkError, also after wrong answers of ours."""
+    metadata = start_run("rivals", arguments.command_line, arguments.seed)
+    try:
+        with stop_signals_raise(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
+            results = measure(arguments, Path(scratch))
+    except StopSignal:
+        return INTERRUPTED
+    print(describe(results))
+    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    for path in plot_rivals(arguments.out, metadata, results):
+        print(path)
+    for check in results.answers.values():
+        require_right(OURS, check)
+    return 0
+
+
+def measure(arguments: argparse.Namespace, scratch: Path) -> RivalResults:
+    """Prepare and run all rounds. Rivals that fail are left out with a reason."""
+    model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
+    has_generation = GENERATION in arguments.workloads
+    generator = open_generator(arguments) if has_generation else None
+    materials = Materials(model, generator, scratch)
+    references = ReferenceEmbeddings.open(model, materials)
+    rounds = RivalRounds(
+        ours=Meter(
+            OURS,
+            list_our_apis(model, generator),
+            required_cosine(model, is_sealed=True),
+            lambda: start_ours(arguments, materials),
+        ),
+        rivals={},
+        workloads=build_workloads(arguments, model),
+        connections=sorted(set(arguments.connections)),
+        window_s=arguments.seconds,
+        references=references,
+    )
+    environments = prepare_rivals(arguments, rounds, materials)
+    with rounds.ours.start() as server:
+        for number in range(1, arguments.rounds + 1):
+            rounds.run_round(server, number)
+    return summarize_rounds(arguments, rounds, model, environments)
+
+
+def open_generator(arguments: argparse.Namespace) -> LocalModel:
+    """Open the generative model. Raise BenchmarkError."""
+    try:
+        return LocalModel.open(arguments.store, arguments.generator, LATEST_NAME)
+    except BenchmarkError as exc:
+        raise BenchmarkError(
+            exc.message, hint=f"name a model with --generator, or omit `{GENERATION}`"
+        ) from exc
+
+
+def build_workloads(arguments: argparse.Namespace, model: LocalModel) -> list[TextWorkload]:
+    """Build the named workloads from shuffled sentences."""
+    sentences = list(load_sentences(arguments.data, arguments.seed).texts)
+    random.Random(arguments.seed).shuffle(sentences)
+    tokenizer = Tokenizer.from_file(str(model.directory / TOKENIZER_NAME))
+    tokenizer.no_truncation()
+    source = TextSource(
+        sentences,
+        lambda text: len(tokenizer.encode(text).ids),
+        model.manifest.max_tokens,
+        random.Random(arguments.seed),
+    )
+    return [build_workload(name, source) for name in dict.fromkeys(arguments.workloads)]
+
+
+def prepare_rivals(
+    arguments: argparse.Namespace, rounds: RivalRounds, materials: Materials
+) -> dict[str, Environment]:
+    """Install environments and prepare materials. Return the environments by rival."""
+    environments: dict[str, Environment] = {}
+    for name in dict.fromkeys(arguments.rivals):
+        rival = RIVALS[name]
+        if not any(
+            w.is_generation == isinstance(rival.api, CompletionApi) for w in rounds.workloads
+        ):
+            continue
+        try:
+            environments[name] = open_rival_environment(rival, arguments.environments)
+            build_rival_command(rival, environments[name], materials)
+        except ServeError as exc:
+            rounds.drop(name, exc.message)
+            continue
+        rounds.rivals[name] = Meter(
+            name,
+            [rival.api],
+            required_cosine(materials.model, is_sealed=rival.computes_with == SEALED),
+            partial(start_rival, rival, environments[name], materials),
+        )
+    return environments
+
+
+def start_rival(
+    rival: Rival, environment: Environment, materials: Materials
+) -> AbstractContextManager[ServerProcess]:
+    return run_server(build_rival_command(rival, environment, materials), materials.scratch)
+
+
+def start_ours(
+    arguments: argparse.Namespace, materials: Materials
+) -> AbstractContextManager[ServerProcess]:
+    """Start Hundredfold, or take the server of `--url`."""
+    if arguments.url is not None:
+        return nullcontext(ServerProcess(ServerAddress.parse(arguments.url)))
+    models = [model for model in (materials.model, materials.generator) if model is not None]
+    directory = materials.scratch / OURS
+    command = build_our_command(arguments.config, arguments.store, models, directory)
+    return run_server(command, materials.scratch)
+
+
+def summarize_rounds(
+    arguments: argparse.Namespace,
+    rounds: RivalRounds,
+    model: LocalModel,
+    environments: Mapping[str, Environment],
+) -> RivalResults:
+    """Check all answers and summarize the rounds."""
+    checks = check_ours(rounds)
+    names = {False: model.manifest.id, True: arguments.generator}
+    return RivalResults(
+        model_id=model.manifest.id,
+        version=model.manifest.version,
+        compute_type=model.compute_type,
+        rounds=arguments.rounds,
+        window_s=arguments.seconds,
+        workloads={workload.name: workload.tokens for workload in rounds.workloads},
+        answers={names[is_completion]: check for is_completion, check in checks.items()},
+        idle_cores=summarize_if_any(rounds.ours.idle_cores),
+        rivals=summarize_rivals(rounds, checks, environments),
+        missing={**rounds.missing, **NOT_INSTALLABLE},
+    )

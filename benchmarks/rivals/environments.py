@@ -1,0 +1,92 @@
+"""Python environments of rivals, created once from the requirement lists of this package."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.report import log_progress
+
+REQUIREMENTS = Path(__file__).with_name("requirements")
+DEFAULT_ENVIRONMENTS = Path.home() / ".cache" / "hundredfold" / "rivals"
+INSTALL_TIMEOUT_S = 3600.0
+_COMPLETE_NAME = "complete"  # an environment without this file is installed again
+_DIGEST_CHARACTERS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Interpreter of an environment and the versions of its packages."""
+
+    python: Path
+    packages: Mapping[str, str]
+
+
+def open_environment(name: str, parent: Path, requirements: Path = REQUIREMENTS) -> Environment:
+    """Return `<parent>/<name>-<digest>`, installed from `<requirements>/<name>.txt` if missing.
+
+    The digest is that of the list and of the Python version. Raise BenchmarkError if pip fails.
+    """
+    file = requirements / f"{name}.txt"
+    if not file.is_file():
+        raise BenchmarkError(f"there is no `{file.name}`", hint=f"add it to {requirements}")
+    content = file.read_bytes() + sys.version.encode()
+    digest = hashlib.sha256(content).hexdigest()[:_DIGEST_CHARACTERS]
+    directory = (parent / f"{name}-{digest}").resolve()
+    python = directory / "bin" / "python"
+    if not (directory / _COMPLETE_NAME).is_file():
+        _install(file, directory, python)
+    return Environment(python, list_packages(python))
+
+
+def current_environment() -> Environment:
+    """Return the environment of this process."""
+    python = Path(sys.executable)
+    return Environment(python, list_packages(python))
+
+
+def list_packages(python: Path) -> dict[str, str]:
+    """Return the installed packages of an environment with their versions."""
+    done = _pip(python, ["list", "--format=json"], timeout_s=60.0)
+    return {entry["name"].lower(): entry["version"] for entry in orjson.loads(done.stdout)}
+
+
+def _install(file: Path, directory: Path, python: Path) -> None:
+    log_progress(f"installing {file.name} to {directory}")
+    try:
+        venv.EnvBuilder(with_pip=True, clear=True).create(directory)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        raise BenchmarkError(
+            f"cannot create `{directory}`: {exc}", hint="name a directory with --environments DIR"
+        ) from exc
+    done = _pip(python, ["install", "--quiet", "-r", str(file)], timeout_s=INSTALL_TIMEOUT_S)
+    log = directory / "install.log"
+    log.write_text(done.stderr, encoding="utf-8")
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+        reason = errors[-1].strip() if errors else f"exit code {done.returncode}"
+        raise BenchmarkError(f"pip cannot install {file.name}: {reason}", hint=f"see {log}")
+    (directory / _COMPLETE_NAME).touch()
+
+
+def _pip(
+    python: Path, arguments: list[str], *, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise BenchmarkError(
+            f"`pip {arguments[0]}` took longer than {timeout_s:.0f} s",
+            hint="leave the rival out with --rivals",
+        ) from exc

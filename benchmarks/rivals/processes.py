@@ -1,0 +1,116 @@
+"""Server processes: started on loopback, waited for, and ended with everything they started."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress
+from cluster.processes import ProcessSession, kill_remaining, start_session
+
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.2
+_LOG_LINES = 3  # of the end of a log, in messages
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """Command of a server. It is ready when `GET ready_path` returns 200."""
+
+    name: str
+    arguments: Sequence[str]
+    port: int
+    ready_path: str
+    environment: Mapping[str, str]  # variables in addition to those of this process
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A running server; `pid` is None for one that this command did not start."""
+
+    address: ServerAddress
+    pid: int | None = None
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of the process and its descendants so far; 0.0 without a pid."""
+        if self.pid is None:
+            return 0.0
+        total_s = 0.0
+        with suppress(psutil.Error):
+            leader = psutil.Process(self.pid)
+            for process in (leader, *leader.children(recursive=True)):
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    total_s += times.user + times.system
+        return total_s
+
+
+@contextmanager
+def run_server(command: ServerCommand, directory: Path) -> Iterator[ServerProcess]:
+    """Start a server and yield it when it is ready; end it and all its descendants.
+
+    The log is `<directory>/<name>.log`. Raise BenchmarkError if the server does not start.
+    """
+    log = directory / f"{command.name}.log"
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    process = start_session(list(command.arguments), {**inherited, **command.environment}, log)
+    session = ProcessSession.of(process.pid)
+    try:
+        wait_ready(command, process, log)
+        yield ServerProcess(ServerAddress("127.0.0.1", command.port), process.pid)
+    finally:
+        stop(process, session)
+
+
+def wait_ready(command: ServerCommand, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for the health check. Raise BenchmarkError if it takes too long or the process ends."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not is_ready(command.port, command.ready_path):
+        if process.poll() is not None:
+            how = f"ended with exit code {process.returncode}"
+        elif time.monotonic() > deadline_s:
+            how = f"was not ready after {START_TIMEOUT_S:g} s"
+        else:
+            time.sleep(_POLL_S)
+            continue
+        lines = log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
+        raise BenchmarkError(
+            f"the server of {command.name} {how}: {' / '.join(lines)[-300:]}", hint=f"see {log}"
+        )
+
+
+def is_ready(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
+    """End a server by SIGTERM, then kill its remaining descendants, other sessions included."""
+    descendants: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        descendants = psutil.Process(process.pid).children(recursive=True)
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)
+    for descendant in descendants:
+        with suppress(psutil.Error):
+            descendant.kill()  # does nothing if the pid belongs to a later process
+    kill_remaining([session])
+    psutil.wait_procs(descendants, timeout=STOP_TIMEOUT_S)
+    process.wait()

@@ -1,0 +1,255 @@
+"""Results of the rivals as values, tables and a plot. Ratios above 1 favor Hundredfold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.plots import create_figure, draw_bars, label_axes, save_figure
+from benchmarks.common.report import RunMetadata, Table, format_number
+from benchmarks.common.statistics import RoundSummary, percentiles_ms, summarize
+from benchmarks.serving.load import LoadResult
+from benchmarks.serving.results import LoadLevel
+
+OURS = "hundredfold"
+_NOTHING = "-"
+
+Ratio = RoundSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class LevelName:
+    """A workload at a number of connections."""
+
+    workload: str
+    connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairedLevel:
+    """A rival and Hundredfold, measured one directly after the other in every round."""
+
+    level: LevelName
+    rival: LoadLevel
+    ours: LoadLevel
+    rate_ratio: Ratio  # ours / rival; None if a rival's window had no response
+    p50_ratio: Ratio  # rival / ours
+
+    @classmethod
+    def summarize(
+        cls,
+        level: LevelName,
+        rival: Sequence[LoadResult],
+        ours: Sequence[LoadResult],
+        work_ratio: float = 1.0,
+    ) -> PairedLevel:
+        """Summarize all rounds. `work_ratio` is the work of one of our responses / of theirs."""
+        pairs = list(zip(ours, rival, strict=True))
+        rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
+        p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]
+        return cls(
+            level,
+            LoadLevel.summarize(rival),
+            LoadLevel.summarize(ours),
+            _summarize_all(rates),
+            _summarize_all(p50s),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCheck:
+    """Answers of a server compared with the expected ones."""
+
+    compared: int
+    worst_cosine: float | None  # to fp32; None for generated text
+    required_cosine: float | None
+    tokens_per_response: float | None  # of generated text
+
+    @property
+    def is_met(self) -> bool:
+        """False also if nothing was compared."""
+        if self.worst_cosine is None or self.required_cosine is None:
+            return self.compared > 0 and bool(self.tokens_per_response)
+        return self.compared > 0 and self.worst_cosine >= self.required_cosine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RivalResult:
+    """A measured rival. `skipped` lists the levels that would take too long."""
+
+    name: str
+    title: str
+    package: str
+    version: str
+    computes_with: str
+    packages: Mapping[str, str]
+    check: AnswerCheck
+    levels: tuple[PairedLevel, ...]
+    skipped: tuple[LevelName, ...]
+    idle_cores: RoundSummary | None  # mean CPU use while Hundredfold is measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RivalResults:
+    """Results of the benchmark, as written to the result file."""
+
+    model_id: str
+    version: str
+    compute_type: str
+    rounds: int
+    window_s: float
+    workloads: Mapping[str, float]  # name -> tokens per text
+    answers: Mapping[str, AnswerCheck]  # of Hundredfold, by model
+    idle_cores: RoundSummary | None  # of Hundredfold, while a rival is measured
+    rivals: tuple[RivalResult, ...]
+    missing: Mapping[str, str]  # not measured -> reason
+
+    @property
+    def our_levels(self) -> dict[LevelName, list[LoadLevel]]:
+        """Our levels, once per rival."""
+        levels: dict[LevelName, list[LoadLevel]] = {}
+        for rival in self.rivals:
+            for paired in rival.levels:
+                levels.setdefault(paired.level, []).append(paired.ours)
+        return levels
+
+
+def build_tables(results: RivalResults) -> tuple[Table, ...]:
+    """Build a table per workload, and those of the systems and of what is missing."""
+    levels = results.our_levels
+    workloads = [name for name in results.workloads if any(k.workload == name for k in levels)]
+    tables = [_workload_table(results, levels, name) for name in workloads]
+    return (*tables, _systems_table(results), _missing_table(results))
+
+
+def _workload_table(
+    results: RivalResults, ours: Mapping[LevelName, list[LoadLevel]], workload: str
+) -> Table:
+    names = sorted((n for n in ours if n.workload == workload), key=lambda n: n.connections)
+    header = ["system", "computes with"]
+    for name in names:
+        at = f"at {name.connections}"
+        header += [f"requests/s {at}", f"p50 ms {at}", f"{OURS} / it {at}"]
+    first = [OURS, results.compute_type]
+    for name in names:
+        rates = [value for level in ours[name] for value in level.requests_per_s.values]
+        p50s = [p50 for level in ours[name] if (p50 := _median_p50(level)) is not None]
+        first += [format_number(float(np.median(rates)), 1), _format(_median(p50s)), _NOTHING]
+    rows = [first]
+    for rival in results.rivals:
+        by_name = {paired.level: paired for paired in rival.levels}
+        if any(name in by_name for name in names):
+            cells = (cell for name in names for cell in _level_cells(by_name.get(name)))
+            rows.append([rival.title, rival.computes_with, *cells])
+    return Table(workload, header, rows)
+
+
+def _level_cells(paired: PairedLevel | None) -> list[str]:
+    if paired is None:
+        return [_NOTHING] * 3
+    failures = sum(paired.rival.failures.values())
+    rate = format_number(paired.rival.requests_per_s.median, 1)
+    return [
+        f"{rate} ({failures} failed)" if failures else rate,
+        _format(_median_p50(paired.rival)),
+        _format(paired.rate_ratio.median if paired.rate_ratio else None, 2),
+    ]
+
+
+def _systems_table(results: RivalResults) -> Table:
+    header = ("system", "version", "computes with", "answers compared", "worst cosine to fp32",
+              "idle CPU cores")  # fmt: skip
+    rows = [
+        [f"{OURS}, {model}", results.version, results.compute_type, *_check_cells(check),
+         _format_idle(results.idle_cores)]
+        for model, check in results.answers.items()
+    ]  # fmt: skip
+    for rival in results.rivals:
+        cells = _check_cells(rival.check)
+        version = f"{rival.package} {rival.version}"
+        idle = _format_idle(rival.idle_cores)
+        rows.append([rival.title, version, rival.computes_with, *cells, idle])
+    return Table("systems", header, rows)
+
+
+def _check_cells(check: AnswerCheck) -> list[str]:
+    return [str(check.compared), _format(check.worst_cosine, 4)]
+
+
+def _missing_table(results: RivalResults) -> Table:
+    return Table("missing", ("not measured", "reason"), list(map(list, results.missing.items())))
+
+
+def describe(results: RivalResults) -> str:
+    """Format the results for the console."""
+    tables = build_tables(results)
+    return "\n\n".join(f"{table.name}\n{table.text}" for table in tables if table.rows)
+
+
+def plot_rivals(out: Path, run: RunMetadata, results: RivalResults) -> list[Path]:
+    """Plot how much faster Hundredfold is: rate at most, latency at fewest connections."""
+    if not results.rivals:
+        return []
+    figure, (rates, latencies) = create_figure(run, results.model_id, size=(16.0, 7.0))
+    connections = [level.connections for level in results.our_levels]
+    most, fewest = max(connections), min(connections)
+    _draw(rates, results, most, lambda paired: paired.rate_ratio)
+    _draw(latencies, results, fewest, lambda paired: paired.p50_ratio)
+    label_axes(rates, "", f"requests/s of {OURS} / its, {most} connections", logarithmic=True)
+    label_axes(latencies, "", f"its p50 / p50 of {OURS}, {fewest} connections", logarithmic=True)
+    return save_figure(figure, out, run)
+
+
+def _draw(
+    axes: Any, results: RivalResults, connections: int, ratio: Callable[[PairedLevel], Ratio]
+) -> None:
+    """Draw the ratios of all rivals and workloads at one number of connections."""
+    missing = RoundSummary(float("nan"), float("nan"), float("nan"), ())
+    names = [rival.title for rival in results.rivals]
+    series = []
+    for workload in results.workloads:
+        name = LevelName(workload, connections)
+        found = [
+            next((ratio(paired) for paired in rival.levels if paired.level == name), None)
+            for rival in results.rivals
+        ]
+        if any(found):
+            series.append((workload, [summary or missing for summary in found]))
+    if series:
+        draw_bars(axes, names, series)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.tick_params("x", rotation=60)
+
+
+def _p50_ms(result: LoadResult) -> float:
+    return percentiles_ms(result.latencies_s).get("p50", 0.0)
+
+
+def _median_p50(level: LoadLevel) -> float | None:
+    summary = level.latency_ms.get("p50")
+    return summary.median if summary else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def _divide(left: float, right: float) -> float | None:
+    return left / right if left and right else None
+
+
+def _summarize_all(ratios: Sequence[float | None]) -> RoundSummary | None:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return summarize(known) if known and len(known) == len(ratios) else None
+
+
+def _format_idle(cores: RoundSummary | None) -> str:
+    return _NOTHING if cores is None else format_number(cores.median, 2)
+
+
+def _format(value: float | None, digits: int = 1) -> str:
+    return _NOTHING if value is None else format_number(value, digits)

@@ -1,0 +1,185 @@
+"""Rounds: each rival is started, measured in turns with Hundredfold, and ended.
+
+Only two servers run at a time. The one that is not measured idles; its CPU time is recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import uvloop
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.report import format_number, log_progress
+from benchmarks.common.statistics import percentiles_ms
+from benchmarks.rivals.answers import Answer, ReferenceEmbeddings, check_answers, require_right
+from benchmarks.rivals.apis import Api, CompletionApi
+from benchmarks.rivals.processes import ServerProcess
+from benchmarks.rivals.results import LevelName
+from benchmarks.rivals.workloads import TextWorkload
+from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
+from deployments.errors import ServeError
+from deployments.tuning.measure import wait_until_idle
+
+CHECKED_RESPONSES = 16  # per level and round, the first ones
+# A level is skipped if a request is expected to take longer, because few would end in a window.
+MAX_EXPECTED_S = 10.0
+_PROBE = LoadPlan(connections=1, seconds=0.01, warm_up_s=0.0, drain_s=120.0)
+
+StartServer = Callable[[], AbstractContextManager[ServerProcess]]
+
+
+@dataclass(slots=True)
+class Meter:
+    """A server and its values so far. `start` runs it; it may raise ServeError."""
+
+    name: str
+    apis: Sequence[Api]
+    required_cosine: float
+    start: StartServer
+    loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
+    answers: dict[str, list[Answer]] = field(default_factory=dict)  # by workload
+    skipped: set[LevelName] = field(default_factory=set)
+    idle_cores: list[float] = field(default_factory=list)  # while the other server is measured
+
+    def find_api(self, workload: TextWorkload) -> Api | None:
+        """Return the API for a workload; None if the server does something else."""
+        matching = (a for a in self.apis if isinstance(a, CompletionApi) == workload.is_generation)
+        return next(matching, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A running server with the requests of one workload."""
+
+    meter: Meter
+    server: ServerProcess
+    requests: Sequence[bytes]
+    workload: TextWorkload
+
+    def run(self, plan: LoadPlan) -> tuple[LoadResult, list[Answer]]:
+        """Run one phase of load. Return its result and the first answers."""
+        sample = range(min(CHECKED_RESPONSES, len(self.requests)))
+        traffic = Workload(self.requests, sample)
+        result = uvloop.run(run_load(self.server.address, traffic, plan))
+        texts = self.workload.requests
+        return result, [Answer(texts[i], raw) for i, raw in sorted(traffic.responses.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class RivalRounds:
+    """Everything that all rounds share. A rival that fails is dropped with a reason."""
+
+    ours: Meter
+    rivals: dict[str, Meter]
+    workloads: Sequence[TextWorkload]
+    connections: Sequence[int]  # ascending
+    window_s: float
+    references: ReferenceEmbeddings
+    pairs: dict[str, dict[LevelName, list[LoadResult]]] = field(default_factory=dict)  # ours
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def run_round(self, our_server: ServerProcess, number: int) -> None:
+        """Measure all rivals once."""
+        for name, rival in list(self.rivals.items()):
+            log_progress(f"round {number}: starting {name}")
+            try:
+                with rival.start() as server:
+                    self._measure_rival(rival, server, our_server, number)
+            except ServeError as exc:
+                self.drop(name, exc.message)
+
+    def drop(self, name: str, reason: str) -> None:
+        """Remove a rival and all that was measured with it."""
+        log_progress(f"{name} is left out: {reason}")
+        self.missing[name] = reason
+        self.rivals.pop(name, None)
+        self.pairs.pop(name, None)
+
+    def _measure_rival(
+        self, rival: Meter, server: ServerProcess, our_server: ServerProcess, number: int
+    ) -> None:
+        for workload in self.workloads:
+            theirs = self._open(rival, server, workload)
+            ours = self._open(self.ours, our_server, workload)
+            if theirs is None or ours is None:
+                continue
+            levels = self._list_levels(workload)
+            if rival.skipped.issuperset(levels):
+                continue
+            if self._probe(theirs) > MAX_EXPECTED_S:
+                rival.skipped.update(levels)
+            for level in levels:
+                if self._is_skipped(rival, level):
+                    continue
+                order = (ours, theirs) if number % 2 else (theirs, ours)
+                for active, idle in (order, order[::-1]):
+                    self._measure(active, idle, level, rival.name, number)
+
+    def _open(self, meter: Meter, server: ServerProcess, workload: TextWorkload) -> Session | None:
+        api = meter.find_api(workload)
+        if api is None:
+            return None
+        build_post = server.address.build_post
+        requests = [build_post(api.path, api.build(texts)) for texts in workload.requests]
+        return Session(meter, server, requests, workload)
+
+    def _probe(self, session: Session) -> float:
+        """Check the first answer before the timing; return its seconds. Raise BenchmarkError."""
+        started_s = time.perf_counter()
+        result, answers = session.run(_PROBE)
+        elapsed_s = time.perf_counter() - started_s
+        meter, api = session.meter, session.meter.find_api(session.workload)
+        if result.failures or api is None:
+            reasons = ", ".join(result.failures)
+            raise BenchmarkError(
+                f"`{session.workload.name}` failed: {reasons}", hint="see the log of its server"
+            )
+        require_right(
+            meter.name, check_answers(api, answers, self.references, meter.required_cosine)
+        )
+        return elapsed_s
+
+    def _list_levels(self, workload: TextWorkload) -> list[LevelName]:
+        most = workload.max_connections
+        return [
+            LevelName(workload.name, count)
+            for count in self.connections
+            if most is None or count <= most
+        ]
+
+    def _is_skipped(self, rival: Meter, level: LevelName) -> bool:
+        """Return whether the level is too slow by the rates at fewer connections."""
+        if level in rival.skipped:
+            return True
+        known = [
+            result.requests_per_s
+            for name, results in rival.loads.items()
+            for result in results
+            if name.workload == level.workload
+        ]
+        if known and level.connections > MAX_EXPECTED_S * max(known):
+            rival.skipped.add(level)
+        return level in rival.skipped
+
+    def _measure(
+        self, active: Session, idle: Session, level: LevelName, rival: str, number: int
+    ) -> None:
+        wait_until_idle()
+        plan = LoadPlan(connections=level.connections, seconds=self.window_s)
+        idle_cpu_s, started_s = idle.server.cpu_s(), time.perf_counter()
+        result, answers = active.run(plan)
+        elapsed_s = time.perf_counter() - started_s
+        idle.meter.idle_cores.append((idle.server.cpu_s() - idle_cpu_s) / elapsed_s)
+        meter = active.meter
+        loads = self.pairs.setdefault(rival, {}) if meter is self.ours else meter.loads
+        loads.setdefault(level, []).append(result)
+        meter.answers.setdefault(level.workload, []).extend(answers)
+        p50 = percentiles_ms(result.latencies_s).get("p50", float("nan"))
+        log_progress(
+            f"round {number}: {meter.name}, {level.workload}, {level.connections} connections, "
+            f"{format_number(result.requests_per_s, 1)} requests/s, p50 {p50:.1f} ms"
+        )

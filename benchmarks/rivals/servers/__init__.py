@@ -1,0 +1,1 @@
+"""Servers of rivals: scripts that run in the environments of the rivals."""

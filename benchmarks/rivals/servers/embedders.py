@@ -1,0 +1,148 @@
+"""Embedding functions over the libraries of rivals, as their documentations recommend.
+
+Runs in the environment of a rival and imports nothing of this project. Settings that are not named
+here have the defaults of the library, the number of threads included.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PADDED_TOKENS = 512
+
+Vectors = NDArray[np.float32]  # [texts, width], normalized
+Embed = Callable[[list[str]], Vectors]
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line that all servers share."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=tuple(ENGINES), required=True)
+    parser.add_argument("--model", type=Path, required=True, help="directory or graph file")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of a graph file")
+    parser.add_argument("--port", type=int, required=True)
+    return parser.parse_args()
+
+
+def open_embedder(engine: str, model: Path, tokenizer: Path | None) -> Embed:
+    """Open the model. `tokenizer` is required for engines that run a graph file."""
+    return ENGINES[engine](model, tokenizer)
+
+
+def open_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
+    """transformers: the pipeline with its defaults, mean pooling over all tokens."""
+    from transformers import pipeline
+
+    extract = pipeline("feature-extraction", model=str(model))
+
+    def embed(texts: list[str]) -> Vectors:
+        outputs = extract(texts, return_tensors=True, tokenize_kwargs={"truncation": True})
+        return normalize(np.stack([tokens[0].numpy().mean(axis=0) for tokens in outputs]))
+
+    return embed
+
+
+def open_padded_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
+    """transformers: the pipeline with every text padded, mean pooling without the padding."""
+    from transformers import pipeline
+
+    extract = pipeline("feature-extraction", model=str(model))
+    padding = {"padding": "max_length", "truncation": True, "max_length": PADDED_TOKENS}
+
+    def embed(texts: list[str]) -> Vectors:
+        outputs = extract(texts, return_tensors=True, tokenize_kwargs=padding)
+        lengths = [len(ids) for ids in extract.tokenizer(texts)["input_ids"]]
+        rows = zip(outputs, lengths, strict=True)
+        return normalize(np.stack([tokens[0, :n].numpy().mean(axis=0) for tokens, n in rows]))
+
+    return embed
+
+
+def open_sentence_transformers(model: Path, _tokenizer: Path | None) -> Embed:
+    from sentence_transformers import SentenceTransformer
+
+    transformer = SentenceTransformer(str(model), device="cpu")
+
+    def embed(texts: list[str]) -> Vectors:
+        vectors: Vectors = transformer.encode(texts, normalize_embeddings=True)
+        return vectors
+
+    return embed
+
+
+def open_fastembed(model: Path, _tokenizer: Path | None) -> Embed:
+    """Fastembed with a model of its own: `model` holds an fp32 graph and the tokenizer."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    name = "local/model"
+    TextEmbedding.add_custom_model(
+        model=name,
+        pooling=PoolingType.DISABLED,  # the graph pools
+        normalization=True,
+        sources=ModelSource(hf=name),
+        dim=0,
+        model_file="model.onnx",
+    )
+    embedding = TextEmbedding(name, specific_model_path=str(model))
+    return lambda texts: np.stack(list(embedding.embed(texts)))
+
+
+def open_onnxruntime(model: Path, tokenizer: Path | None) -> Embed:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    (output, *_) = (value.name for value in session.get_outputs())
+    tokenize = open_tokenizer(tokenizer, names)
+    return lambda texts: normalize(session.run([output], tokenize(texts))[0])
+
+
+def open_openvino(model: Path, tokenizer: Path | None) -> Embed:
+    import openvino
+
+    compiled = openvino.Core().compile_model(model, "CPU")
+    names = [value.any_name for value in compiled.inputs]
+    tokenize = open_tokenizer(tokenizer, names)
+    return lambda texts: normalize(compiled(tokenize(texts), share_inputs=True)[0])
+
+
+def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]], dict[str, Any]]:
+    """Return a function from texts to the inputs `names`, each int64 [texts, tokens]."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.enable_padding()
+
+    def tokenize(texts: list[str]) -> dict[str, Any]:
+        rows = tokenizer.encode_batch(texts)
+        arrays = {
+            "input_ids": np.array([row.ids for row in rows], np.int64),
+            "attention_mask": np.array([row.attention_mask for row in rows], np.int64),
+            "token_type_ids": np.array([row.type_ids for row in rows], np.int64),
+        }
+        return {name: arrays[name] for name in names}
+
+    return tokenize
+
+
+def normalize(vectors: Vectors) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    normalized: Vectors = vectors / np.maximum(lengths, 1e-12)
+    return normalized
+
+
+ENGINES: Mapping[str, Callable[[Path, Path | None], Embed]] = {
+    "pipeline": open_pipeline,
+    "pipeline-padded": open_padded_pipeline,
+    "sentence-transformers": open_sentence_transformers,
+    "fastembed": open_fastembed,
+    "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
+}

@@ -1,0 +1,39 @@
+"""FastAPI around an embedding function.
+
+The route is no coroutine: FastAPI runs it in its thread pool, as it recommends for blocking code.
+"""
+
+from __future__ import annotations
+
+import uvicorn
+from embedders import Embed, open_embedder, parse_arguments
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+
+class EmbedRequest(BaseModel):
+    """Body of a request."""
+
+    inputs: str | list[str]
+
+
+def build_app(embed: Embed) -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/health")
+    def health() -> str:
+        return "ok"
+
+    @app.post("/embed")
+    def embed_texts(request: EmbedRequest) -> list[list[float]]:
+        texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+        vectors: list[list[float]] = embed(texts).tolist()
+        return vectors
+
+    return app
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments()
+    embedder = open_embedder(arguments.engine, arguments.model, arguments.tokenizer)
+    uvicorn.run(build_app(embedder), host="127.0.0.1", port=arguments.port, log_level="warning")

@@ -1,0 +1,90 @@
+"""From rounds to results: all answers are checked, all levels summarized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.common.statistics import RoundSummary, summarize
+from benchmarks.rivals.answers import check_answers, require_right
+from benchmarks.rivals.apis import Api, CompletionApi
+from benchmarks.rivals.catalog import RIVALS
+from benchmarks.rivals.environments import Environment
+from benchmarks.rivals.results import AnswerCheck, LevelName, PairedLevel, RivalResult
+from benchmarks.rivals.rounds import Meter, RivalRounds
+from benchmarks.rivals.workloads import GENERATION
+from deployments.errors import ServeError
+
+Checks = Mapping[bool, AnswerCheck]  # by whether the answers are completions
+
+
+def check_ours(rounds: RivalRounds) -> Checks:
+    """Check the answers of Hundredfold to all rivals' workloads. Raise BenchmarkError."""
+    return {
+        isinstance(api, CompletionApi): check_meter(rounds, rounds.ours, api)
+        for api in rounds.ours.apis
+    }
+
+
+def summarize_rivals(
+    rounds: RivalRounds, ours: Checks, environments: Mapping[str, Environment]
+) -> tuple[RivalResult, ...]:
+    """Summarize the rivals whose answers are right, and drop the others."""
+    results = []
+    for name, meter in list(rounds.rivals.items()):
+        try:
+            results.append(_summarize_rival(rounds, meter, ours, environments[name]))
+        except ServeError as exc:
+            rounds.drop(name, exc.message)
+    return tuple(results)
+
+
+def check_meter(rounds: RivalRounds, meter: Meter, api: Api) -> AnswerCheck:
+    """Check the stored answers of one API of a server. Raise BenchmarkError."""
+    is_completion = isinstance(api, CompletionApi)
+    answers = [
+        answer
+        for workload, stored in meter.answers.items()
+        if (workload == GENERATION) == is_completion
+        for answer in stored
+    ]
+    return check_answers(api, answers, rounds.references, meter.required_cosine)
+
+
+def _summarize_rival(
+    rounds: RivalRounds, meter: Meter, ours: Checks, environment: Environment
+) -> RivalResult:
+    rival = RIVALS[meter.name]
+    check = check_meter(rounds, meter, rival.api)
+    require_right(meter.name, check)
+    our_check = ours[isinstance(rival.api, CompletionApi)]
+    return RivalResult(
+        name=rival.name,
+        title=rival.title,
+        package=rival.package,
+        version=environment.packages.get(rival.package, "unknown"),
+        computes_with=rival.computes_with,
+        packages=environment.packages,
+        check=check,
+        levels=tuple(
+            PairedLevel.summarize(level, loads, rounds.pairs[rival.name][level],
+                                  _work_ratio(our_check, check))
+            for level, loads in meter.loads.items()
+        ),
+        skipped=tuple(sorted(meter.skipped, key=_level_order)),
+        idle_cores=summarize_if_any(meter.idle_cores),
+    )  # fmt: skip
+
+
+def _work_ratio(ours: AnswerCheck, rival: AnswerCheck) -> float:
+    """Return the tokens of one of our responses per token of theirs; 1.0 for embeddings."""
+    if not ours.tokens_per_response or not rival.tokens_per_response:
+        return 1.0
+    return ours.tokens_per_response / rival.tokens_per_response
+
+
+def _level_order(level: LevelName) -> tuple[str, int]:
+    return level.workload, level.connections
+
+
+def summarize_if_any(values: Sequence[float]) -> RoundSummary | None:
+    return summarize(values) if values else None

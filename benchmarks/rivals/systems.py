@@ -1,0 +1,96 @@
+"""Commands of the measured servers: places filled in, ports chosen, our config written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.report import REPOSITORY
+from benchmarks.rivals.apis import Api, completion_api, hugging_face_api
+from benchmarks.rivals.catalog import OFFLINE, Rival
+from benchmarks.rivals.environments import Environment, current_environment, open_environment
+from benchmarks.rivals.materials import Materials
+from benchmarks.rivals.processes import ServerCommand
+from benchmarks.rivals.results import OURS
+from cluster.processes import find_free_port
+
+CONFIG_NAME = "serve_config.yaml"
+PORT_PLACES = {"port": 8601, "port_2": 8602, "port_3": 8603}  # preferred
+OUR_PORT = 8600
+
+
+def open_rival_environment(rival: Rival, parent: Path) -> Environment:
+    """Install the environment of a rival if it is missing. Raise BenchmarkError."""
+    if rival.environment is None:
+        return current_environment()
+    return open_environment(rival.environment, parent)
+
+
+def build_rival_command(
+    rival: Rival, environment: Environment, materials: Materials
+) -> ServerCommand:
+    """Fill the places of a rival's command; prepares what it names. Raise ServeError."""
+    ports = {place: find_free_port(port, OUR_PORT) for place, port in PORT_PLACES.items()}
+    own = {"python": str(environment.python), "bin": str(environment.python.parent)}
+    own |= {place: str(port) for place, port in ports.items()}
+    places = _Places(own, materials)
+    return ServerCommand(
+        name=rival.name,
+        arguments=[word.format_map(places) for word in rival.command],
+        port=ports["port"],
+        ready_path=rival.ready_path,
+        environment=OFFLINE | {k: v.format_map(places) for k, v in rival.variables.items()},
+    )
+
+
+class _Places(dict[str, str]):
+    """Places of one command; those of Materials are looked up when they are used."""
+
+    def __init__(self, own: Mapping[str, str], materials: Materials) -> None:
+        super().__init__(own)
+        self._materials = materials
+
+    def __missing__(self, place: str) -> str:
+        return str(getattr(self._materials, place))
+
+
+def list_our_apis(model: LocalModel, generator: LocalModel | None) -> list[Api]:
+    apis: list[Api] = [hugging_face_api(model.manifest.id)]
+    return apis if generator is None else [*apis, completion_api(generator.manifest.id)]
+
+
+def build_our_command(
+    config: Path, store: Path, models: Sequence[LocalModel], directory: Path
+) -> ServerCommand:
+    """Write `config` with these models only to `directory`; return the command that serves it.
+
+    All other settings stay. Raise BenchmarkError for a config that cannot be read.
+    """
+    try:
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        settings = content["applications"][0]["args"]
+    except (OSError, yaml.YAMLError, LookupError, TypeError) as exc:
+        raise BenchmarkError(
+            f"`{config}` is no Serve config: {exc!r}", hint="name one with --config FILE"
+        ) from exc
+    settings["store"] = str(store.resolve())
+    settings["models"] = [
+        {"id": model.manifest.id, "version": model.manifest.version} for model in models
+    ]
+    directory.mkdir()
+    written = directory / CONFIG_NAME
+    written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    port = find_free_port(OUR_PORT, 0)
+    command = [sys.executable, "-m", "hundredfold", "serve", str(written)]
+    return ServerCommand(
+        name=OURS,
+        arguments=[*command, "--host", "127.0.0.1", "--port", str(port)],
+        port=port,
+        ready_path="/ready",
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )

@@ -1,0 +1,112 @@
+"""Workloads: the same texts for every server, in the same order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.common.errors import BenchmarkError
+
+Request = tuple[str, ...]  # texts of one request
+
+REQUESTS = 2_048  # distinct requests of a workload; afterwards they repeat
+LIST_SIZE = 32  # texts of a request of `lists`
+PARAGRAPH_TOKENS, LONG_PARAGRAPH_TOKENS, DOCUMENT_TOKENS = 75, 128, 512
+# Share of each length in `mixed`: sentences, both paragraphs, documents.
+MIXED_WEIGHTS = (60, 20, 15, 5)
+PROMPT_SENTENCES = 3
+MAX_GENERATION_CONNECTIONS = 8  # the KV slots of the default config; more would only wait
+
+GENERATION = "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class TextWorkload:
+    """Requests of a workload. `tokens` is the mean per text, special tokens included."""
+
+    name: str
+    requests: tuple[Request, ...]
+    tokens: float
+    max_connections: int | None = None  # levels with more are left out
+
+    @property
+    def texts_per_request(self) -> int:
+        return len(self.requests[0])
+
+    @property
+    def is_generation(self) -> bool:
+        return self.name == GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """Shuffled sentences, and texts of given lengths made of them.
+
+    `max_tokens` is the limit of the model. No text is longer, so that no server truncates.
+    """
+
+    sentences: Sequence[str]
+    count_tokens: Callable[[str], int]  # special tokens included
+    max_tokens: int
+    rng: random.Random
+
+    def sample_sentences(self) -> Iterator[str]:
+        """Yield the sentences in order, again and again."""
+        if not self.sentences:
+            raise BenchmarkError("there are no sentences", hint="name a data set with --data DIR")
+        while True:
+            yield from self.sentences
+
+    def join_to(self, tokens: int) -> Iterator[str]:
+        """Yield texts of joined sentences with at most `tokens` tokens, and about as many."""
+        limit = min(tokens, self.max_tokens)
+        while True:
+            joined = [self.rng.choice(self.sentences)]
+            total = self.count_tokens(joined[0])
+            while True:
+                sentence = self.rng.choice(self.sentences)
+                total += self.count_tokens(sentence)  # counts two special tokens too many
+                if total > limit:
+                    break
+                joined.append(sentence)
+            yield " ".join(joined)
+
+    def mix(self) -> Iterator[str]:
+        """Yield texts of all lengths by MIXED_WEIGHTS."""
+        lengths = (
+            self.sample_sentences(),
+            self.join_to(PARAGRAPH_TOKENS),
+            self.join_to(LONG_PARAGRAPH_TOKENS),
+            self.join_to(DOCUMENT_TOKENS),
+        )
+        while True:
+            (texts,) = self.rng.choices(lengths, MIXED_WEIGHTS)
+            yield next(texts)
+
+    def prompts(self) -> Iterator[str]:
+        """Yield prompts for generation: a few sentences."""
+        while True:
+            yield " ".join(self.rng.choice(self.sentences) for _ in range(PROMPT_SENTENCES))
+
+
+# Name -> texts of the workload.
+WORKLOADS: Mapping[str, Callable[[TextSource], Iterator[str]]] = {
+    "sentences": TextSource.sample_sentences,
+    "paragraphs-75": lambda source: source.join_to(PARAGRAPH_TOKENS),
+    "paragraphs-128": lambda source: source.join_to(LONG_PARAGRAPH_TOKENS),
+    "documents": lambda source: source.join_to(DOCUMENT_TOKENS),
+    "mixed": TextSource.mix,
+    "lists": TextSource.sample_sentences,
+    GENERATION: TextSource.prompts,
+}
+
+
+def build_workload(name: str, source: TextSource) -> TextWorkload:
+    """Build the requests of a workload of WORKLOADS."""
+    size = LIST_SIZE if name == "lists" else 1
+    texts = WORKLOADS[name](source)
+    requests = tuple(tuple(next(texts) for _ in range(size)) for _ in range(REQUESTS))
+    counts = [source.count_tokens(text) for request in requests for text in request]
+    max_connections = MAX_GENERATION_CONNECTIONS if name == GENERATION else None
+    return TextWorkload(name, requests, sum(counts) / len(counts), max_connections)

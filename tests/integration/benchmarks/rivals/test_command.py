@@ -1,0 +1,108 @@
+"""The whole command with toy rivals: real processes, this Python environment."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.common.agreement import to_vector
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.sentences import STSB_NAME
+from benchmarks.rivals.answers import ReferenceEmbeddings
+from benchmarks.rivals.apis import inputs_api
+from benchmarks.rivals.catalog import FP32, RIVALS, Rival
+from deployments.artifacts.store import LATEST_NAME
+from tests.support.artifacts import EMBEDDER
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
+
+SCRIPT = Path(__file__).parents[3] / "support" / "toy_rival.py"
+WORDS = ("good", "bad", "lovely film", "awful food", "the river", "a train at night", "music")
+
+
+def toy(name: str, *options: str) -> Rival:
+    return Rival(
+        name=name,
+        title=f"Toy {name}",
+        environment=None,
+        package="numpy",
+        computes_with=FP32,
+        command=(sys.executable, str(SCRIPT), "--port", "{port}", *options),
+        api=inputs_api(),
+        ready_path="/health",
+    )
+
+
+@pytest.fixture
+def vectors(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> dict[str, list[float]]:
+    """Embeddings of WORDS. They are also the reference: the tiny model has no checkpoint."""
+    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    values = model.unbatched_values(WORDS, threads=1)
+    known = {text: to_vector(v).tolist() for text, v in zip(WORDS, values, strict=True)}
+    references = ReferenceEmbeddings(lambda texts: np.array([known[text] for text in texts]))
+    monkeypatch.setattr(ReferenceEmbeddings, "open", lambda *_: references)
+    return known
+
+
+@pytest.fixture
+def toys(
+    vectors: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[str, ...]:
+    file = tmp_path / "vectors.json"
+    file.write_bytes(orjson.dumps(vectors))
+    rivals = (
+        toy("right", "--vectors", str(file)),
+        toy("wrong", "--vectors", str(file), "--sign", "-1"),
+        toy("broken", "--fail", "no such model"),
+        replace(toy("uninstallable"), environment="no-such-list"),
+    )
+    for rival in rivals:
+        monkeypatch.setitem(RIVALS, rival.name, rival)
+    return tuple(rival.name for rival in rivals)
+
+
+def test_rivals_measures_pairs_and_names_what_failed(
+    tiny_store: Path,
+    vectors: dict[str, list[float]],
+    toys: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = [f"1.0\t{one}\t{two}" for one in WORDS for two in WORDS]
+    (data / STSB_NAME).write_text("score\tsentence1\tsentence2\n" + "\n".join(lines))
+
+    def answer(n: int, request: ReceivedRequest) -> FakeAnswer:
+        inputs = orjson.loads(request.body)["inputs"]
+        texts = [inputs] if isinstance(inputs, str) else inputs
+        return FakeAnswer(body=orjson.dumps([vectors[text] for text in texts]))
+
+    with FakeServer(answer).in_thread() as ours:
+        places = ["--store", str(tiny_store), "--data", str(data), "--out", str(tmp_path / "out")]
+        scope = ["--rivals", *toys, "--workloads", "sentences", "lists", "--connections", "2"]
+        options = [*places, *scope, "--rounds", "2", "--seconds", "0.2"]
+        status = main(["rivals", "--model", EMBEDDER, "--url", ours.target.url, *options])
+    assert status == 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    results = orjson.loads(path.read_bytes())["results"]
+    (right,) = results["rivals"]
+    assert right["name"] == "right"
+    assert right["check"]["worst_cosine"] > 0.999
+    levels = [(p["level"]["workload"], p["level"]["connections"]) for p in right["levels"]]
+    assert levels == [("sentences", 2), ("lists", 2)]
+    for paired in right["levels"]:
+        assert len(paired["rival"]["requests_per_s"]["values"]) == 2
+        assert paired["rival"]["failures"] == paired["ours"]["failures"] == {}
+    assert "the answers of wrong are wrong" in results["missing"]["wrong"]
+    assert "no such model" in results["missing"]["broken"]
+    assert "uninstallable" in results["missing"]
+    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".png", ".svg"}
+    assert "Toy right" in capsys.readouterr().out

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.rivals.environments import current_environment, open_environment
+
+
+def test_open_environment_installs_once_per_list(tmp_path: Path) -> None:
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (lists / "empty.txt").write_text("# nothing\n")
+    first = open_environment("empty", tmp_path, lists)
+    assert first.python.is_file()
+    assert "pip" in first.packages
+    assert "numpy" not in first.packages
+    marker = first.python.parent / "untouched"
+    marker.touch()
+    assert open_environment("empty", tmp_path, lists) == first
+    assert marker.exists()
+    (lists / "empty.txt").write_text("# changed\n")
+    assert open_environment("empty", tmp_path, lists).python != first.python
+
+
+def test_open_environment_states_why_pip_failed(tmp_path: Path) -> None:
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (lists / "broken.txt").write_text(f"missing @ file://{tmp_path}/missing.whl\n")
+    for _ in range(2):  # an incomplete environment is installed again
+        with pytest.raises(BenchmarkError, match=r"pip cannot install broken\.txt: .*missing\.whl"):
+            open_environment("broken", tmp_path, lists)
+
+
+def test_current_environment_is_that_of_this_process() -> None:
+    environment = current_environment()
+    assert environment.python == Path(sys.executable)
+    assert "numpy" in environment.packages

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.rivals.results import (
+    AnswerCheck,
+    LevelName,
+    PairedLevel,
+    RivalResult,
+    RivalResults,
+    build_tables,
+    describe,
+)
+from benchmarks.serving.load import LoadResult
+
+SENTENCES = LevelName("sentences", 8)
+RIGHT = AnswerCheck(
+    compared=4, worst_cosine=0.9999, required_cosine=0.999, tokens_per_response=None
+)
+
+
+def load(requests: int, latency_s: float, failures: dict[str, int] | None = None) -> LoadResult:
+    latencies = np.full(requests, latency_s)
+    return LoadResult(8, 2.0, latencies, failures or {}, cpu_s=0.1)
+
+
+def paired(
+    theirs: list[LoadResult], ours: list[LoadResult], work_ratio: float = 1.0
+) -> PairedLevel:
+    return PairedLevel.summarize(SENTENCES, theirs, ours, work_ratio)
+
+
+def results(*levels: PairedLevel) -> RivalResults:
+    rival = RivalResult(
+        name="toy",
+        title="Toy",
+        package="toy",
+        version="1.0",
+        computes_with="fp32",
+        packages={},
+        check=RIGHT,
+        levels=levels,
+        skipped=(),
+        idle_cores=None,
+    )
+    return RivalResults(
+        model_id="a/b",
+        version="v1",
+        compute_type="cpu-int8",
+        rounds=2,
+        window_s=2.0,
+        workloads={"sentences": 14.2, "documents": 256.0},
+        answers={"a/b": RIGHT},
+        idle_cores=None,
+        rivals=(rival,),
+        missing={"Triton": "an image"},
+    )
+
+
+def test_paired_level_takes_the_ratios_within_rounds() -> None:
+    level = paired(
+        [load(10, 0.2), load(20, 0.1), load(40, 0.05)],
+        [load(30, 0.1), load(40, 0.05), load(160, 0.01)],
+    )
+    assert level.rate_ratio is not None
+    assert level.rate_ratio.values == (3.0, 2.0, 4.0)
+    assert level.rate_ratio.median == 3.0
+    assert level.p50_ratio is not None
+    assert level.p50_ratio.values == pytest.approx((2.0, 2.0, 5.0))
+
+
+def test_work_ratio_weights_responses_of_different_length() -> None:
+    level = paired([load(10, 0.1)], [load(10, 0.1)], work_ratio=2.0)
+    assert level.rate_ratio is not None
+    assert level.rate_ratio.median == 2.0
+
+
+def test_a_round_without_response_has_no_ratio() -> None:
+    level = paired([load(10, 0.1), load(0, 0.0)], [load(10, 0.1), load(10, 0.1)])
+    assert level.rate_ratio is None
+    assert level.p50_ratio is None
+
+
+def test_tables_show_rates_failures_and_ratios() -> None:
+    level = paired([load(10, 0.2, {"503": 2})], [load(30, 0.1)])
+    tables = {table.name: table for table in build_tables(results(level))}
+    assert list(tables) == ["sentences", "systems", "missing"]
+    ours, theirs = tables["sentences"].rows
+    assert ours == ["hundredfold", "cpu-int8", "15.0", "100.0", "-"]
+    assert theirs == ["Toy", "fp32", "5.0 (2 failed)", "200.0", "3.00"]
+    assert tables["systems"].rows[1] == ["Toy", "toy 1.0", "fp32", "4", "0.9999", "-"]
+    assert tables["missing"].rows == [["Triton", "an image"]]
+
+
+def test_tables_leave_skipped_levels_empty() -> None:
+    slow = results(paired([load(1, 1.0)], [load(10, 0.1)]))
+    fast_level = replace(slow.rivals[0].levels[0], level=LevelName("sentences", 64))
+    fast = replace(slow.rivals[0], title="Fast", levels=(*slow.rivals[0].levels, fast_level))
+    table = build_tables(replace(slow, rivals=(slow.rivals[0], fast)))[0]
+    assert table.rows[1][-3:] == ["-", "-", "-"]
+    assert "-" not in table.rows[2]
+
+
+def test_describe_without_a_measured_rival_names_what_is_missing() -> None:
+    text = describe(replace(results(), rivals=()))
+    assert "Triton" in text
+
+
+@pytest.mark.parametrize(
+    ("check", "is_met"),
+    [
+        (RIGHT, True),
+        (replace(RIGHT, worst_cosine=0.99), False),
+        (replace(RIGHT, compared=0), False),
+        (AnswerCheck(compared=2, worst_cosine=None, required_cosine=None, tokens_per_response=9.5),
+         True),
+        (AnswerCheck(compared=0, worst_cosine=None, required_cosine=None, tokens_per_response=None),
+         False),
+    ],
+)  # fmt: skip
+def test_answer_check(check: AnswerCheck, is_met: bool) -> None:
+    assert check.is_met is is_met
