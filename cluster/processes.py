@@ -93,9 +93,11 @@ class ChildProcesses:
 
 
 def start_session(
-    command: list[str], environment: dict[str, str], log: Path
+    command: list[str], environment: dict[str, str], log: Path, directory: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; its output goes to `log`.
+
+    It works in `directory`, or in that of this process.
 
     The kernel sends it SIGTERM if this process is killed (setpriv of util-linux).
     """
@@ -105,6 +107,7 @@ def start_session(
         return subprocess.Popen(
             [*with_parent, *command],
             env=environment,
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -119,7 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     try:
         with stop_signals_raise(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
-            results = measure(arguments, Path(scratch))
+            logs = (arguments.out / f"{metadata.stem}-logs").resolve()
+            results = measure(arguments, Path(scratch), logs)
     except StopSignal:
         return INTERRUPTED
     print(describe(results))
@@ -131,12 +132,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace, scratch: Path) -> RivalResults:
-    """Prepare and run all rounds. Rivals that fail are left out with a reason."""
+def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalResults:
+    """Prepare and run all rounds. Rivals that fail are left out; servers log to `logs`."""
     model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
     has_generation = GENERATION in arguments.workloads
     generator = open_generator(arguments) if has_generation else None
-    materials = Materials(model, generator, scratch)
+    materials = Materials(model, generator, scratch, logs)
     references = ReferenceEmbeddings.open(model, materials)
     rounds = RivalRounds(
         ours=Meter(
@@ -212,7 +213,8 @@ def prepare_rivals(
 def start_rival(
     rival: Rival, environment: Environment, materials: Materials
 ) -> AbstractContextManager[ServerProcess]:
-    return run_server(build_rival_command(rival, environment, materials), materials.scratch)
+    command = build_rival_command(rival, environment, materials)
+    return run_server(command, materials.logs, materials.scratch)
 
 
 def start_ours(
@@ -224,7 +226,7 @@ def start_ours(
     models = [model for model in (materials.model, materials.generator) if model is not None]
     directory = materials.scratch / OURS
     command = build_our_command(arguments.config, arguments.store, models, directory)
-    return run_server(command, materials.scratch)
+    return run_server(command, materials.logs, materials.scratch)
 
 
 def summarize_rounds(

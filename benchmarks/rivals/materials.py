@@ -13,6 +13,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel, find_source
 from benchmarks.generation.checkpoints import SourceCheckpoint
 from build_artifacts.checkpoints.checkpoint import Checkpoint
+from deployments.artifacts.manifest import TOKENIZER_NAME
 
 FASTEMBED_FILES = (
     "config.json",
@@ -35,6 +36,7 @@ class Materials:
     model: LocalModel
     generator: LocalModel | None
     scratch: Path
+    logs: Path  # of all servers
 
     @cached_property
     def servers(self) -> Path:
@@ -44,11 +46,11 @@ class Materials:
     @cached_property
     def graph(self) -> Path:
         """The sealed graph."""
-        return self.model.directory / self.model.candidate.graph
+        return (self.model.directory / self.model.candidate.graph).resolve()
 
     @cached_property
     def tokenizer(self) -> Path:
-        return self.model.directory / "tokenizer.json"
+        return (self.model.directory / TOKENIZER_NAME).resolve()
 
     @cached_property
     def checkpoint(self) -> Path:

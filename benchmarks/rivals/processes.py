@@ -56,14 +56,17 @@ class ServerProcess:
 
 
 @contextmanager
-def run_server(command: ServerCommand, directory: Path) -> Iterator[ServerProcess]:
+def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[ServerProcess]:
     """Start a server and yield it when it is ready; end it and all its descendants.
 
-    The log is `<directory>/<name>.log`. Raise BenchmarkError if the server does not start.
+    The log is `<logs>/<name>.log`; the server works in `directory`, where some write files. Raise
+    BenchmarkError if it does not start.
     """
-    log = directory / f"{command.name}.log"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{command.name}.log"
     inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    process = start_session(list(command.arguments), {**inherited, **command.environment}, log)
+    environment = {**inherited, **command.environment}
+    process = start_session(list(command.arguments), environment, log, directory)
     session = ProcessSession.of(process.pid)
     try:
         wait_ready(command, process, log)

@@ -104,5 +104,6 @@ def test_rivals_measures_pairs_and_names_what_failed(
     assert "the answers of wrong are wrong" in results["missing"]["wrong"]
     assert "no such model" in results["missing"]["broken"]
     assert "uninstallable" in results["missing"]
-    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".png", ".svg"}
+    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {"", ".json", ".png", ".svg"}
+    assert "no such model" in next((tmp_path / "out").glob("*-logs/broken.log")).read_text()
     assert "Toy right" in capsys.readouterr().out

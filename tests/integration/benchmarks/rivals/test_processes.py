@@ -22,7 +22,7 @@ def toy_command(*options: str) -> ServerCommand:
 
 def test_run_server_yields_a_ready_server_and_ends_it(tmp_path: Path) -> None:
     command = toy_command()
-    with run_server(command, tmp_path) as server:
+    with run_server(command, tmp_path, tmp_path) as server:
         assert is_ready(command.port, "/health")
         assert server.cpu_s() > 0
     assert not is_ready(command.port, "/health")
@@ -32,7 +32,10 @@ def test_run_server_yields_a_ready_server_and_ends_it(tmp_path: Path) -> None:
 
 def test_run_server_ends_children_of_other_sessions_also_after_an_error(tmp_path: Path) -> None:
     pid_file = tmp_path / "child"
-    with pytest.raises(KeyError), run_server(toy_command("--child", str(pid_file)), tmp_path):
+    with (
+        pytest.raises(KeyError),
+        run_server(toy_command("--child", str(pid_file)), tmp_path, tmp_path),
+    ):
         raise KeyError
     child = int(pid_file.read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
@@ -41,7 +44,7 @@ def test_run_server_ends_children_of_other_sessions_also_after_an_error(tmp_path
 def test_a_server_that_ends_is_described_by_its_log(tmp_path: Path) -> None:
     with (
         pytest.raises(BenchmarkError, match="toy ended with exit code 1: no model here"),
-        run_server(toy_command("--fail", "no model here"), tmp_path),
+        run_server(toy_command("--fail", "no model here"), tmp_path, tmp_path),
     ):
         pass
 
@@ -53,6 +56,6 @@ def test_a_server_that_never_answers_is_ended(
     command = ServerCommand("mute", ["sleep", "60"], find_free_port(8600, 0), "/", {})
     with (
         pytest.raises(BenchmarkError, match="mute was not ready after"),
-        run_server(command, tmp_path),
+        run_server(command, tmp_path, tmp_path),
     ):
         pass
