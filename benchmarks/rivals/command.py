@@ -26,7 +26,7 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.report import REPOSITORY, start_run, write_result
+from benchmarks.common.report import start_run, write_result
 from benchmarks.common.sentences import load_sentences
 from benchmarks.rivals.answers import ReferenceEmbeddings, require_right, required_cosine
 from benchmarks.rivals.apis import CompletionApi
@@ -38,7 +38,6 @@ from benchmarks.rivals.results import OURS, RivalResults, build_tables, describe
 from benchmarks.rivals.rounds import Meter, RivalRounds
 from benchmarks.rivals.summary import check_ours, summarize_if_any, summarize_rivals
 from benchmarks.rivals.systems import (
-    CONFIG_NAME,
     build_our_command,
     build_rival_command,
     list_our_apis,
@@ -51,6 +50,7 @@ from benchmarks.rivals.workloads import (
     TextWorkload,
     build_workload,
 )
+from cluster.default_config import CONFIG_HELP, find_config
 from cluster.up import StopSignal, stop_signals_raise
 from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.store import LATEST_NAME
@@ -105,9 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         type=Path,
-        default=REPOSITORY / CONFIG_NAME,
         metavar="FILE",
-        help="settings of Hundredfold; its models are replaced (default: %(default)s)",
+        help=f"settings of Hundredfold, whose models are replaced; {CONFIG_HELP}",
     )
     parser.add_argument(
         "--url", help="measure this running Hundredfold server instead of starting one"
@@ -225,7 +224,8 @@ def start_ours(
         return nullcontext(ServerProcess(ServerAddress.parse(arguments.url)))
     models = [model for model in (materials.model, materials.generator) if model is not None]
     directory = materials.scratch / OURS
-    command = build_our_command(arguments.config, arguments.store, models, directory)
+    config = find_config(arguments.config)
+    command = build_our_command(config, arguments.store, models, directory)
     return run_server(command, materials.logs, materials.scratch)
 
 

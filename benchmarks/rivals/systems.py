@@ -17,9 +17,9 @@ from benchmarks.rivals.environments import Environment, current_environment, ope
 from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.processes import ServerCommand
 from benchmarks.rivals.results import OURS
+from cluster.default_config import CONFIG_NAME
 from cluster.processes import find_free_port
 
-CONFIG_NAME = "serve_config.yaml"
 PORT_PLACES = {"port": 8601, "port_2": 8602, "port_3": 8603}  # preferred
 OUR_PORT = 8600
 
