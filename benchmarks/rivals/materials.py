@@ -60,8 +60,8 @@ class Materials:
     @cached_property
     def float_graph(self) -> Path:
         """ONNX graph of the checkpoint in fp32, as exported; its first output is pooled."""
-        from build_artifacts.checkpoints.metadata import read_metadata
         from build_artifacts.checkpoints.models import load_model
+        from build_artifacts.families import read_metadata
         from build_artifacts.recipes import ExportRecipe
         from build_artifacts.steps.export import export
 
