@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.artifacts.types import Device
 from deployments.config import (
+    GENERATOR_ONGOING_REQUESTS,
     AppArgs,
     EncoderUserConfig,
     GeneratorUserConfig,
@@ -260,9 +261,11 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         for device in settings.encoders
     }
     generators = {
-        device: serve.deployment(Generator, name=GENERATOR_DEPLOYMENTS[device]).bind(
-            settings, device
-        )
+        device: serve.deployment(
+            Generator,
+            name=GENERATOR_DEPLOYMENTS[device],
+            max_ongoing_requests=GENERATOR_ONGOING_REQUESTS,
+        ).bind(settings, device)
         for device in settings.generators
     }
     return serve.deployment(serve.ingress()(Ingress)).bind(

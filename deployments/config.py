@@ -163,6 +163,11 @@ class EncoderUserConfig(_Settings):
     batching: BatchSettings = BatchSettings()
 
 
+# `max_ongoing_requests` of the generators. Their own queue (`max_waiting_requests`) is the limit;
+# it answers 429 with the reason. Ray Serve's limit must only be higher.
+GENERATOR_ONGOING_REQUESTS = 100_000
+
+
 class SchedulingSettings(_Settings):
     """Scheduling of prefill and decode in a generator."""
 

@@ -12,7 +12,13 @@ from ray.serve.config import AutoscalingConfig
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
 from cluster.linting.schema import Finding
-from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, SchedulingSettings
+from deployments.config import (
+    GENERATOR_ONGOING_REQUESTS,
+    AppArgs,
+    GeneratorSettings,
+    IngressUserConfig,
+    SchedulingSettings,
+)
 from deployments.errors import BadSetting
 from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 
@@ -104,7 +110,7 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
         return
     autoscaling = _mapping(entry.raw, "autoscaling_config")
     target = _number(autoscaling, "target_ongoing_requests", AUTOSCALING_DEFAULTS)
-    ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
+    ongoing = _number(entry.raw, "max_ongoing_requests", _deployment_defaults(entry))
     if target is not None and ongoing is not None and target >= ongoing:
         yield (
             (*entry.path, "autoscaling_config", "target_ongoing_requests"),
@@ -113,9 +119,19 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
+def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
+    """Return what applies to missing keys: Serve's defaults, or those of `build_app`."""
+    if entry.ours and entry.name in GENERATORS:
+        return {"max_ongoing_requests": GENERATOR_ONGOING_REQUESTS}
+    return DEPLOYMENT_DEFAULTS
+
+
 def _queue_limit_unreachable(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[Finding]:
+    """Check a limit that replaces the one that `build_app` sets."""
+    if "max_ongoing_requests" not in entry.raw:
+        return
     device = GENERATORS[entry.name]
     settings = _mapping(_mapping(_mapping(application.raw, "args"), "generators"), device)
     kv_slots = _number(settings, "kv_slots", GENERATOR_DEFAULTS)

@@ -151,12 +151,18 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             "below max_ongoing_requests (64)",
         ),
         (
-            {f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests": 120},
+            {
+                f"{CPU_GENERATOR}.max_ongoing_requests": 128,
+                f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests": 120,
+            },
             f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests",
             "below max_ongoing_requests (128)",
         ),
         (
-            {f"{APP}.args.generators.cpu.kv_slots": 28},
+            {
+                f"{CPU_GENERATOR}.max_ongoing_requests": 128,
+                f"{APP}.args.generators.cpu.kv_slots": 28,
+            },
             f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests",
             "generators.cpu.kv_slots (28)",
         ),
@@ -233,6 +239,9 @@ def test_conflicting_settings_are_reported(
             f"{TOKENIZER}.request_router_config": {},
             f"{CPU_ENCODER}.autoscaling_config.policy": {},
         },
+        # The limit above these is derived.
+        {f"{APP}.args.generators.cpu.kv_slots": 512},
+        {f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests": 5_000},
     ],
 )
 def test_boundary_value_is_accepted(changes: dict[str, Any]) -> None:
