@@ -44,10 +44,9 @@ class Peer:
 
     def retire(self) -> None:
         """Connect no more; close the connection after its last answer."""
-        if self.connection is not None and self.connection.is_usable:
+        self._task.cancel()
+        if self.connection is not None:
             self.connection.drain()
-        else:
-            self._task.cancel()
 
     async def _stay_connected(self) -> None:
         """Reconnect until the replica drains or is retired."""
