@@ -34,7 +34,15 @@ from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, SEALED, Rival
 from benchmarks.rivals.environments import DEFAULT_ENVIRONMENTS, Environment
 from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.processes import ServerProcess, run_server
-from benchmarks.rivals.results import OURS, RivalResults, build_tables, describe, plot_rivals
+from benchmarks.rivals.results import (
+    OURS,
+    AnswerCheck,
+    OurModel,
+    RivalResults,
+    build_tables,
+    describe,
+    plot_rivals,
+)
 from benchmarks.rivals.rounds import Meter, RivalRounds
 from benchmarks.rivals.summary import check_ours, summarize_if_any, summarize_rivals
 from benchmarks.rivals.systems import (
@@ -126,8 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(write_result(arguments.out, metadata, results, build_tables(results)))
     for path in plot_rivals(arguments.out, metadata, results):
         print(path)
-    for check in results.answers.values():
-        require_right(OURS, check)
+    for model in results.models:
+        require_right(model.id, model.check)
     return 0
 
 
@@ -155,7 +163,7 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalRe
     with rounds.ours.start() as server:
         for number in range(1, arguments.rounds + 1):
             rounds.run_round(server, number)
-    return summarize_rounds(arguments, rounds, model, environments)
+    return summarize_rounds(arguments, rounds, materials, environments)
 
 
 def open_generator(arguments: argparse.Namespace) -> LocalModel:
@@ -232,21 +240,31 @@ def start_ours(
 def summarize_rounds(
     arguments: argparse.Namespace,
     rounds: RivalRounds,
-    model: LocalModel,
+    materials: Materials,
     environments: Mapping[str, Environment],
 ) -> RivalResults:
     """Check all answers and summarize the rounds."""
     checks = check_ours(rounds)
-    names = {False: model.manifest.id, True: arguments.generator}
     return RivalResults(
-        model_id=model.manifest.id,
-        version=model.manifest.version,
-        compute_type=model.compute_type,
+        models=tuple(
+            describe_model(model, checks[model is materials.generator])
+            for model in (materials.model, materials.generator)
+            if model is not None
+        ),
         rounds=arguments.rounds,
         window_s=arguments.seconds,
         workloads={workload.name: workload.tokens for workload in rounds.workloads},
-        answers={names[is_completion]: check for is_completion, check in checks.items()},
         idle_cores=summarize_if_any(rounds.ours.idle_cores),
         rivals=summarize_rivals(rounds, checks, environments),
         missing={**rounds.missing, **NOT_INSTALLABLE},
+    )
+
+
+def describe_model(model: LocalModel, check: AnswerCheck) -> OurModel:
+    return OurModel(
+        id=model.manifest.id,
+        version=model.manifest.version,
+        compute_type=model.compute_type,
+        is_generative=model.manifest.generation_config is not None,
+        check=check,
     )

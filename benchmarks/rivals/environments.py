@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 import venv
@@ -54,9 +55,10 @@ def current_environment() -> Environment:
 
 
 def list_packages(python: Path) -> dict[str, str]:
-    """Return the installed packages of an environment with their versions."""
+    """Return the versions of the installed packages by their normalized names."""
     done = _pip(python, ["list", "--format=json"], timeout_s=60.0)
-    return {entry["name"].lower(): entry["version"] for entry in orjson.loads(done.stdout)}
+    entries = orjson.loads(done.stdout)
+    return {re.sub(r"[-_.]+", "-", e["name"]).lower(): e["version"] for e in entries}
 
 
 def _install(file: Path, directory: Path, python: Path) -> None:

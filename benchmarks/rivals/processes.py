@@ -71,6 +71,11 @@ def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[
     try:
         wait_ready(command, process, log)
         yield ServerProcess(ServerAddress("127.0.0.1", command.port), process.pid)
+    except BenchmarkError as exc:
+        if (code := process.poll()) is None:
+            raise
+        reason = f"{exc.message}; its server has ended with exit code {code}"
+        raise BenchmarkError(reason, hint=f"see {log}") from exc
     finally:
         stop(process, session)
 

@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.common.plots import create_figure, draw_bars, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number
 from benchmarks.common.statistics import RoundSummary, percentiles_ms, summarize
+from benchmarks.rivals.workloads import GENERATION
 from benchmarks.serving.load import LoadResult
 from benchmarks.serving.results import LoadLevel
 
@@ -78,6 +79,17 @@ class AnswerCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OurModel:
+    """A model that Hundredfold served, and the check of its answers."""
+
+    id: str
+    version: str
+    compute_type: str
+    is_generative: bool
+    check: AnswerCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RivalResult:
     """A measured rival. `skipped` lists the levels that would take too long."""
 
@@ -97,13 +109,10 @@ class RivalResult:
 class RivalResults:
     """Results of the benchmark, as written to the result file."""
 
-    model_id: str
-    version: str
-    compute_type: str
+    models: tuple[OurModel, ...]
     rounds: int
     window_s: float
     workloads: Mapping[str, float]  # name -> tokens per text
-    answers: Mapping[str, AnswerCheck]  # of Hundredfold, by model
     idle_cores: RoundSummary | None  # of Hundredfold, while a rival is measured
     rivals: tuple[RivalResult, ...]
     missing: Mapping[str, str]  # not measured -> reason
@@ -134,7 +143,9 @@ def _workload_table(
     for name in names:
         at = f"at {name.connections}"
         header += [f"requests/s {at}", f"p50 ms {at}", f"{OURS} / it {at}"]
-    first = [OURS, results.compute_type]
+    is_generative = workload == GENERATION
+    types = [m.compute_type for m in results.models if m.is_generative == is_generative]
+    first = [OURS, *types]
     for name in names:
         rates = [value for level in ours[name] for value in level.requests_per_s.values]
         p50s = [p50 for level in ours[name] if (p50 := _median_p50(level)) is not None]
@@ -163,11 +174,11 @@ def _level_cells(paired: PairedLevel | None) -> list[str]:
 def _systems_table(results: RivalResults) -> Table:
     header = ("system", "version", "computes with", "answers compared", "worst cosine to fp32",
               "idle CPU cores")  # fmt: skip
+    idle = _format_idle(results.idle_cores)
     rows = [
-        [f"{OURS}, {model}", results.version, results.compute_type, *_check_cells(check),
-         _format_idle(results.idle_cores)]
-        for model, check in results.answers.items()
-    ]  # fmt: skip
+        [f"{OURS}, {m.id}", m.version, m.compute_type, *_check_cells(m.check), idle]
+        for m in results.models
+    ]
     for rival in results.rivals:
         cells = _check_cells(rival.check)
         version = f"{rival.package} {rival.version}"
@@ -194,7 +205,9 @@ def plot_rivals(out: Path, run: RunMetadata, results: RivalResults) -> list[Path
     """Plot how much faster Hundredfold is: rate at most, latency at fewest connections."""
     if not results.rivals:
         return []
-    figure, (rates, latencies) = create_figure(run, results.model_id, size=(16.0, 7.0))
+    figure, (rates, latencies) = create_figure(
+        run, ", ".join(model.id for model in results.models), size=(16.0, 7.0)
+    )
     connections = [level.connections for level in results.our_levels]
     most, fewest = max(connections), min(connections)
     _draw(rates, results, most, lambda paired: paired.rate_ratio)

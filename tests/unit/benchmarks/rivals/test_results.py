@@ -8,6 +8,7 @@ import pytest
 from benchmarks.rivals.results import (
     AnswerCheck,
     LevelName,
+    OurModel,
     PairedLevel,
     RivalResult,
     RivalResults,
@@ -20,6 +21,8 @@ SENTENCES = LevelName("sentences", 8)
 RIGHT = AnswerCheck(
     compared=4, worst_cosine=0.9999, required_cosine=0.999, tokens_per_response=None
 )
+
+MODEL = OurModel(id="a/b", version="v1", compute_type="cpu-int8", is_generative=False, check=RIGHT)
 
 
 def load(requests: int, latency_s: float, failures: dict[str, int] | None = None) -> LoadResult:
@@ -47,13 +50,10 @@ def results(*levels: PairedLevel) -> RivalResults:
         idle_cores=None,
     )
     return RivalResults(
-        model_id="a/b",
-        version="v1",
-        compute_type="cpu-int8",
+        models=(MODEL,),
         rounds=2,
         window_s=2.0,
         workloads={"sentences": 14.2, "documents": 256.0},
-        answers={"a/b": RIGHT},
         idle_cores=None,
         rivals=(rival,),
         missing={"Triton": "an image"},
