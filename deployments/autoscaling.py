@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-# Metric of a replica: calls in progress over channels. The name `running_requests` would replace
+# Metric of a replica: cost of its calls over channels. The name `running_requests` would replace
 # Serve's own count of calls through handles.
-ONGOING_CALLS = "ongoing_calls"
+LOAD = "load"
 
 
 class ScalingContext(Protocol):
@@ -23,8 +23,18 @@ class ScalingContext(Protocol):
     config: Any
 
 
-def scale_on_calls(context: ScalingContext) -> tuple[float, dict[str, Any]]:
-    """Return as many replicas as keep each at `target_ongoing_requests` calls of any transport."""
-    reported = (context.aggregated_metrics or {}).get(ONGOING_CALLS, {})
-    calls = sum(reported.values()) + context.total_num_requests
-    return calls / context.config.get_target_ongoing_requests(), {}
+class ScaleOnLoad:
+    """As many replicas as keep each at `target_load`: characters, tokens or requests by deployment.
+
+    A call through a handle counts as `1 / target_ongoing_requests` of a replica.
+    """
+
+    def __init__(self, target_load: float) -> None:
+        if target_load <= 0:
+            raise ValueError(f"`target_load` is {target_load}; it must be above 0")
+        self._target_load = target_load
+
+    def __call__(self, context: ScalingContext) -> tuple[float, dict[str, Any]]:
+        load = sum((context.aggregated_metrics or {}).get(LOAD, {}).values())
+        through_handles = context.total_num_requests / context.config.get_target_ongoing_requests()
+        return load / self._target_load + through_handles, {}

@@ -25,7 +25,7 @@ from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 INGRESS = "Ingress"
 # What a deployment with channels must name (docs/decisions/channels.md).
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
-POLICY = "deployments.autoscaling:scale_on_calls"
+POLICY = "deployments.autoscaling:ScaleOnLoad"
 UNLIMITED = -1
 HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
 # Defaults of Serve for missing keys.

@@ -51,7 +51,9 @@ def quick_config() -> dict[str, Any]:
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
-    deployments["CpuEncoder"]["autoscaling_config"] |= {
+    autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
+    autoscaling["policy"]["policy_kwargs"] = {"target_load": 200}  # tokens
+    autoscaling |= {
         "target_ongoing_requests": 1,
         "metrics_interval_s": 0.2,
         "look_back_period_s": 1,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import ray
 from ray import serve
 
-from deployments.autoscaling import ONGOING_CALLS
+from deployments.autoscaling import LOAD
 from deployments.config import ray_tls_files
 from deployments.transports.channel.directory import DIRECTORY
 from deployments.transports.channel.pool import ReplicaPool
@@ -50,8 +50,8 @@ class ReplicaChannel:
             self._server.check_health()
 
     def load(self) -> dict[str, float]:
-        """Return the calls in progress, which Serve's handles do not see."""
-        return {ONGOING_CALLS: 0.0 if self._server is None else float(self._server.calls)}
+        """Return the cost of the calls in progress, which Serve's handles do not see."""
+        return {LOAD: 0.0 if self._server is None else float(self._server.load)}
 
     async def close(self) -> None:
         """Answer the accepted calls, as long as Serve's shutdown timeout allows."""

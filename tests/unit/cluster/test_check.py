@@ -174,7 +174,7 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
         (
             {f"{CPU_ENCODER}.autoscaling_config.policy": {}},
             f"{CPU_ENCODER}.autoscaling_config",
-            "scale_on_calls",
+            "ScaleOnLoad",
         ),
         ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
         ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
