@@ -113,7 +113,10 @@ def _parity(candidate: Candidate) -> str:
         perplexity = f"perplexity {candidate.scores[PERPLEXITY]:.2f}"
         return f"{perplexity}, next tokens {parity.top1_agreement or 0:.1%}"
     labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
-    return f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst{labels}"
+    return (
+        f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst, "
+        f"{parity.batched_cosine_worst:.4f} batched{labels}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +150,9 @@ class CandidateCheck:
         sealed = self.candidate.parity
         return (
             f"{self.candidate.name}: passed, cosine {parity.cosine_mean:.4f} mean "
-            f"{parity.cosine_worst:.4f} worst (sealed with {sealed.cosine_mean:.4f}, "
-            f"{sealed.cosine_worst:.4f})"
+            f"{parity.cosine_worst:.4f} worst, {parity.batched_cosine_worst:.4f} batched "
+            f"(sealed with {sealed.cosine_mean:.4f}, {sealed.cosine_worst:.4f}, "
+            f"{sealed.batched_cosine_worst:.4f})"
         )
 
 

@@ -77,8 +77,8 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "--search",
         choices=tuple(SEARCH_PRESETS),
         default="full",
-        help="candidates to try; low-memory quantizes weights for small GPUs "
-        "(default: %(default)s)",
+        help="candidates to try; low-memory quantizes weights for small GPUs; dynamic has int8 "
+        "whose answers depend on the batch (default: %(default)s)",
     )
     build.add_argument(
         "--search-seconds",

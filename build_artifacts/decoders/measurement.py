@@ -28,7 +28,12 @@ from deployments.engines.decoder import DecoderEngine, TokenColumn
 
 BATCH_SLOTS = 8  # texts, and answers, per batch
 # Limits of the gate that apply to decoders.
-LIMITS = ("next_token_agreement", "perplexity_increase", "cosine_worst", "near_tie_margin")
+LIMITS = (
+    "next_token_agreement",
+    "perplexity_increase",
+    "batched_cosine_worst",
+    "near_tie_margin",
+)
 _PROMPT_TOKENS = 256
 _CACHED_TOKENS = 128  # in each slot during the measurement
 
@@ -197,8 +202,8 @@ def _build_parity(
         reasons.append(f"next-token agreement {agreement:.4f} < {gate.next_token_agreement}")
     if worst_perplexity > max_perplexity:
         reasons.append(f"perplexity {worst_perplexity:.2f} > {max_perplexity:.2f}")
-    if batched_cosine < gate.cosine_worst:
-        reasons.append(f"worst batched cosine {batched_cosine:.4f} < {gate.cosine_worst}")
+    if batched_cosine < gate.batched_cosine_worst:
+        reasons.append(f"worst batched cosine {batched_cosine:.4f} < {gate.batched_cosine_worst}")
     return DecoderParity(parity, worst_perplexity, tuple(reasons))
 
 

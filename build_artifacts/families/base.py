@@ -86,6 +86,7 @@ class GateResult(BaseModel):
         return "".join(
             (
                 f"accepted, cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst",
+                f", {parity.batched_cosine_worst:.4f} batched",
                 "" if agreement is None else f", top-1 agreement {agreement:.1%}",
                 *(f", {name} {score:.4f}" for name, score in self.scores.items()),
             )

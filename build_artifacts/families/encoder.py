@@ -18,7 +18,13 @@ from build_artifacts.families.base import (
     ModelBuild,
     Ranking,
 )
-from build_artifacts.recipes import CandidateRecipe, DynamicInt8, StaticInt8, digest_of
+from build_artifacts.recipes import (
+    CandidateRecipe,
+    DynamicInt8,
+    SmoothedInt8,
+    StaticInt8,
+    digest_of,
+)
 from build_artifacts.search.graphs import (
     CandidateGraphs,
     build_graph_spec,
@@ -114,7 +120,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             return
         for other in with_other_calibrations(recipe):
             yield _build_attempt(other)
-        if isinstance(recipe.quantization, DynamicInt8 | StaticInt8):
+        if isinstance(recipe.quantization, DynamicInt8 | StaticInt8 | SmoothedInt8):
             ranked = self._graphs.sensitive_nodes(recipe)
             for count in _EXCLUDED_COUNTS:
                 if count <= len(ranked) * _MAX_EXCLUDED_SHARE:

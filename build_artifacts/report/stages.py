@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.families import read_metadata
-from build_artifacts.recipes import CPU_INT8_FUSED, FULL, CandidateRecipe, ExportRecipe
+from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
 from build_artifacts.search.preparation import (
@@ -84,7 +84,9 @@ def sum_weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-_RECIPES = {recipe.name: recipe for recipe in (*FULL.candidates, FULL.fallback, CPU_INT8_FUSED)}
+_RECIPES = {
+    recipe.name: recipe for recipe in (*FULL.candidates, FULL.fallback, *DYNAMIC.candidates)
+}
 # Defaults of an onnxruntime InferenceSession.
 _DEFAULT_OPTIONS = EngineOptions(spinning=True, arena=True)
 _ONNX = CandidateRecipe(

@@ -1,8 +1,8 @@
-"""int8 quantization of float graphs: dynamic, static or weights only."""
+"""int8 quantization of float graphs: dynamic, static, smoothed or weights only."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ from build_artifacts.recipes import (
     DynamicInt8,
     NncfInt8,
     Quantization,
+    SmoothedInt8,
     StaticInt8,
 )
+from build_artifacts.smoothing.quantizer import quantize_smoothed
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.engines.openvino import disable_telemetry
@@ -75,6 +77,9 @@ def _quantize_graph(
         model = _quantize_dynamic(graph, scheme, excluded_nodes, into)
     elif isinstance(scheme, StaticInt8):
         model = _quantize_static(graph, scheme, excluded_nodes, into, items)
+    elif isinstance(scheme, SmoothedInt8):
+        _quantize_smoothed(graph, scheme, excluded_nodes, into, items)
+        return
     elif isinstance(scheme, NncfInt8):
         _quantize_with_nncf(graph, into, items)
         return
@@ -179,6 +184,22 @@ def _write_entropy_ranges(
     save_tensors_data(calibrator.compute_data(), ranges)
 
 
+def _quantize_smoothed(
+    graph: Path,
+    scheme: SmoothedInt8,
+    excluded_nodes: Collection[str],
+    into: Path,
+    items: Sequence[TokenizedItem],
+) -> None:
+    import onnx
+
+    names = [value.name for value in onnx.load(graph, load_external_data=False).graph.input]
+    feeds = list(_calibration_feeds(map(_truncate, items), names))
+    floating = quantize_smoothed(graph, scheme, into, feeds, excluded_nodes)
+    if scheme.layout == "operators" and floating:
+        _quantize_weights(onnx.load(into), EXCLUDED_BLOCK_SIZE, floating, into)
+
+
 def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
     import onnx
 
@@ -244,14 +265,18 @@ def _truncate_to_equal_length(items: Sequence[TokenizedItem]) -> list[TokenizedI
     """Truncate items to one length but keep the last token: histograms require equal shapes."""
     chosen = sorted(items, key=lambda item: -len(item.ids))[:CALIBRATION_ITEMS]
     length = min(CALIBRATION_TOKENS, *(len(item.ids) for item in chosen))
-    return [
-        TokenizedItem(np.append(ids[: length - 1], ids[-1]), min(second_segment_start, length))
-        for ids, second_segment_start in chosen
-    ]
+    return [_truncate(item, length) for item in chosen]
+
+
+def _truncate(item: TokenizedItem, length: int = CALIBRATION_TOKENS) -> TokenizedItem:
+    """Truncate to at most `length` tokens but keep the last."""
+    ids, second_segment_start = item
+    length = min(length, len(ids))
+    return TokenizedItem(np.append(ids[: length - 1], ids[-1]), min(second_segment_start, length))
 
 
 def _calibration_feeds(
-    items: Sequence[TokenizedItem], names: Sequence[str]
+    items: Iterable[TokenizedItem], names: Sequence[str]
 ) -> Iterator[dict[str, NDArray[np.int64]]]:
     for item in items:
         yield build_feeds(collate([item]), names, None).arrays

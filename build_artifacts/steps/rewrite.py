@@ -130,6 +130,65 @@ def use_flash_attention(model: ir.Model) -> int:
     return len(packed)
 
 
+def pool_by_matmul(model: ir.Model) -> int:
+    """Sum the tokens of a text by `MatMul` of its mask with them, instead of Mul and ReduceSum.
+
+    ReduceSum adds tokens in another order for another length of the batch. MatMul adds them one
+    after the other, and padding adds zeros.
+    """
+    import onnx_ir as ir
+
+    changed = 0
+    for node in _find_nodes(model, "ReduceSum"):
+        product = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if product is None or product.op_type != "Mul" or not _sums_tokens(node):
+            continue
+        tokens, mask = product.inputs
+        if tokens is None or mask is None or not _is_mask_column(mask):
+            continue
+        row = _rename_node(
+            ir.node("Transpose", [mask], {"perm": [0, 2, 1]}), f"{node.outputs[0].name}_mask"
+        )
+        pooled = _rename_node(
+            ir.node("MatMul", [row.outputs[0], tokens]), f"{node.outputs[0].name}_row"
+        )
+        total = ir.node("Squeeze", [pooled.outputs[0], node.inputs[1]])
+        _rename_node(total, f"{node.outputs[0].name}_pooled")
+        model.graph.insert_before(node, [row, pooled, total])
+        _replace_uses(node.outputs[0], total.outputs[0])
+        changed += 1
+    return changed
+
+
+def _sums_tokens(node: ir.Node) -> bool:
+    """Return whether the ReduceSum adds up axis 1 and removes it."""
+    axes = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
+    return (
+        axes is not None
+        and axes.numpy().tolist() == [1]
+        and "keepdims" in node.attributes
+        and not _read_attribute(node, "keepdims")
+        and not node.outputs[0].is_graph_output()
+    )
+
+
+def _is_mask_column(value: ir.Value) -> bool:
+    """Return whether `value` is the attention mask as [B, T, 1]."""
+    cast = value.producer()
+    column = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
+    unsqueeze = column.producer() if column is not None else None
+    if unsqueeze is None or unsqueeze.op_type != "Unsqueeze":
+        return False
+    mask, axes = unsqueeze.inputs
+    return (
+        mask is not None
+        and mask.name == "attention_mask"
+        and axes is not None
+        and axes.const_value is not None
+        and axes.const_value.numpy().tolist() in ([-1], [2])
+    )
+
+
 def _add_branches(model: ir.Model, attention: ir.Node, is_full: ir.Value) -> None:
     """Replace `attention` by an If with two branches: without a mask and unchanged."""
     import onnx_ir as ir
@@ -226,5 +285,6 @@ def _find_only_user(value: ir.Value) -> ir.Node | None:
 REWRITES: Mapping[str, Rewrite] = {
     "drop-empty-rows": drop_empty_rows,
     "packed-heads": pack_heads,
+    "matmul-pooling": pool_by_matmul,
     "flash-when-full": use_flash_attention,
 }

@@ -30,7 +30,7 @@ from deployments.errors import (
     ManifestTooNew,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"
@@ -42,6 +42,10 @@ class Gate(FrozenModel):
 
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
+    # The same item unbatched and in a batch with others: cosine of vectors and scores, share of
+    # equal best choices of other heads. int8 whose ranges span the batch fails both.
+    batched_cosine_worst: float = 0.999
+    batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
     # Outputs whose two best choices differ by less probability are near-ties. Rounding decides
     # them in every arithmetic, so both choices count as correct.
@@ -58,14 +62,16 @@ class Parity(FrozenModel):
 
     Cosines compare the whole output of an item. `top1_agreement` is the share of outputs (label,
     token label, span, masked token) with the same best choice, near-ties excluded: the worse of
-    unbatched and batched. None for vectors and single scores. `batched_cosine_worst` compares each
-    item unbatched and in a padded batch. Dynamic int8 ranges span the batch, so both may differ.
+    unbatched and batched. None for vectors and single scores. `batched_cosine_worst` and
+    `batched_top1_agreement` compare each item unbatched and in a padded batch next to long texts
+    and outliers.
     """
 
     cosine_mean: float
     cosine_worst: float
     batched_cosine_worst: float
     top1_agreement: float | None = None
+    batched_top1_agreement: float | None = None
 
 
 class EngineOptions(FrozenModel):

@@ -40,7 +40,14 @@ from deployments.tuning.parity import ProbeOutputs, run_probes
 SMALL = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
 LITTLE = BuildBudget(tune_seconds=0.2)
 # Accepts all finite outputs.
-ANYTHING = Gate(cosine_mean=-2, cosine_worst=-2, top1_agreement=-1, metric_drop=1e9)
+ANYTHING = Gate(
+    cosine_mean=-2,
+    cosine_worst=-2,
+    batched_cosine_worst=-2,
+    top1_agreement=-1,
+    batched_top1_agreement=-1,
+    metric_drop=1e9,
+)
 
 # The export of torch without rewrites.
 FLOAT = replace(CPU_FP32, name="float", rewrites=None)

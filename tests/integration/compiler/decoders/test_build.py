@@ -198,7 +198,7 @@ def test_unused_gate_limit_is_rejected(source: Path, tmp_path: Path, limit: str)
     with pytest.raises(BuildError, match=f"`--gate {limit}` is not supported") as caught:
         build(request, BuildProgress(io.StringIO()))
     assert (
-        "next_token_agreement, perplexity_increase, cosine_worst, near_tie_margin"
+        "next_token_agreement, perplexity_increase, batched_cosine_worst, near_tie_margin"
         in caught.value.hint
     )
 

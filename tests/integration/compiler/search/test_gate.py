@@ -12,7 +12,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import EvaluatedModel, load_evaluation
 from build_artifacts.recipes import (
     CPU_FP32,
-    CPU_INT8,
+    CPU_INT8_DYNAMIC,
     CPU_INT8_STATIC,
     CPU_INT8_WEIGHTS,
     CandidateRecipe,
@@ -31,7 +31,7 @@ from tests.support.prepared_build import (
 )
 
 # Between int8 as it is (mean cosine 0.79) and with two MatMuls excluded (0.95).
-INT8_WITH_EXCLUSIONS_GATE = Gate(cosine_mean=0.9, cosine_worst=-2)
+INT8_WITH_EXCLUSIONS_GATE = Gate(cosine_mean=0.9, cosine_worst=-2, batched_cosine_worst=-2)
 # Above the accuracy of int8 with any exclusions.
 FP32_GATE = Gate(cosine_mean=0.9999)
 
@@ -50,7 +50,7 @@ def test_accurate_candidate_is_accepted_without_fallback(
     assert (accepted.excluded_nodes, accepted.result.scores) == ((), {})
     assert accepted.spec.path == prepared_build.graphs.graph(CPU_FP32)
     assert runner.lines("verify") == [
-        "cpu-fp32 against fp32 torch: accepted, cosine 1.0000 mean 1.0000 worst"
+        "cpu-fp32 against fp32 torch: accepted, cosine 1.0000 mean 1.0000 worst, 1.0000 batched"
     ]
 
 
@@ -58,13 +58,15 @@ def test_fallback_excludes_most_sensitive_matmuls(
     prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
     accepted = prepared_build.accuracy_gate(runner, INT8_WITH_EXCLUSIONS_GATE).first_accepted(
-        CPU_INT8
+        CPU_INT8_DYNAMIC
     )
     assert accepted is not None
-    assert accepted.recipe == CPU_INT8
-    assert list(accepted.excluded_nodes) == prepared_build.graphs.sensitive_nodes(CPU_INT8)[:2]
+    assert accepted.recipe == CPU_INT8_DYNAMIC
+    assert (
+        list(accepted.excluded_nodes) == prepared_build.graphs.sensitive_nodes(CPU_INT8_DYNAMIC)[:2]
+    )
     # The first excluded MatMul has the planted activation outlier.
-    assert matrices(prepared_build.graphs.float_graph(CPU_INT8))[
+    assert matrices(prepared_build.graphs.float_graph(CPU_INT8_DYNAMIC))[
         accepted.excluded_nodes[0]
     ].shape == (
         64,
@@ -72,17 +74,17 @@ def test_fallback_excludes_most_sensitive_matmuls(
     )
     assert accepted.parity.cosine_mean >= INT8_WITH_EXCLUSIONS_GATE.cosine_mean
     original, fallback = runner.lines("verify")
-    assert original.startswith("cpu-int8 against fp32 torch: rejected, mean cosine 0.7")
-    assert fallback.startswith("cpu-int8, 2 MatMuls excluded against fp32 torch: accepted")
+    assert original.startswith("cpu-int8-dynamic against fp32 torch: rejected, mean cosine 0.7")
+    assert fallback.startswith("cpu-int8-dynamic, 2 MatMuls excluded against fp32 torch: accepted")
 
 
 def test_fallbacks_exclude_at_most_a_quarter_of_matmuls(
     prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
-    assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8) is None
+    assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8_DYNAMIC) is None
     candidates = [line.partition(" against")[0] for line in runner.lines("verify")]
     # Two of twelve MatMuls; the next step, four, exceeds a quarter.
-    assert candidates == ["cpu-int8", "cpu-int8, 2 MatMuls excluded"]
+    assert candidates == ["cpu-int8", "cpu-int8-dynamic, 2 MatMuls excluded"]
 
 
 def test_fallbacks_try_calibrations_before_exclusions(
@@ -96,7 +98,7 @@ def test_fallbacks_try_calibrations_before_exclusions(
             attempts.append((recipe.quantization.calibration, len(excluded_nodes)))
             return super().graph(recipe, excluded_nodes)
 
-    graphs = RecordingGraphs({CPU_INT8_STATIC.name: prepared_build.graphs.graph(CPU_INT8)})
+    graphs = RecordingGraphs({CPU_INT8_STATIC.name: prepared_build.graphs.graph(CPU_INT8_DYNAMIC)})
     assert (
         prepared_build.accuracy_gate(
             runner, INT8_WITH_EXCLUSIONS_GATE, graphs=graphs
@@ -121,7 +123,7 @@ def test_candidate_without_allowed_fallbacks_is_evaluated_once(
 ) -> None:
     assert (
         prepared_build.accuracy_gate(runner, INT8_WITH_EXCLUSIONS_GATE).first_accepted(
-            CPU_INT8, allow_fallbacks=False
+            CPU_INT8_DYNAMIC, allow_fallbacks=False
         )
         is None
     )
@@ -163,7 +165,7 @@ def test_failed_fallback_is_skipped(prepared_build: PreparedBuild, runner: Recor
                 raise UnsupportedModel("no range is finite", hint="none")
             return super().graph(recipe, excluded_nodes)
 
-    graphs = FailingGraphs({CPU_INT8_STATIC.name: prepared_build.graphs.graph(CPU_INT8)})
+    graphs = FailingGraphs({CPU_INT8_STATIC.name: prepared_build.graphs.graph(CPU_INT8_DYNAMIC)})
     assert (
         prepared_build.accuracy_gate(
             runner, INT8_WITH_EXCLUSIONS_GATE, graphs=graphs
@@ -223,7 +225,7 @@ def test_candidate_below_parity_limits_skips_evaluation(
 ) -> None:
     prepared = prepare_with_data(prepared_build, tmp_path / "reference")
     prepared_build.accuracy_gate(runner, FP32_GATE, prepared=prepared).first_accepted(
-        CPU_INT8, allow_fallbacks=False
+        CPU_INT8_DYNAMIC, allow_fallbacks=False
     )
     (line,) = runner.lines("verify")
     assert "mean cosine" in line

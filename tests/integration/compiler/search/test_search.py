@@ -12,7 +12,13 @@ import pytest
 from build_artifacts.accuracy_gate import AccuracyGate, CandidateSearch
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.encoder import EncoderCandidate
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, OPENVINO_INT8, BuildRecipe, CandidateRecipe
+from build_artifacts.recipes import (
+    CPU_FP32,
+    CPU_INT8_DYNAMIC,
+    OPENVINO_INT8,
+    BuildRecipe,
+    CandidateRecipe,
+)
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.screening_settings import has_device
 from deployments.artifacts.manifest import EngineOptions, Gate
@@ -164,9 +170,13 @@ def test_search_evaluates_at_most_keep_candidates(
 def test_fallbacks_are_tried_before_an_accepted_candidate(
     prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    graphs = FixedGraphs({**files, CPU_INT8.name: prepared_build.graphs.graph(CPU_INT8)})
+    graphs = FixedGraphs(
+        {**files, CPU_INT8_DYNAMIC.name: prepared_build.graphs.graph(CPU_INT8_DYNAMIC)}
+    )
     gate = Gate(cosine_mean=0.9999)  # above the accuracy of int8
-    candidate_search = search(prepared_build, runner, graphs, *as_gpu(CPU_INT8, FAST), gate=gate)
+    candidate_search = search(
+        prepared_build, runner, graphs, *as_gpu(CPU_INT8_DYNAMIC, FAST), gate=gate
+    )
     assert [graph.recipe.name for graph in candidate_search.select_for(Device.GPU)] == ["fast"]
     assert len(runner.lines("verify")) == 3
 

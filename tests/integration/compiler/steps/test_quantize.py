@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import (
     CPU_FP32,
-    CPU_INT8,
+    CPU_INT8_DYNAMIC,
     CalibrationMethod,
     DynamicInt8,
     NncfInt8,
@@ -50,7 +50,9 @@ def quantized(
 
 def worst_cosine(build: PreparedBuild, graph: Path) -> float:
     """Return the worst cosine to the reference over all probes, in padded batches."""
-    return float(cosines(build.answers(CPU_INT8, graph), build.prepared.reference.outputs).min())
+    return float(
+        cosines(build.answers(CPU_INT8_DYNAMIC, graph), build.prepared.reference.outputs).min()
+    )
 
 
 def test_dynamic_int8_quantizes_matmuls_and_tables(plain: PreparedBuild, tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_excluded_nodes_keep_float_activations(
     plain: PreparedBuild, tmp_path: Path, scheme: Quantization
 ) -> None:
     every = quantized(plain, scheme, tmp_path / "every.onnx")
-    excluded_nodes = tuple(plain.graphs.sensitive_nodes(CPU_INT8)[:3])
+    excluded_nodes = tuple(plain.graphs.sensitive_nodes(CPU_INT8_DYNAMIC)[:3])
     graph = quantized(plain, scheme, tmp_path / "graph.onnx", excluded_nodes)
     int8 = "MatMulInteger" if isinstance(scheme, DynamicInt8) else "MatMul"
     assert op_counts(graph)[int8] == op_counts(every)[int8] - 3

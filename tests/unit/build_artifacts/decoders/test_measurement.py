@@ -63,7 +63,7 @@ def test_nonfinite_logits_are_rejected(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:
     other = add_noise(graph, tmp_path / "other.onnx", table="down1", noise=float("nan"))
-    anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, cosine_worst=-2)
+    anything = Gate(next_token_agreement=-1, perplexity_increase=1e9, batched_cosine_worst=-2)
     result = compare_decoder(open_graph(other), reference, anything)
     assert result.parity is None
     assert result.reasons == ("an output is not a finite number",)

@@ -83,7 +83,7 @@ def test_vector_changed_by_batching_fails() -> None:
     assert result.parity is not None
     assert result.parity.batched_cosine_worst < 0.93
     assert [r.partition(" 0.")[0].partition(" -")[0] for r in result.reasons] == [
-        "worst cosine unbatched to batched"
+        "worst batched cosine"
     ]
 
 

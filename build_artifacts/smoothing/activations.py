@@ -1,0 +1,192 @@
+"""Changes of the float graph that make activations fit into bytes; its outputs stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from build_artifacts.smoothing.calibration import Observed
+from build_artifacts.smoothing.graph_edits import GraphEditor
+from build_artifacts.smoothing.products import (
+    FloatArray,
+    Product,
+    array,
+    is_attention_output,
+    only_user,
+)
+from build_artifacts.smoothing.ranges import ByteRange, choose_saturation, even_channels
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_LAYER_NORM = "LayerNormalization"
+_NORMS = (_LAYER_NORM, "RMSNormalization")
+# Functions that return their input where it is large. Sigmoids approximate GELU well enough to
+# compare ranges.
+_RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
+    "Relu": lambda values: np.maximum(values, 0),
+    "Gelu": lambda values: values / (1 + np.exp(np.clip(-1.702 * values, -80, 80))),
+}
+
+
+class ActivationSmoother:
+    """Smooths the activations that the `products` of one graph read."""
+
+    def __init__(self, editor: GraphEditor, products: Sequence[Product]) -> None:
+        self._editor = editor
+        self._by_output = {product.output: product for product in products}
+
+    def can_smooth(self, source: ir.Value, readers: Sequence[Product]) -> bool:
+        """Return whether a few texts tell the range of `source`, once it is smoothed."""
+        return is_attention_output(source) or (
+            not source.is_graph_output()
+            and (
+                self._is_norm(source)
+                or source in self._by_output
+                or self._find_gated(source, readers) is not None
+                or self._find_neurons(source, readers) is not None
+            )
+        )
+
+    def smooth(self, source: ir.Value, readers: Sequence[Product], seen: Observed) -> ByteRange:
+        """Change the producer of `source` and all readers; return the range of the result."""
+        if is_attention_output(source):
+            # Evening it through the value projection fits only the texts seen: the worst cosine of
+            # MiniLM on others becomes .970.
+            return ByteRange.covering(seen)
+        neurons = self._find_neurons(source, readers)
+        if neurons is not None:
+            return self._copy_neurons(source, neurons, readers[0], seen)
+        return self._even(source, readers, seen)
+
+    def _even(self, source: ir.Value, readers: Sequence[Product], seen: Observed) -> ByteRange:
+        producer = source.producer()
+        assert producer is not None, "bug: an activation without a producer"
+        gated = self._find_gated(source, readers)
+        can_shift = source in self._by_output or producer.op_type == _LAYER_NORM
+        factors, shift = even_channels(
+            seen, [product.weights for product in readers], centered=can_shift
+        )
+        if gated is not None:
+            _scale_columns(*gated, factors, shift)
+        elif source in self._by_output:
+            _scale_columns(self._by_output[source], 0, factors, shift)
+        else:
+            self._scale_norm(producer, factors, shift)
+        for product in readers:
+            product.bias = product.bias + shift @ product.weights
+            product.weights = product.weights * factors[:, None]
+        self._restore_for_others(source, readers, factors, shift)
+        return ByteRange.covering(seen.transform(factors, shift))
+
+    def _is_norm(self, source: ir.Value) -> bool:
+        node = source.producer()
+        if node is None or node.op_type not in _NORMS or source is not node.outputs[0]:
+            return False
+        return all(array(value) is not None for value in node.inputs[1:] if value is not None)
+
+    def _scale_norm(self, norm: ir.Node, factors: FloatArray, shift: FloatArray) -> None:
+        scale = array(norm.inputs[1])
+        assert scale is not None, "bug: a norm without a constant scale"
+        name = norm.outputs[0].name
+        norm.replace_input_with(1, self._editor.add_constant(f"{name}_scale", scale / factors))
+        if norm.op_type == _LAYER_NORM:
+            bias = array(norm.inputs[2]) if len(norm.inputs) > 2 else None
+            moved = ((0 if bias is None else bias) - shift) / factors
+            norm.resize_inputs(3)
+            norm.replace_input_with(2, self._editor.add_constant(f"{name}_bias", moved))
+
+    def _restore_for_others(
+        self, source: ir.Value, readers: Sequence[Product], factors: FloatArray, shift: FloatArray
+    ) -> None:
+        """Give consumers other than `readers`, such as the residual Add, the former values."""
+        nodes = {product.node for product in readers}
+        others = [use for use in source.uses() if use.node not in nodes]
+        producer = source.producer()
+        if not others or producer is None:
+            return
+        name = source.name
+        scale = self._editor.add_constant(f"{name}_factors", factors)
+        restored = self._editor.insert_after(producer, "Mul", [source, scale], f"{name}_restored")
+        addends = [self._find_addend(source, use.node) for use in others]
+        for addend in addends:
+            if addend is not None:
+                addend.bias = addend.bias + shift
+        if None in addends and shift.any():
+            middle = self._editor.add_constant(f"{name}_shift", shift)
+            place = restored.producer()
+            assert place is not None, "bug: a node without an output"
+            shifted = self._editor.insert_after(place, "Add", [restored, middle], f"{name}_shifted")
+        else:
+            shifted = restored
+        for use, addend in zip(others, addends, strict=True):
+            use.node.replace_input_with(use.idx, shifted if addend is None else restored)
+
+    def _find_addend(self, source: ir.Value, node: ir.Node) -> Product | None:
+        """Return the product that `node` adds to `source`, if nothing else reads it."""
+        if node.op_type != "Add":
+            return None
+        other = next((value for value in node.inputs if value is not source), None)
+        if other is None or only_user(other) is not node:
+            return None
+        return self._by_output.get(other)
+
+    def _find_gated(
+        self, source: ir.Value, readers: Sequence[Product]
+    ) -> tuple[Product, int] | None:
+        """Return the product, and its first column, whose output a gated layer multiplies."""
+        node = source.producer()
+        if node is None or node.op_type != "Mul" or len(source.uses()) != len(readers):
+            return None
+        for factor in reversed(node.inputs):
+            if factor is None or only_user(factor) is not node:
+                continue
+            if factor in self._by_output:
+                return self._by_output[factor], 0
+            if (column := self._find_split(factor)) is not None:
+                return column
+        return None
+
+    def _find_split(self, part: ir.Value) -> tuple[Product, int] | None:
+        """Return the product that a Split cuts into parts such as `part`, and its first column."""
+        split = part.producer()
+        if split is None or split.op_type != "Split" or "num_outputs" not in split.attributes:
+            return None
+        whole = split.inputs[0]
+        if whole not in self._by_output or only_user(whole) != split:
+            return None
+        product, index = self._by_output[whole], [*split.outputs].index(part)
+        return product, index * (product.weights.shape[1] // len(split.outputs))
+
+    def _find_neurons(self, source: ir.Value, readers: Sequence[Product]) -> Product | None:
+        """Return the product whose rectified output only the single reader consumes."""
+        node = source.producer()
+        if node is None or node.op_type not in _RECTIFIERS or len(readers) != 1:
+            return None
+        before = node.inputs[0]
+        if before is None or only_user(before) is not node or only_user(source) is None:
+            return None
+        return self._by_output.get(before)
+
+    def _copy_neurons(
+        self, source: ir.Value, neurons: Product, reader: Product, seen: Observed
+    ) -> ByteRange:
+        node = source.producer()
+        assert node is not None, "bug: an activation without a producer"
+        top, copied, steps = choose_saturation(seen, reader.weights, _RECTIFIERS[node.op_type])
+        bias = neurons.bias[copied] - np.float32(top) * steps
+        neurons.weights = np.hstack([neurons.weights, neurons.weights[:, copied]])
+        neurons.bias = np.concatenate([neurons.bias, bias.astype(np.float32)])
+        added = reader.weights[copied] * (steps > 0)[:, None]
+        reader.weights = np.vstack([reader.weights, added])
+        source.shape = neurons.output.shape = neurons.node.outputs[0].shape = None
+        return ByteRange.of(float(seen.low.min()), top)
+
+
+def _scale_columns(product: Product, first: int, factors: FloatArray, shift: FloatArray) -> None:
+    columns = slice(first, first + len(factors))
+    product.weights, product.bias = product.weights.copy(), product.bias.copy()
+    product.weights[:, columns] /= factors
+    product.bias[columns] = (product.bias[columns] - shift) / factors

@@ -1,0 +1,116 @@
+"""MatMuls with constant weights in a float graph, and what produces their activations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+FloatArray: TypeAlias = NDArray[np.float32]
+
+# Operators that return their first input, reordered or with some values replaced by zeros.
+_MOVES_VALUES = {"Reshape": 0, "Transpose": 0, "Identity": 0, "Cast": 0, "Where": 2}
+_ATTENTION = ("Attention", "MultiHeadAttention")
+
+
+@dataclass(slots=True, eq=False)
+class Product:
+    """A MatMul of activations [.., K] with constant weights [K, N], and the bias added to it.
+
+    `weights` and `bias` may be changed; the graph gets them when the product is written.
+    """
+
+    node: ir.Node
+    source: ir.Value
+    weights: FloatArray
+    bias: FloatArray
+    output: ir.Value  # of the Add of the bias, or of the MatMul
+
+    @property
+    def name(self) -> str:
+        return str(self.node.name)
+
+
+def find_products(model: ir.Model) -> list[Product]:
+    """Return the products of the layers in graph order, without those of the head.
+
+    The output of a layer is added to a residual stream; that of a head is not.
+    """
+    inside = _find_ancestors(
+        node.outputs[0]
+        for node in model.graph
+        if node.op_type == "Add" and not any(map(constant, node.inputs))
+    )
+    found = (_read_product(node) for node in model.graph if node in inside)
+    return [product for product in found if product is not None]
+
+
+def group_by_source(products: Iterable[Product]) -> Mapping[ir.Value, list[Product]]:
+    """Return the products by the activation that they read, in graph order."""
+    groups: dict[ir.Value, list[Product]] = {}
+    for product in products:
+        groups.setdefault(product.source, []).append(product)
+    return groups
+
+
+def is_attention_output(value: ir.Value) -> bool:
+    """Return whether each number is a weighted mean of values, so that it has their range."""
+    node = value.producer()
+    while node is not None and node.op_type in _MOVES_VALUES:
+        moved = node.inputs[_MOVES_VALUES[node.op_type]]
+        node = moved.producer() if moved is not None else None
+    if node is None:
+        return False
+    is_mix = node.op_type == "MatMul" and not any(map(constant, node.inputs))
+    return is_mix or node.op_type in _ATTENTION
+
+
+def constant(value: ir.Value | None) -> ir.Value | None:
+    """Return `value` if it is a constant of the graph."""
+    return value if value is not None and value.const_value is not None else None
+
+
+def array(value: ir.Value | None) -> FloatArray | None:
+    """Return a float32 constant; None for other values."""
+    found = value.const_value.numpy() if value is not None and value.const_value else None
+    return found if found is not None and found.dtype == np.float32 else None
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """Return the only node that reads `value`, None if there are several or it is an output."""
+    users = value.uses()
+    return users[0].node if len(users) == 1 and not value.is_graph_output() else None
+
+
+def _read_product(node: ir.Node) -> Product | None:
+    if node.op_type != "MatMul" or node.domain:
+        return None
+    source, weights = node.inputs[0], array(node.inputs[1])
+    if source is None or weights is None or weights.ndim != 2:
+        return None
+    bias, output = np.zeros(weights.shape[1], np.float32), node.outputs[0]
+    user = only_user(output)
+    if user is not None and user.op_type == "Add":
+        added = array(user.inputs[1 - [*user.inputs].index(output)])
+        if added is not None and added.shape == bias.shape:
+            bias, output = added, user.outputs[0]
+    return Product(node, source, weights, bias, output)
+
+
+def _find_ancestors(values: Iterable[ir.Value]) -> Collection[ir.Node]:
+    """Return the nodes on which `values` depend."""
+    found: set[ir.Node] = set()
+    open_nodes = [node for value in values if (node := value.producer()) is not None]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node not in found:
+            found.add(node)
+            producers = (value.producer() for value in node.inputs if value is not None)
+            open_nodes.extend(producer for producer in producers if producer is not None)
+    return found

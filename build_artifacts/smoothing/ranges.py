@@ -1,0 +1,155 @@
+"""Choice of scales: the factors that even an activation, and the range of one byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.smoothing.calibration import Observed
+from build_artifacts.smoothing.products import FloatArray
+
+# Exponents of the activation in the factor: at 1 all channels get the same range.
+_STRENGTHS = (0.6, 0.7, 0.8, 0.9, 1.0)
+_MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
+_MAX_UINT8, _MAX_INT8 = 255, 127
+# Ranges to try for a byte, relative to the largest value.
+_RANGES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1)
+# Copies of neurons, at most, relative to all of them.
+_MAX_COPIES = 1 / 16
+# Kernels compute this many columns at once.
+_COLUMNS = 16
+
+
+class ByteRange(NamedTuple):
+    """A number x is stored as the byte round(x / scale) + zero, limited to 0 and 255."""
+
+    scale: np.float32
+    zero: np.uint8
+
+    @classmethod
+    def of(cls, low: float, high: float) -> ByteRange:
+        """The range from `low` to `high`, extended to include zero."""
+        low, high = min(low, 0.0), max(high, 0.0)
+        scale = max(high - low, _MIN_SIZE) / _MAX_UINT8
+        return cls(np.float32(scale), np.uint8(np.clip(round(-low / scale), 0, _MAX_UINT8)))
+
+    @classmethod
+    def covering(cls, observed: Observed) -> ByteRange:
+        """The range of all observed values."""
+        return cls.of(float(observed.low.min()), float(observed.high.max()))
+
+    def round(self, values: FloatArray) -> FloatArray:
+        """Return `values` after a conversion to bytes and back."""
+        zero = np.float32(self.zero)
+        steps = np.clip(np.rint(values / self.scale) + zero, 0, _MAX_UINT8)
+        rounded: FloatArray = (steps - zero) * self.scale
+        return rounded
+
+
+class Int8Weights(NamedTuple):
+    """Weights [K, N] as integers, with one scale per column [N]."""
+
+    values: NDArray[np.int8]
+    scales: FloatArray
+
+    @classmethod
+    def of(cls, weights: FloatArray, axis: int = 0) -> Int8Weights:
+        """Round `weights`; `axis` is that of the values that share a scale."""
+        largest = np.abs(weights).max(axis=axis, keepdims=True)
+        scales = np.where(largest == 0, 1, largest / _MAX_INT8).astype(np.float32)
+        rounded = np.rint(weights / scales).clip(-_MAX_INT8, _MAX_INT8).astype(np.int8)
+        return cls(rounded, scales.squeeze(axis))
+
+    def restore(self) -> FloatArray:
+        restored: FloatArray = self.values.astype(np.float32) * self.scales
+        return restored
+
+
+class Evening(NamedTuple):
+    """The activation becomes (x - shift) / factors, both [K]."""
+
+    factors: FloatArray
+    shift: FloatArray
+
+
+def even_channels(observed: Observed, weights: Sequence[FloatArray], *, centered: bool) -> Evening:
+    """Choose factors that move differences between channels into the `weights` [K, N] of products.
+
+    This is SmoothQuant (Xiao et al. 2023, https://arxiv.org/abs/2211.10438) with the middle of each
+    channel moved to zero first, if `centered`, and the strength that gives the least error.
+    """
+    middle = (observed.high + observed.low) / 2
+    shift = (middle if centered else 0 * middle).astype(np.float32)
+    sizes = np.maximum(observed.high - shift, shift - observed.low).clip(min=_MIN_SIZE)
+    rows = np.max([np.abs(each).max(axis=1) for each in weights], axis=0).clip(min=_MIN_SIZE)
+    centered_sample: FloatArray = observed.sample - shift
+    exact = [np.asarray(centered_sample @ each, np.float32) for each in weights]
+
+    def error(factors: FloatArray) -> float:
+        evened = observed.transform(factors, shift)
+        rounded = ByteRange.covering(evened).round(evened.sample)
+        total = 0.0
+        for each, due in zip(weights, exact, strict=True):
+            total += _distance(rounded @ Int8Weights.of(each * factors[:, None]).restore(), due)
+        return total
+
+    tried = [(sizes**a / rows ** (1 - a)).astype(np.float32) for a in _STRENGTHS]
+    return Evening(min(tried, key=error), shift)
+
+
+class Saturation(NamedTuple):
+    """Outputs of neurons above `top` are represented by copies of the neurons.
+
+    Copy number `steps[i]`, from 1, of neuron `neurons[i]` has a bias that is smaller by `steps[i]`
+    times `top`. Copies with step 0 fill up and get no output weights.
+    """
+
+    top: float
+    neurons: NDArray[np.intp]
+    steps: NDArray[np.intp]
+
+
+def choose_saturation(
+    observed: Observed, weights: FloatArray, activation: Callable[[FloatArray], FloatArray]
+) -> Saturation:
+    """Choose where neurons saturate, so that `weights` [K, N] times bytes has the least error.
+
+    For x well above 0 an `activation` such as GELU returns x. Therefore its value is about the sum
+    of min(activation(x), top), min(activation(x - top), top), ...
+    """
+    low, high = float(observed.low.min()), float(observed.high.max())
+    exact = observed.sample @ weights
+    most = int(len(observed.high) * _MAX_COPIES)
+
+    def error(saturation: Saturation) -> float:
+        bytes_ = ByteRange.of(low, saturation.top)
+        result = bytes_.round(observed.sample) @ weights
+        neurons, steps = saturation.neurons, saturation.steps
+        values = activation(observed.sample[:, neurons] - np.float32(saturation.top) * steps)
+        return _distance(result + bytes_.round(values) @ weights[neurons], exact)
+
+    tried = [_saturate(observed.high, high * share) for share in _RANGES]
+    allowed = [each for each in tried if len(each.neurons) <= most]
+    return _fill_up(min(allowed, key=error))
+
+
+def _saturate(high: FloatArray, top: float) -> Saturation:
+    counts = np.ceil(high / max(top, _MIN_SIZE) - _MIN_SIZE).astype(np.intp).clip(min=1) - 1
+    neurons = np.repeat(np.arange(len(high)), counts)
+    steps = [step for count in counts for step in range(1, count + 1)]
+    return Saturation(top, neurons, np.array(steps, np.intp))
+
+
+def _fill_up(saturation: Saturation) -> Saturation:
+    missing = np.zeros(-len(saturation.neurons) % _COLUMNS, np.intp)
+    return saturation._replace(
+        neurons=np.concatenate([saturation.neurons, missing]),
+        steps=np.concatenate([saturation.steps, missing]),
+    )
+
+
+def _distance(a: FloatArray, b: FloatArray) -> float:
+    return float(np.square(a - b, dtype=np.float64).sum())
