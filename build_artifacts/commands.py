@@ -20,6 +20,7 @@ from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
+from build_artifacts.gpu_placement import with_gpu_placement
 from build_artifacts.inspection import (
     format_costs,
     list_versions,
@@ -27,7 +28,7 @@ from build_artifacts.inspection import (
     verify_candidates,
 )
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe, with_gpu_placement
+from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, read_report, write_report
 from build_artifacts.report.values import Report, ReportRequest, read_conditions

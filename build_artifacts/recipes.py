@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Literal, TypeAlias
 
-from build_artifacts.errors import BuildError
 from deployments.artifacts.manifest import EngineOptions, Gate
 from deployments.artifacts.types import Device, KvCacheDtype, Precision
 
@@ -374,33 +373,3 @@ SEARCH_PRESETS: Mapping[str, BuildRecipe] = {
     "low-memory": LOW_MEMORY,
     "dynamic": DYNAMIC,
 }
-
-
-def with_gpu_placement(
-    recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool
-) -> BuildRecipe:
-    """Replace the GPU candidates of decoders by one for several GPUs or with KV offload.
-
-    Only transformers supports either. Raises BuildError for a recipe that quantizes weights for
-    GPUs, because that candidate would not.
-    """
-    if tensor_parallel_size == 1 and not kv_offload:
-        return recipe
-    if any(r.device is Device.GPU and r.precision != "fp16" for r in recipe.decoders):
-        raise BuildError(
-            "`--search low-memory` quantizes weights for one GPU only; it excludes "
-            "`--tensor-parallel-size` above 1 and `--offload-kv-cache`, which are built in fp16",
-            hint="omit `--search low-memory`, or both other options",
-        )
-    name = "gpu-fp16"
-    if tensor_parallel_size > 1:
-        name += f"-x{tensor_parallel_size}"
-    if kv_offload:
-        name += "-offloaded"
-    gpu_candidate = replace(
-        DECODER_FP16_TRANSFORMERS,
-        name=name,
-        run=EngineOptions(tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload),
-    )
-    others = (r for r in recipe.decoders if r.device is not Device.GPU)
-    return replace(recipe, decoders=(*others, gpu_candidate))

@@ -19,6 +19,7 @@ from build_artifacts.decoders.generation_report import graph_bytes
 from build_artifacts.decoders.torch_export import check_model, export_checkpoint
 from build_artifacts.errors import BuildError, UnsupportedModel
 from build_artifacts.families import decoder as decoder_family
+from build_artifacts.gpu_placement import with_gpu_placement
 from build_artifacts.pipeline import BuildResult, build
 from build_artifacts.recipes import (
     DECODER_FP16_TRANSFORMERS,
@@ -28,7 +29,6 @@ from build_artifacts.recipes import (
     FULL,
     LOW_MEMORY,
     DecoderRecipe,
-    with_gpu_placement,
 )
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
