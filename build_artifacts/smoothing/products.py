@@ -16,6 +16,8 @@ FloatArray: TypeAlias = NDArray[np.float32]
 
 # Operators that return their first input, reordered or with some values replaced by zeros.
 _MOVES_VALUES = {"Reshape": 0, "Transpose": 0, "Identity": 0, "Cast": 0, "Where": 2}
+# Heads of labels and spans are smaller and stay float.
+_MIN_WIDE_HEAD_VALUES = 1 << 20
 _ATTENTION = ("Attention", "MultiHeadAttention")
 
 
@@ -49,6 +51,19 @@ def find_products(model: ir.Model) -> list[Product]:
     )
     found = (_read_product(node) for node in model.graph if node in inside)
     return [product for product in found if product is not None]
+
+
+def find_wide_heads(model: ir.Model, products: Iterable[Product]) -> list[str]:
+    """Return the names of large MatMuls outside of `products`, such as the vocabulary head."""
+    inside = {product.node for product in products}
+    return [
+        str(node.name)
+        for node in model.graph
+        if node.op_type == "MatMul"
+        and node not in inside
+        and (weights := array(node.inputs[1])) is not None
+        and weights.size >= _MIN_WIDE_HEAD_VALUES
+    ]
 
 
 def group_by_source(products: Iterable[Product]) -> Mapping[ir.Value, list[Product]]:

@@ -22,7 +22,7 @@ from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.activations import ActivationSmoother
 from build_artifacts.smoothing.calibration import Feeds, observe
 from build_artifacts.smoothing.graph_edits import GraphEditor
-from build_artifacts.smoothing.products import find_products, group_by_source
+from build_artifacts.smoothing.products import find_products, find_wide_heads, group_by_source
 from build_artifacts.smoothing.ranges import ByteRange
 from build_artifacts.smoothing.writing import ProductWriter, quantize_word_table
 
@@ -36,8 +36,8 @@ def quantize_smoothed(
 ) -> list[str]:
     """Write an int8 copy of the float `graph` to `into`, calibrated by `feeds`, one text each.
 
-    Return the names of the MatMuls of layers that stay float: `excluded_nodes` and those whose
-    activations have no constant range.
+    Return the names of the MatMuls that stay float and are large: `excluded_nodes`, those of layers
+    whose activations have no constant range, and wide heads.
     """
     import onnx
     import onnx_ir as ir
@@ -58,7 +58,7 @@ def quantize_smoothed(
         source: smoother.smooth(source, readers, observed[str(source.name)])
         for source, readers in static.items()
     }
-    writer, floating = ProductWriter(editor, scheme), []
+    writer, floating = ProductWriter(editor, scheme), find_wide_heads(model, products)
     for product in products:
         byte_range = None if product.name in excluded_nodes else ranges.get(product.source)
         floating += [product.name] if byte_range is None else []

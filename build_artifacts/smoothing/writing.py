@@ -42,10 +42,10 @@ class ProductWriter:
 
     def _write_float(self, product: Product, place: ir.Node) -> ir.Value:
         weights = self._editor.add_constant(f"{product.name}_weights", product.weights)
-        return self._write_matmul(product, product.source, weights, place)
+        return self._write_matmul(product, _read_source(product), weights, place)
 
     def _write_operator(self, product: Product, byte_range: ByteRange, place: ir.Node) -> ir.Value:
-        values, scale, zero = self._quantize(product.source, byte_range, product.node)
+        values, scale, zero = self._quantize(_read_source(product), byte_range, product.node)
         weights = Int8Weights.of(product.weights)
         name, add = product.name, self._editor.add_constant
         inputs = [
@@ -60,8 +60,8 @@ class ProductWriter:
         return self._editor.insert_before(place, "MatMulIntegerToFloat", inputs, f"{name}_static")
 
     def _write_pairs(self, product: Product, byte_range: ByteRange, place: ir.Node) -> ir.Value:
-        quantized = self._quantize(product.source, byte_range, product.node)
-        source = product.source.name
+        quantized = self._quantize(_read_source(product), byte_range, product.node)
+        source = _read_source(product).name
         assert source, "bug: a value without a name"
         if source not in self._restored:
             self._restored[source] = self._editor.insert_before(
@@ -104,6 +104,13 @@ class ProductWriter:
             )
             self._quantized[name] = (values, scale, zero)
         return self._quantized[name]
+
+
+def _read_source(product: Product) -> ir.Value:
+    """Return the activation that the MatMul reads now: another product may have been replaced."""
+    source = product.node.inputs[0]
+    assert source is not None, "bug: a product without an activation"
+    return source
 
 
 def quantize_word_table(model: ir.Model, editor: GraphEditor) -> None:

@@ -147,7 +147,7 @@ def _quantize_static(
             reader,
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(scheme.op_types),
-            nodes_to_exclude=list(excluded_nodes),
+            nodes_to_exclude=[*excluded_nodes, *_find_products_of_activations(model)],
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
@@ -155,7 +155,6 @@ def _quantize_static(
             # Symmetric weights: int8 kernels of other engines require them.
             extra_options={
                 "WeightSymmetric": True,
-                "MatMulConstBOnly": True,
                 # Consumers quantize the output themselves; this avoids rounding twice.
                 "OpTypesToExcludeOutputQuantization": ["MatMul"],
                 **_FLOAT,
@@ -163,6 +162,13 @@ def _quantize_static(
             calibration_cache_path=ranges,
         )
     return onnx.load(into)
+
+
+def _find_products_of_activations(model: onnx.ModelProto) -> list[str]:
+    """Names of the MatMuls without constant weights, such as the pooling."""
+    constants = {table.name for table in model.graph.initializer}
+    products = (node for node in model.graph.node if node.op_type == "MatMul")
+    return [node.name for node in products if node.input[1] not in constants]
 
 
 def _write_entropy_ranges(
@@ -236,13 +242,15 @@ def _quantize_weights(
     """Replace MatMuls with constant weights, or those in `nodes`, by `MatMulNBits`."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+    # Its `nodes_to_include` adds to all MatMuls instead of replacing them.
+    matmuls = [node.name for node in model.graph.node if node.op_type == "MatMul"]
     quantizer = MatMulNBitsQuantizer(
         model,
         bits=8,
         block_size=block,
         is_symmetric=True,
         accuracy_level=4,  # int8 MatMuls
-        nodes_to_include=None if nodes is None else list(nodes),
+        nodes_to_exclude=[] if nodes is None else [n for n in matmuls if n not in nodes],
     )
     quantizer.process()
     quantizer.model.save_model_to_file(str(into), use_external_data_format=False)

@@ -122,11 +122,11 @@ def test_rewrite_that_changes_outputs_is_discarded(
     assert graphs.graph(CPU_FP32).read_bytes() == exported.read_bytes()
     (line,) = runner.lines("rewrite")
     assert re.fullmatch(
-        r"cpu-fp32: drop-empty-rows, packed-heads: "
+        r"cpu-fp32: drop-empty-rows, packed-heads, matmul-pooling: "
         r"discarded, the outputs would change by \d\.\de[+-]\d\d",
         line,
     )
-    assert op_counts(graphs.graph(CPU_INT8))["MatMulInteger"], (
+    assert op_counts(graphs.graph(CPU_INT8))["MatMulIntegerToFloat"], (
         "the exported graph was not quantized"
     )
 

@@ -18,7 +18,6 @@ from tests.support.prepared_build import FLOAT, PreparedBuild, largest_differenc
 # Outputs reach 3; the summation order changes the last digits.
 TOLERANCE = 1e-5
 LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads"))
-ALL = GraphRewrites(names=tuple(REWRITES))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,8 @@ def test_graph_without_attention_is_unchanged(
     prepared_build: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
 ) -> None:
     exported = prepared_build.graphs.float_graph(recipe)
-    assert rewrite(exported, ALL, tmp_path / "graph.onnx") == 0
+    others = GraphRewrites(names=tuple(name for name in REWRITES if name != "matmul-pooling"))
+    assert rewrite(exported, others, tmp_path / "graph.onnx") == 0
     assert op_counts(tmp_path / "graph.onnx") == op_counts(exported)
     due, given = (prepared_build.answers(FLOAT, g) for g in (exported, tmp_path / "graph.onnx"))
     assert largest_difference(given, due) == 0

@@ -17,12 +17,15 @@ from build_artifacts.families.encoder import EncoderBuild, EncoderCandidate
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,
+    CPU_INT8_DYNAMIC,
+    DYNAMIC,
     FULL,
     GPU_FP16,
     QUICK,
     SEARCH_PRESETS,
     BuildRecipe,
     CandidateRecipe,
+    DynamicInt8,
     artifact_version,
 )
 from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
@@ -195,7 +198,14 @@ def test_tool_versions_include_quantizers(tool: str) -> None:
 def test_candidate_names_are_unique(recipe: BuildRecipe) -> None:
     everything = (*recipe.candidates, recipe.fallback)
     assert len({candidate.name for candidate in everything}) == len(everything)
-    assert recipe.of(Device.CPU)[0] == CPU_INT8, "default candidate without measurements"
+    first = CPU_INT8_DYNAMIC if recipe is DYNAMIC else CPU_INT8
+    assert recipe.of(Device.CPU)[0] == first, "default candidate without measurements"
+
+
+def test_candidates_depend_on_the_batch_only_by_request() -> None:
+    for recipe in SEARCH_PRESETS.values():
+        dynamic = [c for c in recipe.candidates if isinstance(c.quantization, DynamicInt8)]
+        assert bool(dynamic) == (recipe is DYNAMIC)
 
 
 def test_quick_preset_is_subset_of_full() -> None:

@@ -84,7 +84,7 @@ def test_fallbacks_exclude_at_most_a_quarter_of_matmuls(
     assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8_DYNAMIC) is None
     candidates = [line.partition(" against")[0] for line in runner.lines("verify")]
     # Two of twelve MatMuls; the next step, four, exceeds a quarter.
-    assert candidates == ["cpu-int8", "cpu-int8-dynamic, 2 MatMuls excluded"]
+    assert candidates == ["cpu-int8-dynamic", "cpu-int8-dynamic, 2 MatMuls excluded"]
 
 
 def test_fallbacks_try_calibrations_before_exclusions(

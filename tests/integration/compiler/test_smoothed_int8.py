@@ -1,0 +1,110 @@
+"""Smoothed static int8: matched patterns per family, float equality, batch invariance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, CPU_INT8_DYNAMIC, SmoothedInt8
+from build_artifacts.steps.quantize import quantize
+from deployments.artifacts.types import ModelHead
+from deployments.tuning.parity import cosines
+from tests.support.builders import tiny_checkpoint
+from tests.support.prepared_build import PreparedBuild, op_counts
+
+
+@dataclass(frozen=True)
+class Case:
+    """An architecture and its operators in int8."""
+
+    model_type: str
+    head: ModelHead
+    static: int  # MatMuls with constant ranges
+    ranges: int  # activations that they read
+    floating: int = 0  # MatMuls that stay float
+    blocks: int = 0  # MatMuls with a range per token
+
+    def __str__(self) -> str:
+        return self.model_type
+
+
+# Two layers each. Query, key and value share one activation.
+CASES = (
+    Case("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),  # pooling
+    Case("roberta", ModelHead.TOKENS, static=12, ranges=8, floating=1),  # the head
+    Case("distilbert", ModelHead.SPAN, static=12, ranges=8, floating=1),
+    # The projection of its embeddings too.
+    Case("electra", ModelHead.SPAN, static=13, ranges=9, floating=1),
+    Case("mpnet", ModelHead.VECTOR, static=12, ranges=8, floating=5),  # its own attention
+    Case("modernbert", ModelHead.MASKS, static=8, ranges=8, floating=2),  # pre-norm, gated
+    Case("nomic_bert", ModelHead.VECTOR, static=14, ranges=8, floating=1),  # gated, two products
+    Case("albert", ModelHead.SPAN, static=11, ranges=7, floating=1, blocks=2),  # another GELU
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_families_have_constant_ranges(case: Case, tmp_path: Path) -> None:
+    labels = ("A", "B", "C") if case.head is ModelHead.TOKENS else ()
+    source = tiny_checkpoint(
+        tmp_path / "model", model_type=case.model_type, head=case.head, labels=labels
+    )
+    build = PreparedBuild.of(source, tmp_path / "work")
+    graph = build.graphs.graph(CPU_INT8)
+    counts = op_counts(graph)
+    assert (
+        counts["MatMulIntegerToFloat"],
+        counts["QuantizeLinear"],
+        counts["MatMul"],
+        counts["MatMulNBits"],
+    ) == (case.static, case.ranges, case.floating, case.blocks)
+    assert not {"DynamicQuantizeLinear", "MatMulInteger"} & counts.keys()
+    expected = build.answers(CPU_FP32, build.graphs.graph(CPU_FP32), company=1)
+    unbatched = build.answers(CPU_INT8, graph, company=1)
+    assert cosines(unbatched, expected).mean() > 0.99
+    assert cosines(unbatched, build.answers(CPU_INT8, graph)).min() > 0.99999
+    assert cosines(unbatched, build.answers(CPU_INT8, graph, company=64)).min() > 0.99999
+
+
+def test_outlier_neuron_is_copied(prepared_build: PreparedBuild, tmp_path: Path) -> None:
+    """The planted neuron is a thousand times larger; dynamic int8 loses all others."""
+    expected = prepared_build.prepared.reference.outputs
+
+    def mean_cosine(graph: Path) -> float:
+        return float(cosines(prepared_build.answers(CPU_INT8, graph), expected).mean())
+
+    dynamic = prepared_build.graphs.graph(CPU_INT8_DYNAMIC)
+    static = prepared_build.graphs.graph(CPU_INT8)
+    assert mean_cosine(static) > mean_cosine(dynamic)
+
+
+def test_pairs_match_operators(prepared_build: PreparedBuild, tmp_path: Path) -> None:
+    graph = tmp_path / "pairs.onnx"
+    float_graph = prepared_build.graphs.float_graph(CPU_FP32)
+    quantize(float_graph, SmoothedInt8(layout="pairs"), graph, items=prepared_build.items)
+    counts = op_counts(graph)
+    assert counts["MatMul"] == 13
+    assert counts["DequantizeLinear"] == 12 + counts["QuantizeLinear"]
+    assert all(not node.domain for node in onnx.load(graph).graph.node)
+    outputs = prepared_build.answers(CPU_INT8, graph)
+    operators = prepared_build.answers(CPU_INT8, prepared_build.graphs.graph(CPU_INT8))
+    assert cosines(outputs, operators).min() > 0.9999
+
+
+def test_excluded_nodes_read_float_activations(
+    prepared_build: PreparedBuild, tmp_path: Path
+) -> None:
+    graph = tmp_path / "graph.onnx"
+    excluded = tuple(prepared_build.graphs.sensitive_nodes(CPU_INT8)[:3])
+    float_graph = prepared_build.graphs.float_graph(CPU_FP32)
+    quantize(
+        float_graph, SmoothedInt8(), graph, items=prepared_build.items, excluded_nodes=excluded
+    )
+    counts = op_counts(graph)
+    assert (counts["MatMulIntegerToFloat"], counts["MatMulNBits"]) == (9, 3)
+    expected = prepared_build.prepared.reference.outputs
+    outputs = prepared_build.answers(CPU_INT8, graph)
+    every = prepared_build.answers(CPU_INT8, prepared_build.graphs.graph(CPU_INT8))
+    assert cosines(outputs, expected).mean() >= cosines(every, expected).mean() - 1e-3
