@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common.agreement import COSINE_SLACK, CosineCheck
+from benchmarks.common.agreement import BATCHED_COSINE_SLACK, CosineCheck
 from benchmarks.common.local_model import LocalModel, unbatched_outputs
 from benchmarks.common.statistics import RoundSummary, summarize
 from deployments.batching.batches import collate
@@ -190,7 +190,7 @@ class RawEngine:
             f"the engine in batches of {size} and unbatched",
             np.concatenate(batched),
             np.concatenate(unbatched),
-            parity.batched_cosine_worst - COSINE_SLACK,
+            parity.batched_cosine_worst - BATCHED_COSINE_SLACK,
         )
 
     def close(self) -> None:
