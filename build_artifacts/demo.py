@@ -84,10 +84,8 @@ DEMO_MODELS = (
         task=TaskName.QUESTION_ANSWERING,
         adapter=_HERE / "adapters" / "minilm-squad-lora",
         evaluation=_HERE / "data" / "questions.json",
-        # Scores of spans differ little. int8 graphs that pass the default gate select another span
-        # for 5 % of clear answers and lose up to 2 points of F1. With this limit it is 1 % and 0.2
-        # points; forward passes take a third longer.
-        gate=Gate(cosine_worst=0.998),
+        # One of its 97 questions is 1.03 points. int8 in blocks, nearly exact, loses .77.
+        gate=Gate(metric_drop=1.1),
     ),
     DemoModel(
         id="HuggingFaceTB/SmolLM2-135M-Instruct",
