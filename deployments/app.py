@@ -67,6 +67,7 @@ from deployments.transports.channel.clients import (
 from deployments.transports.channel.hooks import ReplicaChannel, open_pool
 from deployments.transports.channel.services import (
     encoder_service,
+    encoder_window,
     generator_service,
     tokenizer_service,
 )
@@ -130,11 +131,14 @@ class Encoder(_ChannelHooks):
         enable_info_logs()
         self._replica = EncoderReplica(args, device, DeferredRecorder(EncoderMetrics()))
         self._replica.start()
-        passes = args.encoders[device].concurrent_passes
-        self._channel = ReplicaChannel(encoder_service(self._replica, passes), args.transport)
+        self._passes = args.encoders[device].concurrent_passes
+        service = encoder_service(self._replica, self._passes)
+        self._channel = ReplicaChannel(service, args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        self._replica.configure(EncoderUserConfig.parse(user_config).batching)
+        settings = EncoderUserConfig.parse(user_config).batching
+        self._replica.configure(settings)
+        self._channel.resize_window(encoder_window(settings, self._passes))
 
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
         return await self._replica.infer(batch)

@@ -44,6 +44,11 @@ class ReplicaChannel:
             self._server = None
             return {}
 
+    def resize_window(self, window: int) -> None:
+        """Change the cost of the calls that may be in the replica."""
+        if self._server is not None:
+            self._server.window = window
+
     def check_health(self) -> None:
         """Raise EngineFailed if the server stopped listening."""
         if self._server is not None:

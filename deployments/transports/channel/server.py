@@ -70,6 +70,7 @@ class ChannelServer:
         self.service = service
         self._tls = tls
         self.key = secrets.token_bytes(32)
+        self.window = service.window  # clients learn a change with their next answer
         self.load = 0  # cost of the calls in progress
         self.calls = 0  # calls in progress
         self.is_draining = False
@@ -124,7 +125,7 @@ class ChannelServer:
 
     def share_window(self) -> int:
         """Return the cost that each connection may have in the replica."""
-        return max(self.service.window // max(len(self.connections), 1), 1)
+        return max(self.window // max(len(self.connections), 1), 1)
 
 
 class _Running(NamedTuple):

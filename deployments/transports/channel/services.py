@@ -15,7 +15,7 @@ from deployments.transports.channel import codec
 from deployments.transports.channel.frames import MAX_U32, Method
 from deployments.transports.channel.server import Reply, Service, UnaryHandler
 
-# Characters in a tokenizer replica at a time: a quarter of a second of work.
+# Characters in a tokenizer replica at a time: as many as one request may have.
 TOKENIZER_WINDOW = 4_000_000
 # Forward passes in an encoder replica at a time, per parallel pass. Fewer would keep the scheduler
 # from putting a short call before the passes of a long one.
@@ -46,6 +46,11 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
     return Service(unary, {}, TOKENIZER_WINDOW)
 
 
+def encoder_window(settings: BatchSettings, concurrent_passes: int) -> int:
+    """Return the tokens that may be in an encoder replica at a time."""
+    return WINDOW_PASSES * concurrent_passes * settings.max_batch_tokens
+
+
 def encoder_service(replica: EncoderReplica, concurrent_passes: int) -> Service:
     """Costs are tokens without padding."""
 
@@ -53,7 +58,7 @@ def encoder_service(replica: EncoderReplica, concurrent_passes: int) -> Service:
         batch = codec.decode_tokenized_batch(message, deadline_s)
         return Reply(codec.encode_outcomes(await replica.infer(batch)))
 
-    window = WINDOW_PASSES * concurrent_passes * BatchSettings().max_batch_tokens
+    window = encoder_window(BatchSettings(), concurrent_passes)
     return Service({Method.INFER: infer}, {}, window)
 
 
