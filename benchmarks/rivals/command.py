@@ -33,7 +33,7 @@ from benchmarks.rivals.apis import CompletionApi
 from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, SEALED, Rival
 from benchmarks.rivals.environments import DEFAULT_ENVIRONMENTS, Environment
 from benchmarks.rivals.materials import Materials
-from benchmarks.rivals.processes import ServerProcess, run_server
+from benchmarks.rivals.processes import ServerProcess, run_server, stop_signals_interrupt
 from benchmarks.rivals.results import (
     OURS,
     AnswerCheck,
@@ -59,10 +59,8 @@ from benchmarks.rivals.workloads import (
     build_workload,
 )
 from cluster.default_config import CONFIG_HELP, find_config
-from cluster.up import StopSignal, stop_signals_raise
 from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.store import LATEST_NAME
-from deployments.command_line import INTERRUPTED
 from deployments.errors import ServeError
 
 DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -124,12 +122,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results. Raise BenchmarkError, also after wrong answers of ours."""
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
-    try:
-        with stop_signals_raise(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
-            logs = (arguments.out / f"{metadata.stem}-logs").resolve()
-            results = measure(arguments, Path(scratch), logs)
-    except StopSignal:
-        return INTERRUPTED
+    logs = (arguments.out / f"{metadata.stem}-logs").resolve()
+    with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
+        results = measure(arguments, Path(scratch), logs)
     print(describe(results))
     print(write_result(arguments.out, metadata, results, build_tables(results)))
     for path in plot_rivals(arguments.out, metadata, results):

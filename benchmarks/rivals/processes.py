@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -78,6 +80,27 @@ def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[
         raise BenchmarkError(reason, hint=f"see {log}") from exc
     finally:
         stop(process, session)
+
+
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does.
+
+    The event loops of the load client cancel their work for SIGINT only.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = {signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # Background jobs of a shell start with SIGINT ignored.
+    previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def wait_ready(command: ServerCommand, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.rivals import processes
 from benchmarks.rivals.processes import ServerCommand, is_ready, run_server
+from benchmarks.serving.load import LoadPlan, Workload, run_load
 from cluster.processes import find_free_port
 
 SCRIPT = Path(__file__).parents[3] / "support" / "toy_rival.py"
@@ -59,3 +64,24 @@ def test_a_server_that_never_answers_is_ended(
         run_server(command, tmp_path, tmp_path),
     ):
         pass
+
+
+def test_sigterm_during_a_phase_of_load_ends_the_server(tmp_path: Path) -> None:
+    vectors = tmp_path / "vectors.json"
+    vectors.write_text('{"good": [1.0]}')
+    command = toy_command("--vectors", str(vectors))
+    stop = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+
+    def run_until_stopped() -> None:
+        plan = LoadPlan(connections=2, seconds=600.0)
+        with (
+            processes.stop_signals_interrupt(),
+            run_server(command, tmp_path, tmp_path) as server,
+        ):
+            request = server.address.build_post("/embed", b'{"inputs": "good"}')
+            stop.start()
+            uvloop.run(run_load(server.address, Workload([request]), plan))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_until_stopped()
+    assert not is_ready(command.port, "/health")
