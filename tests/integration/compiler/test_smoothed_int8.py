@@ -104,7 +104,6 @@ def test_excluded_nodes_read_float_activations(
     )
     counts = op_counts(graph)
     assert (counts["MatMulIntegerToFloat"], counts["MatMulNBits"]) == (9, 3)
-    expected = prepared_build.prepared.reference.outputs
     outputs = prepared_build.answers(CPU_INT8, graph)
-    every = prepared_build.answers(CPU_INT8, prepared_build.graphs.graph(CPU_INT8))
-    assert cosines(outputs, expected).mean() >= cosines(every, expected).mean() - 1e-3
+    unbatched = prepared_build.answers(CPU_INT8, graph, company=1)
+    assert cosines(outputs, unbatched).min() > 0.99999
