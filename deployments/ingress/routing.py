@@ -73,7 +73,7 @@ class MicroBatchRouter:
         sent = self._sent.get(id(call))
         if sent is not None:
             sent.callers -= 1
-            if sent.callers == 0:
+            if sent.callers == 0 and not sent.timeout.expired():
                 sent.timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _send(self, key: BatchKey, calls: list[Call]) -> list[Outcome]:
