@@ -7,6 +7,7 @@ Each BatchKey has one open micro-batch.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -93,33 +94,67 @@ class MicroBatchRouter:
 
 
 def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-    """Wrap `send` in @serve.batch, which works inside a Serve replica only.
-
-    A call that finds nothing in flight is sent at once: collecting it takes @serve.batch 64 µs, and
-    nothing could join it.
-    """
+    """Wrap `send` in @serve.batch, which works inside a Serve replica only."""
     from ray import serve
 
-    in_flight = 0
-
-    async def send_micro_batch(calls: list[Call]) -> list[Outcome]:
-        nonlocal in_flight
-        in_flight += 1
-        try:
-            return await send(calls)
-        finally:
-            in_flight -= 1
-
+    slots = BatchSlots(send, settings)
     collect: Submit = serve.batch(
         max_batch_size=settings.max_batch_size,
         batch_wait_timeout_s=settings.batch_wait_timeout_s,
         max_concurrent_batches=settings.max_concurrent_batches,
-    )(send_micro_batch)
+    )(slots.send)
+    return partial(slots.submit, collect)
 
-    async def submit(call: Call) -> Outcome:
-        if in_flight == 0 and settings.batch_wait_timeout_s == 0:
-            (outcome,) = await send_micro_batch([call])
+
+class BatchSlots:
+    """Decides when calls enter @serve.batch; it has `max_concurrent_batches` slots.
+
+    @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
+    slots are taken would become batches of one call, sent one after the other. They wait here
+    instead, and enter together when a slot is free.
+
+    A call that finds all slots free is sent at once: collecting it takes @serve.batch 64 µs, and
+    nothing could join it.
+    """
+
+    def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
+        self._send = send
+        self._settings = settings
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def send(self, calls: list[Call]) -> list[Outcome]:
+        """Send one micro-batch in a slot."""
+        self._taken += 1
+        try:
+            return await self._send(calls)
+        finally:
+            self._taken -= 1
+            self._admit()
+
+    async def submit(self, collect: Submit, call: Call) -> Outcome:
+        """Return the outcome of one call, sent alone or by way of `collect`."""
+        if self._taken == 0 and self._settings.batch_wait_timeout_s == 0:
+            (outcome,) = await self.send([call])
             return outcome
+        if self._taken >= self._settings.max_concurrent_batches:
+            entered = asyncio.get_running_loop().create_future()
+            self._waiting.append(entered)
+            try:
+                await entered
+            except asyncio.CancelledError:
+                if (
+                    not entered.cancelled()
+                ):  # admitted, but its caller has left: the next ones enter
+                    self._admit()
+                raise
         return await collect(call)
 
-    return submit
+    def _admit(self) -> None:
+        """Let as many waiting calls enter as one micro-batch holds."""
+        admitted = 0
+        while self._waiting and admitted < self._settings.max_batch_size:
+            entered = self._waiting.popleft()
+            if not entered.done():  # else cancelled with its caller
+                entered.set_result(None)
+                admitted += 1

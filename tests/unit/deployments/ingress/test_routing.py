@@ -9,6 +9,7 @@ from deployments.artifacts.types import Device, TaskName
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Overloaded
 from deployments.ingress.routing import (
+    BatchSlots,
     MicroBatchRouter,
     SendMicroBatch,
     Submit,
@@ -161,3 +162,47 @@ async def test_lone_call_is_sent_without_collecting() -> None:
     assert (await route.run(SHORT, call("a"))).value == "a"
     assert (await route.run(SHORT, call("b"))).value == "b"
     assert encoder.lists == [["a"], ["b"]]
+
+
+async def test_calls_without_a_free_slot_are_sent_together() -> None:
+    sent: list[int] = []
+    release = asyncio.Event()
+
+    async def send(calls: list[Call]) -> list[Outcome]:
+        sent.append(len(calls))
+        await release.wait()
+        return [CallResult(call.texts[0], "fake") for call in calls]
+
+    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=8)
+    slots = BatchSlots(send, settings)
+    queue: list[tuple[Call, asyncio.Future[Outcome]]] = []
+
+    async def send_queue() -> None:
+        group, queue[:] = queue[:], []
+        for (_, reply), outcome in zip(
+            group, await slots.send([call for call, _ in group]), strict=True
+        ):
+            reply.set_result(outcome)
+
+    async def collect(call: Call) -> Outcome:
+        """Collect the calls of one turn of the event loop, as @serve.batch does."""
+        reply = asyncio.get_running_loop().create_future()
+        queue.append((call, reply))
+        if len(queue) == 1:
+            asyncio.get_running_loop().call_soon(lambda: tasks.append(loop_task(send_queue())))
+        return await reply
+
+    tasks: list[asyncio.Task[None]] = []
+    loop_task = asyncio.get_running_loop().create_task
+    calls = []
+    for text in ("a", "b", "c", "d"):  # one by one, as from other connections
+        calls.append(asyncio.ensure_future(slots.submit(collect, call(text))))
+        await asyncio.sleep(0)
+    calls[2].cancel()
+    await asyncio.sleep(0)
+    assert sent == [1]
+    release.set()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert sent == [1, 2]
+    assert [outcome.value for outcome in (outcomes[0], outcomes[1], outcomes[3])] == ["a", "b", "d"]
+    assert isinstance(outcomes[2], asyncio.CancelledError)
