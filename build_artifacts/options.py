@@ -66,7 +66,10 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "or one .gguf file in any of them",
     )
     build.add_argument(
-        "--task", choices=list_task_names(), help="default: the task of the checkpoint"
+        "--task",
+        choices=list(map(str, list_task_names())),
+        metavar="TASK",
+        help="such as `text-classification`; default: the task of the checkpoint",
     )
     build.add_argument("--id", help="model id in the store; default: derived from SOURCE")
     build.add_argument("--adapter", type=Path, help="directory of a LoRA adapter to merge")

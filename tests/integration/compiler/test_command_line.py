@@ -81,7 +81,7 @@ def test_store_that_is_a_file_is_rejected(
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        ("build", ["--task", "poetry"], "invalid TaskName value: 'poetry'"),
+        ("build", ["--task", "poetry"], "'poetry' (choose from 'feature-extraction', "),
         ("build", ["--search", "endless"], "invalid choice: 'endless'"),
         ("build", ["--gate", "beauty=1"], "the gate has no limit `beauty`"),
         ("build", ["--gate", "cosine_mean"], "`cosine_mean`: the limit must be a finite number"),
