@@ -84,7 +84,7 @@ def test_user_config_is_applied_without_a_restart(cluster: Cluster, config: dict
     wait_for(lambda: 429 in crowd_statuses(cluster, ["a", "b", "c"]), 30)
     cluster.deploy(config)
     wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 200, 30)
-    assert replica_pids(cluster) == before
+    assert before <= replica_pids(cluster), "the crowd may add replicas; none restarts"
 
 
 def crowd_statuses(cluster: Cluster, inputs: list[str]) -> set[int]:
