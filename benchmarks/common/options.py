@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.http import DEFAULT_URL
@@ -50,6 +51,28 @@ def add_rounds_option(parser: argparse.ArgumentParser, default: int = 3) -> None
         default=default,
         metavar="N",
         help="number of interleaved rounds (default: %(default)s)",
+    )
+
+
+def add_load_options(
+    parser: argparse.ArgumentParser, connections: Sequence[int], seconds: float
+) -> None:
+    """`--connections` and `--seconds`, with these defaults."""
+    levels = " ".join(map(str, connections))
+    parser.add_argument(
+        "--connections",
+        type=positive_count,
+        nargs="+",
+        default=list(connections),
+        metavar="N",
+        help=f"default: {levels}",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        default=seconds,
+        metavar="S",
+        help="per level and round, after the warm-up (default: %(default)s)",
     )
 
 

@@ -21,10 +21,9 @@ from benchmarks.common.http import ServerAddress
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     add_common_options,
+    add_load_options,
     add_rounds_option,
     add_store_option,
-    positive_count,
-    positive_seconds,
 )
 from benchmarks.common.report import start_run, write_result
 from benchmarks.common.sentences import load_sentences
@@ -80,21 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=tuple(WORKLOADS),
         help="default: all",
     )
-    parser.add_argument(
-        "--connections",
-        type=positive_count,
-        nargs="+",
-        default=[1, 8, 64],
-        metavar="N",
-        help="default: 1 8 64",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        default=5.0,
-        metavar="S",
-        help="per level and round, after 1 s of warm-up (default: %(default)s)",
-    )
+    add_load_options(parser, (1, 8, 64), seconds=5.0)
     parser.add_argument(
         "--environments",
         type=Path,

@@ -22,11 +22,11 @@ from benchmarks.common.http import Client, ServerAddress, build_inference_body, 
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     add_common_options,
+    add_load_options,
     add_rounds_option,
     add_store_option,
     add_url_option,
     positive_count,
-    positive_seconds,
 )
 from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.sentences import Sentences, load_sentences
@@ -83,21 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_options(parser)
     add_store_option(parser)
     add_rounds_option(parser)
-    parser.add_argument(
-        "--connections",
-        type=positive_count,
-        nargs="+",
-        default=[1, 16, 64],
-        metavar="N",
-        help="default: 1 16 64",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        default=10.0,
-        metavar="S",
-        help="per level and round, after 1 s of warm-up (default: %(default)s)",
-    )
+    add_load_options(parser, (1, 16, 64), seconds=10.0)
     parser.add_argument(
         "--with-engine",
         action="store_true",

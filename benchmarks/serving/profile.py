@@ -23,12 +23,7 @@ import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, build_inference_body, task_path
-from benchmarks.common.options import (
-    add_common_options,
-    add_url_option,
-    positive_count,
-    positive_seconds,
-)
+from benchmarks.common.options import add_common_options, add_load_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import percentiles_ms
@@ -47,13 +42,7 @@ SHOWN_FUNCTIONS = 15
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_url_option(parser)
     add_common_options(parser)
-    parser.add_argument(
-        "--connections", type=positive_count, nargs="+", default=[1, 64], metavar="N",
-        help="default: 1 64",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seconds", type=positive_seconds, default=10.0, metavar="S", help="default: %(default)s"
-    )
+    add_load_options(parser, (1, 64), seconds=10.0)
     parser.add_argument("--samples", action="store_true", help="sample the stacks with py-spy")
 
 

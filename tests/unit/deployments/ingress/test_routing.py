@@ -44,7 +44,7 @@ def call(text: str, deadline_s: float | None = None) -> Call:
     return Call((text,), ("inputs",), None, Truncation.REFUSE, deadline_s or far_deadline())
 
 
-class EchoLane:
+class EchoEncoder:
     """Returns the text of every call; the text `refused` fails as too long."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def router(encoder: EncoderClient, batched: object = send_unbatched) -> MicroBat
 
 
 async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:
-    encoder = EchoLane()
+    encoder = EchoEncoder()
     route = router(encoder, batch_by(3))
     outcomes = await asyncio.gather(
         *(route.run(SHORT, call(text)) for text in ("a", "refused", "b")), return_exceptions=True
@@ -77,7 +77,7 @@ async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:
 
 
 async def test_calls_with_different_keys_are_not_batched() -> None:
-    encoder = EchoLane()
+    encoder = EchoEncoder()
     route = router(encoder, batch_by(2))
     keyed = [(SHORT, "a"), (LONG, "b"), (SHORT, "c"), (LONG, "d")]
     await asyncio.gather(*(route.run(key, call(text)) for key, text in keyed))
@@ -146,7 +146,7 @@ async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
         made.append(settings)
         return send_unbatched(send, settings)
 
-    route = router(EchoLane(), noting)
+    route = router(EchoEncoder(), noting)
     await route.run(SHORT, call("a"))
     route.configure(MicroBatchSettings())  # equal settings
     await route.run(SHORT, call("b"))
@@ -157,7 +157,7 @@ async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
 
 
 async def test_lone_call_is_sent_without_collecting() -> None:
-    encoder = EchoLane()
+    encoder = EchoEncoder()
     route = router(encoder, serve_micro_batches)
     assert (await route.run(SHORT, call("a"))).value == "a"
     assert (await route.run(SHORT, call("b"))).value == "b"
