@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.local_model import LocalModel
@@ -58,9 +56,9 @@ from benchmarks.rivals.workloads import (
     build_workload,
 )
 from cluster.default_config import CONFIG_HELP, find_config
-from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.store import LATEST_NAME
 from deployments.errors import ServeError
+from deployments.tokenization.encodings import open_tokenizer
 
 DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -160,8 +158,7 @@ def build_workloads(arguments: argparse.Namespace, model: LocalModel) -> list[Te
     """Build the named workloads from shuffled sentences."""
     sentences = list(load_sentences(arguments.data, arguments.seed).texts)
     random.Random(arguments.seed).shuffle(sentences)
-    tokenizer = Tokenizer.from_file(str(model.directory / TOKENIZER_NAME))
-    tokenizer.no_truncation()
+    tokenizer = open_tokenizer(model.directory)
     source = TextSource(
         sentences,
         lambda text: len(tokenizer.encode(text).ids),

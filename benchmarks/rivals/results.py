@@ -128,11 +128,11 @@ class RivalResults:
 
 
 def build_tables(results: RivalResults) -> tuple[Table, ...]:
-    """Build a table per workload, and those of the systems and of what is missing."""
+    """Build a table per workload, and those of their lengths, the systems and what is missing."""
     levels = results.our_levels
     workloads = [name for name in results.workloads if any(k.workload == name for k in levels)]
     tables = [_workload_table(results, levels, name) for name in workloads]
-    return (*tables, _systems_table(results), _missing_table(results))
+    return (*tables, _lengths_table(results), _systems_table(results), _missing_table(results))
 
 
 def _workload_table(
@@ -169,6 +169,11 @@ def _level_cells(paired: PairedLevel | None) -> list[str]:
         _format(_median_p50(paired.rival)),
         _format(paired.rate_ratio.median if paired.rate_ratio else None, 2),
     ]
+
+
+def _lengths_table(results: RivalResults) -> Table:
+    rows = [[name, format_number(tokens, 1)] for name, tokens in results.workloads.items()]
+    return Table("workloads", ("workload", "mean tokens per text"), rows)
 
 
 def _systems_table(results: RivalResults) -> Table:

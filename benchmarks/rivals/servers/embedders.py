@@ -118,7 +118,8 @@ def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]],
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.enable_padding()
+    tokenizer.no_truncation()  # no text exceeds the model; the file may set a lower limit
+    tokenizer.enable_padding()  # to the longest of a request
 
     def tokenize(texts: list[str]) -> dict[str, Any]:
         rows = tokenizer.encode_batch(texts)

@@ -87,7 +87,8 @@ def test_a_round_without_response_has_no_ratio() -> None:
 def test_tables_show_rates_failures_and_ratios() -> None:
     level = paired([load(10, 0.2, {"503": 2})], [load(30, 0.1)])
     tables = {table.name: table for table in build_tables(results(level))}
-    assert list(tables) == ["sentences", "systems", "missing"]
+    assert list(tables) == ["sentences", "workloads", "systems", "missing"]
+    assert tables["workloads"].rows == [["sentences", "14.2"], ["documents", "256.0"]]
     ours, theirs = tables["sentences"].rows
     assert ours == ["hundredfold", "cpu-int8", "15.0", "100.0", "-"]
     assert theirs == ["Toy", "fp32", "5.0 (2 failed)", "200.0", "3.00"]
