@@ -360,9 +360,11 @@ LOW_MEMORY = replace(
 )
 
 # The int8 of other toolkits, for comparisons. Outputs depend on the batch, within these limits.
+# Decoders have no such candidates.
 DYNAMIC = replace(
     QUICK,
     candidates=(CPU_INT8_DYNAMIC, CPU_INT8_PLAIN, CPU_INT8_FUSED, GPU_FP16),
+    decoders=(),
     gate=Gate(batched_cosine_worst=0.93, batched_top1_agreement=0.9),
 )
 

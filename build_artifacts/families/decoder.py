@@ -74,6 +74,12 @@ def check_options(context: BuildContext) -> None:
             "`--eval` is not supported for models that generate text: they have no metric",
             hint="omit `--eval`: the accuracy gate compares the perplexity with the reference",
         )
+    if not context.recipe.decoders:
+        raise BuildError(
+            "`--search dynamic` is not supported for models that generate text: all its "
+            "candidates are encoders",
+            hint="use `--search quick` or `--search full`",
+        )
     if unknown := sorted(context.recipe.gate.model_fields_set - set(LIMITS)):
         raise BuildError(
             f"`--gate {unknown[0]}` is not supported for models that generate text",

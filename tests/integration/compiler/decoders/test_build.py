@@ -28,6 +28,7 @@ from build_artifacts.recipes import (
     DECODER_FP32,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
+    SEARCH_PRESETS,
     BuildRecipe,
     DecoderRecipe,
 )
@@ -124,6 +125,11 @@ def test_report_shows_generation_samples(
     output = capsys.readouterr().out
     assert "cpu-int8" in output
     assert "perplexity of the reference model" in output
+    parity = {candidate.name: candidate.parity for candidate in built.manifest.candidates}
+    assert f"{parity['cpu-int8'].batched_cosine_worst:.4f}" in output
+    assert main(["report", built.manifest.id, "--store", store, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["parity"]
+    assert printed["cpu-int8"]["batched_cosine_worst"] == parity["cpu-int8"].batched_cosine_worst
     assert main(["verify", built.manifest.id, "--store", store]) == 0
     assert "every digest matches" in capsys.readouterr().out
     assert main(["ls", "--store", store]) == 0
@@ -189,6 +195,13 @@ def test_build_decoder_with_eval_is_rejected(source: Path, tmp_path: Path) -> No
     effort = BuildBudget(tune_seconds=0.3, evaluation=tmp_path / "data.tsv")
     with pytest.raises(BuildError, match="`--eval` is not supported"):
         build(replace(request, budget=effort), BuildProgress(io.StringIO()))
+
+
+def test_search_without_decoders_is_rejected(source: Path, tmp_path: Path) -> None:
+    request = BuildRequest(ref=str(source), store=tmp_path, recipe=SEARCH_PRESETS["dynamic"])
+    with pytest.raises(BuildError, match="`--search dynamic` is not supported") as caught:
+        build(request, BuildProgress(io.StringIO()))
+    assert caught.value.hint == "use `--search quick` or `--search full`"
 
 
 @pytest.mark.parametrize("limit", ["cosine_mean", "top1_agreement", "metric_drop"])
