@@ -171,7 +171,8 @@ def _report_generator(
         )
     stored = read_generation_report(artifact)
     if arguments.json:
-        return _print_json(stored.model_dump(mode="json"))
+        parity = {c.name: c.parity.model_dump(mode="json") for c in manifest.candidates}
+        return _print_json({**stored.model_dump(mode="json"), "parity": parity})
     return _print_line(format_report(manifest, stored))
 
 

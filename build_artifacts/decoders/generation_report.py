@@ -22,6 +22,7 @@ _HEADER = (
     "PERPLEXITY",
     "SAME TOKEN",
     "SAME START",
+    "BATCHED",
     "1 SLOT",
     "8 SLOTS",
     "PREFILL",
@@ -127,6 +128,7 @@ def _format_row(
         f"{candidate.scores[PERPLEXITY]:.2f}",
         "-" if agreement is None else f"{agreement:.1%}",
         f"{report.matching_token_share(candidate.name):.1%}",
+        f"{candidate.parity.batched_cosine_worst:.4f}",
         *([f"{speed:.0f}" for speed in speeds] or ["-"] * 3),
     )
 

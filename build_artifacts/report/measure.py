@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -232,6 +232,8 @@ class StageMeasurement:
                 size_bytes=stage.size_bytes,
                 cosine=accuracy.cosine,
                 agreement=accuracy.agreement,
+                batched_cosine_worst=_worst(p.batched_cosine_worst for p in stage.parities),
+                batched_top1_agreement=_worst(p.batched_top1_agreement for p in stage.parities),
                 scores=dict(accuracy.scores or stage.scores),
                 latencies=latencies[stage.name],
                 throughput=throughputs.get(stage.name),
@@ -319,6 +321,10 @@ def group_by_memory(stages: Sequence[Stage], available_bytes: int) -> list[list[
         groups[-1].append(stage)
         used_bytes += stage_bytes
     return groups
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _join(names: Mapping[str, object]) -> str:

@@ -135,10 +135,15 @@ def _build_ratios(report: Report) -> list[list[str]]:
 
 
 def _list_remarks(report: Report) -> list[str]:
-    """List the descriptions of the stages, the throughput batches and the skipped stages."""
+    """List descriptions, batched values and throughput batches of stages, and skipped stages."""
     lines = [f"{format_name(stage)}: {stage.what}" for stage in report.stages]
     if any(not stage.is_baseline_path for stage in report.stages):
         lines.append(f"{COMPARISON_MARK} measured for comparison only")
+    lines += [
+        f"{format_name(stage)}: worst of a text in a batch to the same text alone: {values}"
+        for stage in report.stages
+        if (values := _format_batched(stage))
+    ]
     pass_modes: dict[str, list[str]] = {}
     for stage in report.stages:
         if (throughput := stage.throughput) is not None:
@@ -157,6 +162,12 @@ def _similarity_name(report: Report) -> str:
 
 def _format_similarity(stage: StageResult) -> str:
     return f"{stage.cosine:.4f}" if stage.agreement is None else f"{stage.agreement:.1%}"
+
+
+def _format_batched(stage: StageResult) -> str:
+    cosine, agreement = stage.batched_cosine_worst, stage.batched_top1_agreement
+    values = [] if cosine is None else [f"cosine {cosine:.4f}"]
+    return ", ".join(values if agreement is None else [*values, f"top-1 {agreement:.1%}"])
 
 
 def format_name(stage: StageResult) -> str:

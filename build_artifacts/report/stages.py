@@ -24,7 +24,7 @@ from build_artifacts.search.preparation import (
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import ArtifactManifest, EngineOptions, ModelSource
+from deployments.artifacts.manifest import ArtifactManifest, EngineOptions, ModelSource, Parity
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
@@ -111,6 +111,7 @@ class Stage:
     throughput: EncoderSettings  # for the most items per second
     is_baseline_path: bool = True
     scores: Mapping[str, float]  # measured by the build; empty if not measured
+    parities: tuple[Parity, ...] = ()  # of the sealed graphs; empty for stages built again
 
 
 def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:
@@ -126,6 +127,7 @@ def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:
         single_pass=target.settings,
         throughput=target.settings if on_gpu else modes.throughput,
         scores=candidate.scores,
+        parities=tuple(sealed.parity for sealed in served.candidates),
     )
 
 

@@ -195,6 +195,9 @@ class StageResult(ReportModel):
     size_bytes: int = Field(ge=0)  # weights on disk
     cosine: float  # mean, of unbatched probes to the sealed fp32 reference
     agreement: float | None  # top-1, of models with labels (see `manifest.Parity`)
+    # Of the accuracy gate; None for stages that are not sealed.
+    batched_cosine_worst: float | None = None
+    batched_top1_agreement: float | None = None
     scores: dict[str, float]  # metrics of the task; empty without labeled data
     latencies: tuple[StageLatency, ...]  # ascending by tokens
     throughput: StageThroughput | None
@@ -207,7 +210,7 @@ class Report(ReportModel):
     `metric` is the main metric among the scores. `unmeasured` maps skipped stages to the reason.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     id: str
     conditions: ReportConditions
     source: str

@@ -37,6 +37,12 @@ def test_stage_outputs_match_reference(report_run: ReportRun) -> None:
     assert cosines["int8"] == pytest.approx(sealed, abs=1e-4)
 
 
+def test_served_stage_has_the_batched_values_of_the_gate(report_run: ReportRun) -> None:
+    sealed = report_run.build.manifest.candidates[0].parity
+    batched = {stage.name: stage.batched_cosine_worst for stage in report_run.report.stages}
+    assert batched == {**dict.fromkeys(STAGES), "int8": sealed.batched_cosine_worst}
+
+
 def test_every_stage_has_task_scores(report_run: ReportRun) -> None:
     report = report_run.report
     assert report.metric == "spearman"

@@ -42,6 +42,22 @@ def test_table_shows_choices_of_answers() -> None:
     assert cells(torch)[2] == "98.5%"
 
 
+def test_batched_values_of_the_gate_are_reported() -> None:
+    vectors = STAGES[1].model_copy(update={"batched_cosine_worst": 0.99995})
+    labels = vectors.model_copy(update={"name": "labels", "batched_top1_agreement": 1.0})
+    report = report_of(STAGES[0], vectors, labels)
+    expected = (
+        "int8: worst of a text in a batch to the same text alone: cosine 1.0000",
+        "labels: worst of a text in a batch to the same text alone: cosine 1.0000, top-1 100.0%",
+    )
+    printed = format_stages(report).splitlines()
+    written = format_markdown(report, plot=None).splitlines()
+    for line in expected:
+        assert line in printed
+        assert f"- {line}" in written
+    assert not [line for line in printed if line.startswith("torch: worst")]
+
+
 def test_unmeasured_score_is_a_dash() -> None:
     scored = STAGES[0].model_copy(update={"scores": {"spearman": 0.82031}})
     report = report_of(scored, STAGES[1]).model_copy(update={"metric": "spearman"})
