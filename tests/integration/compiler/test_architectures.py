@@ -1,7 +1,8 @@
 """Export, verification and inference of every architecture and head from tiny random checkpoints.
 
-A case takes 4 s, the file 82 s, on two CPU cores. Graphs use opset 23. The exporter writes one
-`Attention` operator per layer for cases with `sdpa`; the other models have their own attention.
+Graphs use opset 23. The exporter writes one `Attention` operator per layer for cases with `sdpa`;
+the other models have their own attention. Cases of two layers share their export with
+`test_smoothed_int8.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from build_artifacts.families import read_metadata
 from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
 from build_artifacts.search.preparation import TorchReferenceEngine
 from build_artifacts.search.probes import tokenize_texts
-from build_artifacts.steps.export import export
 from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import rewrite
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
@@ -30,6 +30,7 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, compare_outputs, run_probes
 from tests.support.builders import ENCODER_HEADS, POSITIONS, tiny_checkpoint, write_json
+from tests.support.shared_exports import SharedExports
 
 SDPA = ExportRecipe(dtype="float32", opset=23)
 PLAIN = ExportRecipe(dtype="float32", opset=18)
@@ -63,16 +64,16 @@ THREE = ("NO", "PERHAPS", "YES")
 CASES = (
     Case("bert", ModelHead.VECTOR, EMBED, pooling="lasttoken"),
     Case("bert", ModelHead.SPAN, ANSWER),
-    Case("distilbert", ModelHead.LABELS, CLASSIFY, labels=THREE),
-    Case("roberta", ModelHead.TOKENS, TAG, labels=THREE),
+    Case("distilbert", ModelHead.LABELS, CLASSIFY, labels=THREE, layers=2),
+    Case("roberta", ModelHead.TOKENS, TAG, labels=THREE, layers=2),
     Case("xlm-roberta", ModelHead.LABELS, (*CLASSIFY, TaskName.TEXT_RANKING), labels=("SCORE",)),
-    Case("albert", ModelHead.SPAN, ANSWER),
-    Case("electra", ModelHead.TOKENS, TAG, labels=THREE),
+    Case("albert", ModelHead.SPAN, ANSWER, layers=2),
+    Case("electra", ModelHead.TOKENS, TAG, labels=THREE, layers=2),
     Case("deberta-v2", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
-    Case("mpnet", ModelHead.VECTOR, EMBED, sdpa=False),
+    Case("mpnet", ModelHead.VECTOR, EMBED, sdpa=False, layers=2),
     Case("mobilebert", ModelHead.MASKS, FILL),
     Case("modernbert", ModelHead.MASKS, FILL, layers=2),
-    Case("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls"),
+    Case("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls", layers=2),
     Case("qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"),  # a decoder used for embeddings
     Case("big_bird", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
 )
@@ -104,9 +105,9 @@ class LoadedCase:
         )
         return cls(source, metadata, ReferenceOutputs(items, tuple(run_probes(original, items, 1))))
 
-    def export(self, recipe: ExportRecipe, graph: Path) -> Path:
+    def export(self, exports: SharedExports, recipe: ExportRecipe, graph: Path) -> Path:
         model = load_model(self.source, head=self.metadata.head, dtype=recipe.dtype)
-        return export(model, self.metadata, recipe, graph)
+        return exports(model, self.metadata, recipe, graph)
 
     def engine(self, graph: Path) -> EncoderEngine:
         spec = GraphSpec(
@@ -135,7 +136,9 @@ def operator_types(graph: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exported_graph_matches_torch_and_quantizes(case: Case, tmp_path: Path) -> None:
+def test_exported_graph_matches_torch_and_quantizes(
+    case: Case, shared_exports: SharedExports, tmp_path: Path
+) -> None:
     loaded = LoadedCase.of(case, tmp_path)
     metadata = loaded.metadata
     assert (metadata.tasks, metadata.max_tokens, metadata.labels) == (
@@ -143,7 +146,7 @@ def test_exported_graph_matches_torch_and_quantizes(case: Case, tmp_path: Path) 
         max_tokens_of(case),
         case.labels,
     )
-    graph = loaded.export(SDPA, tmp_path / "graph.onnx")
+    graph = loaded.export(shared_exports, SDPA, tmp_path / "graph.onnx")
     assert [path.name for path in tmp_path.glob("graph*")] == ["graph.onnx"]
     assert operator_types(graph).count("Attention") == case.layers * case.sdpa
     parity = loaded.check_parity(graph)
@@ -178,9 +181,11 @@ def max_tokens_of(case: Case) -> int:
     ],
     ids=str,
 )
-def test_graph_without_attention_operator_matches_torch(case: Case, tmp_path: Path) -> None:
+def test_graph_without_attention_operator_matches_torch(
+    case: Case, shared_exports: SharedExports, tmp_path: Path
+) -> None:
     loaded = LoadedCase.of(case, tmp_path)
-    graph = loaded.export(PLAIN, tmp_path / "graph.onnx")
+    graph = loaded.export(shared_exports, PLAIN, tmp_path / "graph.onnx")
     assert "Attention" not in operator_types(graph)
     assert loaded.check_parity(graph).passed
 
@@ -191,11 +196,13 @@ def test_every_head_has_two_architectures() -> None:
 
 
 @pytest.fixture(scope="module")
-def fill_mask_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedCase, Path]:
+def fill_mask_model(
+    tmp_path_factory: pytest.TempPathFactory, shared_exports: SharedExports
+) -> tuple[LoadedCase, Path]:
     """A fill-mask model and its graph."""
     directory = tmp_path_factory.mktemp("filler")
     loaded = LoadedCase.of(Case("bert", ModelHead.MASKS, FILL), directory)
-    return loaded, loaded.export(SDPA, directory / "graph.onnx")
+    return loaded, loaded.export(shared_exports, SDPA, directory / "graph.onnx")
 
 
 def test_vocabulary_logits_are_computed_for_masks_only(
