@@ -1,12 +1,14 @@
-"""What the integration tests share: exported graphs."""
+"""What the integration tests share: exported graphs, and the imports of the model builder."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from tests.support import forked_programs
 from tests.support.shared_exports import SharedExports
 
 
@@ -22,3 +24,15 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedE
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("build_artifacts.search.graphs.export", shared)
         yield shared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_model_builder() -> Iterator[None]:
+    """Run onnxruntime-genai's model builder without its seconds of imports.
+
+    The demo models of the end-to-end tests are built in a process of their own, as users do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        forked = SimpleNamespace(run=forked_programs.run)
+        patch.setattr("build_artifacts.decoders.builder.subprocess", forked)
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +35,14 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
 from deployments.artifacts.types import Attention, Device, Precision
 from deployments.config import GeneratorSettings
-from deployments.engines import missing_requirement
+from deployments.engines import missing_requirement, tensor_parallel_decoder
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 from deployments.engines.torch_decoder import TorchDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
 from tests.integration.compiler.decoders.test_torch_export import check, check_step, logits_of
+from tests.support import forked_programs
 from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, whole_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 
@@ -193,7 +195,17 @@ def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload:
 
 
 @pytest.fixture(scope="module")
-def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+def _forked_processes() -> Iterator[None]:
+    """Start the processes of tensor parallelism without their seconds of imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_parallel_decoder, "_PROCESSES", forked_programs.PROCESSES)
+        yield
+
+
+@pytest.fixture(scope="module")
+def built(
+    llama: Path, tmp_path_factory: pytest.TempPathFactory, _forked_processes: None
+) -> BuildResult:
     """Simulate a machine with two GPUs; the CPU does the work."""
     store = tmp_path_factory.mktemp("store")
     spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]

@@ -22,7 +22,7 @@ from tests.support.prepared_build import LITTLE
 from tests.support.pruned_checkpoints import layer, zero_columns, zero_rows
 
 ROOT = Path(__file__).parents[4]
-OPTIONS = ("--runs", "5", "--seconds", "8", "--eval-limit", "6")
+OPTIONS = ("--runs", "5", "--seconds", "3", "--eval-limit", "6")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,62 @@
+"""Programs in forks of a process that has imported torch, which takes seconds.
+
+A process forks for every program, so programs share nothing but imports. One forking process serves
+a test session; it computes nothing and therefore has no threads.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+PROCESSES = get_context("forkserver")
+# The model builder's package puts its own directory on sys.path.
+_PACKAGE_WITH_PATH = "onnxruntime_genai.models"
+PROCESSES.set_forkserver_preload(
+    [
+        "torch",
+        _PACKAGE_WITH_PATH,
+        "builders",
+        "builder_config",
+        "quantization",
+        "transformers.integrations.tensor_parallel",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.llama.modeling_llama",
+        "deployments.engines.tensor_parallel_decoder",
+        "deployments.engines.transformers_engine",
+    ]
+)
+_PYTHON_MODULE = (sys.executable, "-m")
+
+
+def run(
+    command: Sequence[str], *, env: Mapping[str, str], capture_output: bool, text: bool, check: bool
+) -> subprocess.CompletedProcess[str]:
+    """Replace `subprocess.run` for `python -m MODULE ...` with captured text."""
+    assert (tuple(command[:2]), capture_output, text, check) == (_PYTHON_MODULE, True, True, False)
+    with TemporaryDirectory() as directory:
+        outputs = [Path(directory, name) for name in ("stdout", "stderr")]
+        process = PROCESSES.Process(
+            target=_run_module, args=(command[2:], dict(env), [str(path) for path in outputs])
+        )
+        process.start()
+        process.join()
+        stdout, stderr = (path.read_text(encoding="utf-8") for path in outputs)
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(command, process.exitcode, stdout, stderr)
+
+
+def _run_module(arguments: Sequence[str], env: Mapping[str, str], outputs: Sequence[str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    for descriptor, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = list(arguments)
+    sys.modules.pop(_PACKAGE_WITH_PATH, None)  # a fork starts with the sys.path of the tests
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
