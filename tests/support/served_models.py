@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from build_artifacts.console import BuildProgress
+from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.pipeline import BuildRequest, build
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.artifacts.types import Device, TaskName
@@ -21,7 +22,6 @@ from deployments.tasks import find_head
 from tests.support.builders import tiny_checkpoint
 from tests.support.decoder_artifacts import seal_tiny_decoder
 from tests.support.parity_models import RECIPES, UNTUNED
-from tests.support.ray_cluster import REPOSITORY
 
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 CLASSIFIER = "hundredfold/minilm-sst2"
@@ -59,15 +59,15 @@ ENCODER_MODELS = (*DEMO, *TINY)
 SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL)
 
 
+# Kept between runs: the builds take minutes, and unchanged recipes give the same models.
+BUILT_STORE = default_store().with_name("test-store")
+
+
 def fill(store: Path) -> None:
-    """Put every model into `store`; build missing ones once per machine."""
-    subprocess.run([sys.executable, "-m", "build_artifacts", "demo"], cwd=REPOSITORY, check=True)
-    machine = default_store().with_name("test-store")
-    for model_id, tiny in TINY.items():
-        build_tiny(machine, model_id, tiny)
+    """Put every model into `store`."""
+    build_missing()
     for model_id in ENCODER_MODELS:
-        built = machine if model_id in TINY else default_store()
-        source, target = model_directory(built, model_id), model_directory(store, model_id)
+        source, target = model_directory(BUILT_STORE, model_id), model_directory(store, model_id)
         shutil.copytree(source, target, copy_function=link_or_copy)
     both = (Device.CPU, Device.GPU)
     seal_tiny_decoder(store, WRITER, max_tokens=LONG_CONTEXT, devices=both)
@@ -75,13 +75,34 @@ def fill(store: Path) -> None:
     damage_a_copy(model_directory(store, CLASSIFIER), model_directory(store, DAMAGED))
 
 
-def build_tiny(store: Path, model_id: str, tiny: TinyModel) -> None:
-    """Build the model unless it exists; its files are equal in every run."""
+def build_missing() -> None:
+    """Build the models that BUILT_STORE lacks, two at a time: most steps use one core."""
+    with ProcessPoolExecutor(2, get_context("spawn"), initializer=use_one_thread) as pool:
+        builds = [pool.submit(build_demo, index) for index in reversed(range(len(DEMO_MODELS)))]
+        builds += [pool.submit(build_tiny, model_id) for model_id in TINY]
+        for running in builds:
+            running.result()
+
+
+def use_one_thread() -> None:
+    """Limit torch, whose threads would wait for those of the other build."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def build_demo(index: int) -> None:
+    """Build one demo model as `hundredfold demo` does."""
+    with BuildProgress.on_stderr() as progress:
+        build_demo_model(DEMO_MODELS[index], BUILT_STORE, progress)
+
+
+def build_tiny(model_id: str) -> None:
+    """Build the tiny model; its files are equal in every run."""
+    tiny = TINY[model_id]
     with TemporaryDirectory() as directory:
         checkpoint = tiny_checkpoint(Path(directory), head=find_head(tiny.task), labels=tiny.labels)
         request = BuildRequest(
             ref=str(checkpoint),
-            store=store,
+            store=BUILT_STORE,
             id=model_id,
             task=tiny.task,
             recipe=RECIPES["fp32"],

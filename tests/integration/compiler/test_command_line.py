@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts import commands, demo
+from build_artifacts import commands
 from build_artifacts.__main__ import COMMANDS, main
 from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult
-from build_artifacts.recipes import CPU_INT8_WEIGHTS, FULL, QUICK, SEARCH_PRESETS, BuildRecipe
+from build_artifacts.recipes import FULL, QUICK, SEARCH_PRESETS
 from deployments.artifacts.manifest import MANIFEST_NAME, Gate
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
 from deployments.artifacts.types import Device, TaskName
@@ -352,26 +352,6 @@ def test_progress_shows_current_step_on_terminal() -> None:
         assert "step 0, 0:00:00" in screen.getvalue()
     progress.end()
     assert "  export      0.0 s  cpu-int8\n" in screen.getvalue()
-
-
-@pytest.mark.slow
-def test_demo_model_is_built_from_package_and_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # One candidate without fallbacks and without data keeps the test short.
-    monkeypatch.setattr(demo, "QUICK", BuildRecipe(candidates=(CPU_INT8_WEIGHTS,)))
-    monkeypatch.setattr(demo, "_TUNE_SECONDS", 1.0)
-    model = replace(DEMO_MODELS[1], evaluation=None)
-    built, again = (
-        build_demo_model(model, tmp_path, BuildProgress(io.StringIO())) for _ in range(2)
-    )
-    assert (built.already_built, again.already_built) == (False, True)
-    manifest = again.manifest
-    assert manifest.version == model.version(tmp_path)
-    assert manifest.labels == ("NEGATIVE", "POSITIVE")
-    (candidate,) = manifest.candidates
-    assert candidate.parity.top1_agreement is not None
-    assert candidate.parity.top1_agreement >= manifest.gate.top1_agreement
 
 
 def test_gc_json_lists_items_with_their_removal(
