@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.transports.channel.client import CHECK_S, LOST_S
 from tests.support.cluster_load import embed, load
 from tests.support.ray_cluster import Cluster, wait_for
 
@@ -61,16 +63,22 @@ def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]
     cluster.deploy(config)
 
 
-def statuses_during(cluster: Cluster, seconds: float, action: Callable[[], None]) -> list[int]:
-    """Run `action` two seconds after the load started; return the statuses."""
+def statuses_during(
+    cluster: Cluster, change: Callable[[], None], is_over: Callable[[], bool]
+) -> list[int]:
+    """Run `change` under load until `is_over` holds; return the statuses."""
 
-    async def scene() -> list[int]:
-        traffic = asyncio.ensure_future(load(cluster, clients=6, seconds=seconds))
-        await asyncio.sleep(2)
-        await asyncio.to_thread(action)
-        return await traffic
+    async def scene() -> None:
+        await asyncio.sleep(1)
+        await asyncio.to_thread(change)
+        await asyncio.to_thread(wait_for, is_over, 90)
+        await asyncio.sleep(1)
 
-    return asyncio.run(scene())
+    return asyncio.run(load(cluster, clients=6, until=scene()))
+
+
+def pids(cluster: Cluster) -> set[int]:
+    return {replica.pid for name in PAIRED for replica in cluster.replicas(name)}
 
 
 @pytest.mark.parametrize("deployment", PAIRED)
@@ -79,8 +87,11 @@ def test_killed_replica_loses_no_request(
 ) -> None:
     assert paired
     (victim, _) = cluster.replicas(deployment)
-    assert set(statuses_during(cluster, 12, victim.kill)) == {200}
-    wait_for(lambda: has_channels(cluster, deployment, 2), 60)
+
+    def is_replaced() -> bool:
+        return victim.pid not in pids(cluster) and has_channels(cluster, deployment, 2)
+
+    assert set(statuses_during(cluster, victim.kill, is_replaced)) == {200}
 
 
 @pytest.mark.parametrize("deployment", PAIRED)
@@ -89,8 +100,18 @@ def test_stopped_replica_loses_no_request(
 ) -> None:
     assert paired
     (victim, _) = cluster.replicas(deployment)
+    stopped_s = 0.0
+
+    def stop() -> None:
+        nonlocal stopped_s
+        os.kill(victim.pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+
+    def is_given_up() -> bool:
+        return time.monotonic() > stopped_s + LOST_S + CHECK_S
+
     try:
-        statuses = statuses_during(cluster, 14, lambda: os.kill(victim.pid, signal.SIGSTOP))
+        statuses = statuses_during(cluster, stop, is_given_up)
     finally:
         victim.send_signal(signal.SIGCONT)
     assert set(statuses) == {200}
@@ -98,21 +119,25 @@ def test_stopped_replica_loses_no_request(
 
 
 def test_rolling_update_loses_no_request(cluster: Cluster, paired: dict[str, Any]) -> None:
-    before = {replica.pid for name in PAIRED for replica in cluster.replicas(name)}
+    before = pids(cluster)
     restarted = {"ray_actor_options": {"num_cpus": 0.21}}
     updated = changed(paired, **dict.fromkeys(PAIRED, restarted))
-    statuses = statuses_during(cluster, 45, lambda: cluster.deploy(updated))
-    assert set(statuses) == {200}
-    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 60)
-    assert before.isdisjoint({r.pid for name in PAIRED for r in cluster.replicas(name)})
+
+    def is_updated() -> bool:
+        replaced = before.isdisjoint(pids(cluster))
+        return replaced and all(has_channels(cluster, name, 2) for name in PAIRED)
+
+    assert set(statuses_during(cluster, lambda: cluster.deploy(updated), is_updated)) == {200}
 
 
 def test_scaling_down_loses_no_request(cluster: Cluster, paired: dict[str, Any]) -> None:
     one = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 1, "downscale_delay_s": 0}}
     fewer = changed(paired, **dict.fromkeys(PAIRED, one))
-    statuses = statuses_during(cluster, 15, lambda: cluster.deploy(fewer))
-    assert set(statuses) == {200}
-    wait_for(lambda: all(has_channels(cluster, name, 1) for name in PAIRED), 60)
+
+    def is_smaller() -> bool:
+        return all(has_channels(cluster, name, 1) for name in PAIRED)
+
+    assert set(statuses_during(cluster, lambda: cluster.deploy(fewer), is_smaller)) == {200}
     cluster.deploy(paired)
     wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 60)
 

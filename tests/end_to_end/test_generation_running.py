@@ -105,7 +105,7 @@ def test_fifty_concurrent_requests_follow_their_schema(cluster: Cluster) -> None
 
 async def test_request_waits_for_a_free_slot(cluster: Cluster) -> None:
     client = httpx.AsyncClient(base_url=cluster.url, timeout=100)
-    async with readers(cluster, ROWS, noise(4_000)), client as http:
+    async with readers(cluster, ROWS, noise(1_500)), client as http:
         reply = await http.post(COMPLETIONS, json=noise(3))
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] == 3

@@ -101,40 +101,35 @@ def replica_pids(cluster: Cluster) -> set[int]:
 
 def test_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
     wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
-    most = 0
 
-    async def watch() -> None:
-        nonlocal most
-        while most < 2:
-            most = max(most, len(cluster.replicas("CpuEncoder")))
-            await asyncio.sleep(0.5)
+    async def two_have_served() -> None:
+        await asyncio.to_thread(wait_for, lambda: len(cluster.replicas("CpuEncoder")) == 2, 60)
+        await asyncio.sleep(3)
 
-    async def under_load() -> list[int]:
-        watcher = asyncio.ensure_future(watch())
-        statuses = await load(cluster, clients=24, seconds=20)
-        watcher.cancel()
-        return statuses
-
-    statuses = asyncio.run(under_load())
+    statuses = asyncio.run(load(cluster, clients=24, until=two_have_served()))
     assert set(statuses) == {200}
-    assert most == 2
     wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
 
 
 def test_killed_encoder_replica_restarts_without_wrong_responses(cluster: Cluster) -> None:
     (victim, *_) = cluster.replicas("CpuEncoder")
 
-    async def scene() -> list[int]:
-        traffic = asyncio.ensure_future(load(cluster, clients=4, seconds=20))
+    def is_replaced() -> bool:
+        running = {replica.pid for replica in cluster.replicas("CpuEncoder")}
+        return bool(running) and victim.pid not in running
+
+    async def another_has_served() -> None:
         await asyncio.sleep(2)
         victim.kill()
-        return await traffic
+        await asyncio.to_thread(wait_for, is_replaced, 60)
+        await asyncio.to_thread(wait_for, lambda: embed(cluster, "a").status_code == 200, 60)
+        await asyncio.sleep(5)
 
-    statuses = asyncio.run(scene())
+    statuses = asyncio.run(load(cluster, clients=4, until=another_has_served()))
     assert statuses[-1] == 200
     assert set(statuses) <= {200, 429, 500, 503, 504}
     assert statuses.count(200) > len(statuses) / 2
-    assert victim.pid not in {p.pid for p in cluster.replicas("CpuEncoder")}
+    assert is_replaced()
 
 
 def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:

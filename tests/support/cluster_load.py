@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -20,15 +20,18 @@ def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
     return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=60)
 
 
-async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
-    """Closed-loop requests of eight sentences; the statuses, every answer checked."""
-    stop_s = time.monotonic() + seconds
+async def load(cluster: Cluster, clients: int, until: Coroutine[Any, Any, None]) -> list[int]:
+    """Closed-loop requests of eight sentences until `until` ends.
+
+    Returns the statuses; every answer is checked.
+    """
     statuses: list[int] = []
     expected = np.array(embed(cluster, SENTENCE).json()[0])
+    ending = asyncio.ensure_future(until)
 
     async def one(client: httpx.AsyncClient) -> None:
         body = {"inputs": [SENTENCE] * 8, "options": {"use_cache": False}}
-        while time.monotonic() < stop_s:
+        while not ending.done():
             reply = await client.post(f"/models/{EMBEDDER}", json=body)
             statuses.append(reply.status_code)
             if reply.status_code == 200:
@@ -37,5 +40,5 @@ async def load(cluster: Cluster, clients: int, seconds: float) -> list[int]:
                 assert (rows @ expected).min() > 0.98
 
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
-        await asyncio.gather(*(one(client) for _ in range(clients)))
+        await asyncio.gather(ending, *(one(client) for _ in range(clients)))
     return statuses

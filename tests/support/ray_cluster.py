@@ -31,7 +31,11 @@ class Cluster:
         self.config = directory / "serve_config.yaml"
         self.config.write_text(yaml.safe_dump(config, sort_keys=False))
         self.output = directory / "up.log"
-        self._environment = {**os.environ, "HUNDREDFOLD_STORE": str(store)}
+        self._environment = {
+            **os.environ,
+            "HUNDREDFOLD_STORE": str(store),
+            "RAY_metrics_report_interval_ms": "1000",  # tests wait for metrics; the default is 10 s
+        }
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
@@ -59,8 +63,12 @@ class Cluster:
 
     def end(self) -> None:
         """Stop the launcher if it still runs."""
-        if self._launcher is not None and self._launcher.poll() is None:
+        if self.is_running:
             self.stop()
+
+    @property
+    def is_running(self) -> bool:
+        return self._launcher is not None and self._launcher.poll() is None
 
     @property
     def launcher(self) -> subprocess.Popen[bytes]:
