@@ -37,6 +37,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # A rollout stops and keeps the old replicas if new ones do not start. Equal to the default
         # of Ray 2.60; set because deployments rely on it.
         "RAY_SERVE_STOP_FAILED_ROLLING_UPDATES": "1",
+        # A replica that fails its health check is killed at once. Serve's default lets it drain for
+        # `graceful_shutdown_timeout_s`: a hung ingress would keep its requests for 125 s.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # The raylet ends the process group of a dead worker, including children such as HAProxy.
         "RAY_process_group_cleanup_enabled": "1",
         # Dashboard, jobs, GCS and the ports that unpickle messages require Ray's token.
