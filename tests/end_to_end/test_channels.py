@@ -11,42 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from deployments.transports.channel.client import CHECK_S, LOST_S
+from tests.support.cluster_faults import changed, count_sockets, has_channels
 from tests.support.cluster_load import embed, load
 from tests.support.ray_cluster import Cluster, wait_for
 
 PAIRED = ("Tokenizer", "CpuEncoder")
-
-
-def changed(config: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
-    """The config with keys of some deployments replaced."""
-    config = copy.deepcopy(config)
-    for deployment in config["applications"][0]["deployments"]:
-        for key, values in changes.get(deployment["name"], {}).items():
-            deployment[key] = {**deployment[key], **values}
-    return config
-
-
-def sockets(cluster: Cluster, deployment: str) -> list[str]:
-    """Paths of the Unix sockets of a deployment: each replica listens, its clients connect."""
-    return [
-        connection.laddr
-        for replica in cluster.replicas(deployment)
-        for connection in replica.net_connections("unix")
-        if connection.laddr.endswith("replica.sock")
-    ]
-
-
-def has_channels(cluster: Cluster, deployment: str, count: int) -> bool:
-    """Whether there are `count` replicas with one connection each."""
-    try:
-        paths = sockets(cluster, deployment)
-    except psutil.Error:  # a replica has just ended
-        return False
-    return len(paths) == 2 * count == 2 * len(set(paths))
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +115,14 @@ def test_scaling_down_loses_no_request(cluster: Cluster, paired: dict[str, Any])
 
 
 def test_transport_handle_opens_no_socket(cluster: Cluster, paired: dict[str, Any]) -> None:
-    paths = [Path(path) for path in sockets(cluster, "CpuEncoder")]
+    paths = [Path(path) for path in count_sockets(cluster.replicas("CpuEncoder"))]
     assert paths
     assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in paths)
     handles = copy.deepcopy(paired)
     handles["applications"][0]["args"]["transport"] = "handle"
 
     def uses_handles() -> bool:
-        listening = [sockets(cluster, name) for name in PAIRED]
+        listening = [count_sockets(cluster.replicas(name)) for name in PAIRED]
         return not any(listening) and embed(cluster, "text").status_code == 200
 
     try:

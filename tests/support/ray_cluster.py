@@ -104,7 +104,10 @@ class Cluster:
         return [p for p in psutil.process_iter() if find_session(p) in sessions]
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
-        title = f"ray::ServeReplica:hundredfold:{deployment}"
+        return self.find(f"ray::ServeReplica:hundredfold:{deployment}")
+
+    def find(self, title: str) -> list[psutil.Process]:
+        """Return the live processes whose command line starts with `title`."""
         return [p for p in self.processes() if read_title(p).startswith(title)]
 
 
