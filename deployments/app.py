@@ -24,6 +24,7 @@ from deployments.config import (
     TokenizerUserConfig,
 )
 from deployments.errors import ServeError
+from deployments.idle_cores import IdleCores
 from deployments.ingress.apis.operations.metrics_text import scrape_ray
 from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import (
@@ -132,7 +133,8 @@ class Encoder(_ChannelHooks):
         self._replica = EncoderReplica(args, device, DeferredRecorder(EncoderMetrics()))
         self._replica.start()
         self._passes = args.encoders[device].concurrent_passes
-        service = encoder_service(self._replica, self._passes)
+        tokenizer = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()), generative=False)
+        service = encoder_service(self._replica, tokenizer, self._passes)
         self._channel = ReplicaChannel(service, args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -247,13 +249,16 @@ class Ingress:
             recorder=DeferredRecorder(IngressMetrics()),
             settings=settings,
         )
+        self._idle_cores = IdleCores()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        self._pipeline.configure(IngressUserConfig.parse(user_config))
+        settings = IngressUserConfig.parse(user_config)
+        self._pipeline.configure(settings)
+        self._idle_cores.is_enabled = settings.keep_cores_awake
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
-        return build_http_app(self._pipeline, scrape_ray)
+        return build_http_app(self._pipeline, scrape_ray, self._idle_cores)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

@@ -139,6 +139,7 @@ class IngressUserConfig(_Settings):
     cold_start_wait_s: float = Field(25.0, ge=0)
     stream_write_timeout_s: float = Field(30.0, gt=0)  # s without a read by the client
     stream_buffer_tokens: int = Field(2_048, ge=1)  # unread tokens of a stream, at most
+    keep_cores_awake: bool = True  # during requests, in virtual machines
 
 
 class TokenizerUserConfig(_Settings):

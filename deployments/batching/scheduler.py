@@ -25,8 +25,17 @@ from deployments.health import WorkerHealth
 from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 
-# The engine for a pass of a model that runs alone, by items and tokens; None: the usual one.
-FindLoneEngine = Callable[[ModelRef, int, int], EncoderEngine | None]
+
+class LonePass(NamedTuple):
+    """How a pass runs that is alone."""
+
+    engine: EncoderEngine | None = None  # None: the model's usual one
+    is_brief: bool = False  # short enough to run on the event loop
+
+
+# Plans a pass of a model that runs alone, by items and padded tokens per item.
+PlanLonePass = Callable[[ModelRef, int, int], LonePass]
+_USUAL = LonePass()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +109,14 @@ class BatchScheduler:
         *,
         concurrent_passes: int,
         recorder: ForwardPassRecorder,
-        find_lone_engine: FindLoneEngine = lambda _model, _items, _tokens: None,
+        plan_lone_pass: PlanLonePass = lambda _model, _items, _tokens: _USUAL,
     ) -> None:
         self.settings = settings
         self.health = {model: WorkerHealth(model.id) for model in engines}
         self._recorder = recorder
         self._engines = engines
         self._concurrent_passes = concurrent_passes
-        self._find_lone_engine = find_lone_engine
+        self._plan_lone_pass = plan_lone_pass
         self._busy = 0
         self._draining = False
         self._waiting: dict[_BatchGroup, list[_QueuedItem]] = {}
@@ -191,7 +200,8 @@ class BatchScheduler:
 
     def _start(self, group: _BatchGroup, batch: list[_QueuedItem]) -> None:
         items = [item.tokens for item in batch]
-        engine = self._select_engine(group, items)
+        lone = self._plan_if_alone(group, items)
+        engine = lone.engine or self._engines[group.model]
         self._busy += 1
         health = self.health[group.model]
 
@@ -199,15 +209,17 @@ class BatchScheduler:
             with health.running():
                 return _run(engine, items, group.unpooled)
 
+        if lone.is_brief:
+            self._finish(group.model, batch, run())
+            return
         running = asyncio.get_running_loop().run_in_executor(self._pool, run)
         running.add_done_callback(lambda done: self._finish(group.model, batch, done.result()))
 
-    def _select_engine(self, group: _BatchGroup, items: list[TokenizedItem]) -> EncoderEngine:
-        if self._busy == 0 and not self._waiting and not group.unpooled:
-            longest = max(len(item.ids) for item in items)
-            if lone := self._find_lone_engine(group.model, len(items), longest):
-                return lone
-        return self._engines[group.model]
+    def _plan_if_alone(self, group: _BatchGroup, items: list[TokenizedItem]) -> LonePass:
+        if self._busy or self._waiting or group.unpooled:
+            return _USUAL
+        longest = max(len(item.ids) for item in items)
+        return self._plan_lone_pass(group.model, len(items), longest)
 
     def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: _PassResult) -> None:
         self._busy -= 1

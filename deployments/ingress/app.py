@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
+from deployments.idle_cores import IdleCores
 from deployments.ingress.apis.context import ApiContext, Scrape
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
@@ -31,7 +33,9 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
 )
 
 
-def build_http_app(pipeline: RequestPipeline, scrape_metrics: Scrape) -> HttpApplication:
+def build_http_app(
+    pipeline: RequestPipeline, scrape_metrics: Scrape, idle_cores: IdleCores | None = None
+) -> HttpApplication:
     """Build the application over a pipeline; `scrape_metrics` returns the metrics text."""
     apis = build_apis(ApiContext(pipeline, scrape_metrics))
     return HttpApplication(
@@ -39,6 +43,7 @@ def build_http_app(pipeline: RequestPipeline, scrape_metrics: Scrape) -> HttpApp
         body_bytes=pipeline.admission.body_bytes,
         record_rejection=pipeline.record_rejection,
         lifespan=pipeline.monitor.refreshing,
+        in_flight=idle_cores or nullcontext(),
     )
 
 

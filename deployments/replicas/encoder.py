@@ -31,7 +31,7 @@ from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
-from deployments.tuning.lone_passes import LonePassEngines
+from deployments.tuning.lone_passes import LonePassPlanner
 from deployments.tuning.opening import open_tuned_engine
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -73,9 +73,9 @@ class EncoderReplica:
             for ref in opened
             if any(TASKS[task].needs_vocabulary for task in self._registered[ref].tasks)
         }
-        self._lone_passes = LonePassEngines(
-            {ref: targets[ref] for ref in opened},
-            threads=usable_cores() if device is Device.CPU else 1,
+        self._lone_passes = LonePassPlanner(
+            {ref: targets[ref] for ref in opened if device is Device.CPU},
+            threads=max(usable_cores(), settings.intra_op_threads),
             max_bytes=settings.lone_pass_bytes,
         )
         self._scheduler = BatchScheduler(
@@ -83,7 +83,7 @@ class EncoderReplica:
             BatchSettings(),
             concurrent_passes=settings.concurrent_passes,
             recorder=recorder,
-            find_lone_engine=self._lone_passes.find,
+            plan_lone_pass=self._lone_passes.plan,
         )
         untuned = {ref: targets[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
         self._tuner = BackgroundTuner(

@@ -40,12 +40,20 @@ INLINE_CHARACTERS = 4_000
 class TokenizerReplica:
     """Tokenizes long texts on a thread of its own, so that they never block the event loop."""
 
-    def __init__(self, args: AppArgs, recorder: TokenizeRecorder) -> None:
+    def __init__(
+        self,
+        args: AppArgs,
+        recorder: TokenizeRecorder,
+        *,
+        generative: bool | None = None,
+    ) -> None:
+        """`generative` limits the models to one kind."""
         self._recorder = recorder
         registry = ModelRegistry.of(args)
         self._directories = {model.ref: model.directory for model in registry.open_models()}
         self._tokenizers, self._failed = registry.load_each(
-            lambda model: CachingTokenizer(model.directory, model.manifest.max_tokens)
+            lambda model: CachingTokenizer(model.directory, model.manifest.max_tokens),
+            generative=generative,
         )
         self._inspectors: dict[ModelRef, TokenInspector] = {}  # opened on first use
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")

@@ -1,8 +1,9 @@
-"""Passes that run alone: a second session per model, which uses all cores.
+"""Passes that run alone: on all cores where this is faster, and in place where they are brief.
 
 Under load one thread per pass computes most. A request that is alone on the machine would leave
-the other cores idle, so the batch scheduler gives it these engines where the cost tables show a
-gain. Their memory is bounded by the bytes of the graphs; a graph is opened at its first use.
+the other cores idle, so a model gets a second session, which uses all cores, where the cost tables
+show a gain. The memory of these sessions is bounded by the bytes of the graphs; a graph is opened
+at its first use.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 
+from deployments.batching.scheduler import LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
@@ -24,11 +26,17 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Differences below this are noise of the measurement, or the cost of waking threads.
 MIN_GAIN = 0.1
+# ms of a pass that may block the event loop, which answers nothing meanwhile. Handing a pass to a
+# thread and its result back takes 0.3 ms.
+BRIEF_MS = 5.0
 _CACHED_SHAPES = 4_096
 
 
-class LonePassEngines:
-    """Engines with all cores by model, opened in the background. Use from one event loop.
+_USUAL = LonePass()
+
+
+class LonePassPlanner:
+    """Plans the passes that run alone; opens engines in the background. Use from one event loop.
 
     `targets` are those of the replica's engines with one thread; `max_bytes` bounds the sum of the
     graph files that are opened a second time.
@@ -37,32 +45,28 @@ class LonePassEngines:
     def __init__(
         self, targets: Mapping[ModelRef, TuningTarget], *, threads: int, max_bytes: int
     ) -> None:
-        self._targets = {
-            ref: _with_threads(target, threads)
+        all_cores = {ref: _with_threads(target, threads) for ref, target in targets.items()}
+        self._times = {
+            ref: times
             for ref, target in targets.items()
-            if target.settings.intra_op_threads < threads
+            if (times := _read_times(target, all_cores[ref])) is not None
         }
-        self._gains = {
-            ref: gain
-            for ref, target in self._targets.items()
-            if (gain := _read_gain(targets[ref], target)) is not None
+        self._unopened = {
+            ref: target for ref, target in all_cores.items() if target != targets[ref]
         }
         self._free_bytes = max_bytes
         self._engines: dict[ModelRef, EncoderEngine] = {}
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="lone-passes")
 
-    def find(self, model: ModelRef, items: int, tokens: int) -> EncoderEngine | None:
-        """Return the engine for a lone pass of this shape, or None if one thread is as fast.
-
-        None too while the engine is being opened.
-        """
-        gain = self._gains.get(model)
-        if gain is None or not gain.applies(items, tokens):
-            return None
-        engine = self._engines.get(model)
-        if engine is None and model in self._targets:
-            self._opener.submit(self._open, model, self._targets.pop(model))
-        return engine
+    def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
+        """Plan a lone pass of this shape. While the second session is opened, it is not used."""
+        times = self._times.get(model)
+        if times is None:
+            return _USUAL
+        gains, is_brief = times.at(items, tokens)
+        if gains and model in self._unopened:
+            self._opener.submit(self._open, model, self._unopened.pop(model))
+        return LonePass(self._engines.get(model) if gains else None, is_brief)
 
     def close(self) -> None:
         self._opener.shutdown(cancel_futures=True)
@@ -87,19 +91,20 @@ class LonePassEngines:
         log.info("%s: lone passes use %d threads; graphs of %d bytes", model.id, threads, size)
 
 
-class _Gain:
-    """The measured shapes at which all cores are faster than one thread."""
+class _LoneTimes:
+    """What the cost tables say about lone passes, by shape."""
 
     def __init__(self, one_thread: Mapping[Shape, float], all_cores: Mapping[Shape, float]) -> None:
-        self._is_faster = {
-            shape: all_cores[shape] < one_thread[shape] * (1 - MIN_GAIN)
-            for shape in all_cores.keys() & one_thread.keys()
+        best = {shape: min(ms, all_cores.get(shape, ms)) for shape, ms in one_thread.items()}
+        self._traits = {
+            shape: (best[shape] < ms * (1 - MIN_GAIN), best[shape] <= BRIEF_MS)
+            for shape, ms in one_thread.items()
         }
-        self.is_any = any(self._is_faster.values())
-        self.applies = lru_cache(_CACHED_SHAPES)(self._applies)
+        self.at = lru_cache(_CACHED_SHAPES)(self._at)
 
-    def _applies(self, items: int, tokens: int) -> bool:
-        return self._is_faster[nearest_shape(self._is_faster, items, tokens)]
+    def _at(self, items: int, tokens: int) -> tuple[bool, bool]:
+        """Return whether all cores are faster, and whether the pass is brief."""
+        return self._traits[nearest_shape(self._traits, items, tokens)]
 
 
 def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:
@@ -107,15 +112,15 @@ def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:
     return replace(target, settings=settings)
 
 
-def _read_gain(one_thread: TuningTarget, all_cores: TuningTarget) -> _Gain | None:
-    """Compare the cost tables; None if one is missing or nothing is gained."""
-    tables = read_costs(one_thread), read_costs(all_cores)
-    if tables[0] is None or tables[1] is None:
+def _read_times(one_thread: TuningTarget, all_cores: TuningTarget) -> _LoneTimes | None:
+    """Read the cost tables; None without one for the usual engine."""
+    usual, second = read_costs(one_thread), read_costs(all_cores)
+    if usual is None:
         return None
-    if len({_precisions(table) for table in tables if table is not None}) > 1:
-        return None  # the response must not depend on the load
-    gain = _Gain(_selected_times(tables[0]), _selected_times(tables[1]))
-    return gain if gain.is_any else None
+    # With another precision the answer would depend on the load.
+    is_same = second is not None and _precisions(second) == _precisions(usual)
+    all_cores_ms = _selected_times(second) if second is not None and is_same else {}
+    return _LoneTimes(_selected_times(usual), all_cores_ms)
 
 
 def _precisions(table: CostTable) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -28,12 +28,14 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
+_NOTHING = nullcontext()
 
 
 class HttpApplication:
     """Routes requests, bounds their bodies, and answers errors in the format of the route.
 
-    `record_rejection` gets every error response and its elapsed seconds.
+    `record_rejection` gets every error response and its elapsed seconds. `in_flight` is entered for
+    each request, so many times at once.
     """
 
     # Ray Serve labels its metrics by the route that it finds in these; matching sixty patterns
@@ -47,11 +49,13 @@ class HttpApplication:
         body_bytes: Capacity,
         record_rejection: RecordRejection,
         lifespan: Lifespan,
+        in_flight: AbstractContextManager[object] = _NOTHING,
     ) -> None:
         self.table = table
         self._body_bytes = body_bytes
         self._record_rejection = record_rejection
         self._lifespan = lifespan
+        self._in_flight = in_flight
 
     @property
     def router(self) -> HttpApplication:
@@ -71,8 +75,9 @@ class HttpApplication:
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
         try:
-            response = await self._handle(request, scope)
-            await response(scope, receive, send)
+            with self._in_flight:
+                response = await self._handle(request, scope)
+                await response(scope, receive, send)
         finally:
             body.release()
 

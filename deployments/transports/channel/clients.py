@@ -31,8 +31,16 @@ from deployments.transports.channel.pool import NoChannel, ReplicaPool
 T = TypeVar("T")
 
 
+# Characters of a call that an idle encoder tokenizes itself, in less time than a hop takes.
+LONE_CALL_CHARACTERS = 1_000
+
+
 class ChannelEncoderClient:
-    """An EncoderClient. The tokenizer's answer goes to the encoder unopened."""
+    """An EncoderClient. The tokenizer's answer goes to the encoder unopened.
+
+    A short call that finds an idle encoder goes there at once: it saves one of two hops, and nobody
+    else waits while the encoder tokenizes.
+    """
 
     def __init__(
         self, tokenizers: ReplicaPool, encoders: ReplicaPool, fallback: EncoderClient
@@ -46,12 +54,17 @@ class ChannelEncoderClient:
         characters = sum(count_characters(text) for call in batch.calls for text in call.texts)
         message = codec.encode_call_batch(batch, deadline_s)
         try:
-            tokens = await self._tokenizers.call(
-                Request(Method.TOKENIZE_BATCH, message, characters, deadline_s)
-            )
-            answer = await self._encoders.call(
-                Request(Method.INFER, tokens.message, tokens.cost, deadline_s)
-            )
+            if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica:
+                answer = await self._encoders.call(
+                    Request(Method.TOKENIZE_AND_INFER, message, characters, deadline_s)
+                )
+            else:
+                tokens = await self._tokenizers.call(
+                    Request(Method.TOKENIZE_BATCH, message, characters, deadline_s)
+                )
+                answer = await self._encoders.call(
+                    Request(Method.INFER, tokens.message, tokens.cost, deadline_s)
+                )
         except NoChannel:
             return await self._fallback.infer(batch)
         outcomes = _decode(codec.decode_outcomes, answer.message)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_HANDSHAKE_BYTES = 256
 # As RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH: a micro-batch of 32 documents in windows fits.
 MAX_BODY_BYTES = 1 << 30
@@ -56,6 +56,7 @@ class Method(IntEnum):
     DECODE = 4
     COMPLETE = 5
     STREAM = 6
+    TOKENIZE_AND_INFER = 7  # both in the encoder
 
 
 class CallFrame(NamedTuple):

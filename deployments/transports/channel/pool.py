@@ -94,6 +94,11 @@ class ReplicaPool:
         """Count the replicas that take calls."""
         return sum(connection.is_usable for connection in self.connections())
 
+    @property
+    def has_idle_replica(self) -> bool:
+        """Whether a replica has nothing to do, as far as this side knows."""
+        return any(one.is_usable and one.load == 0 for one in self.connections())
+
     def connections(self) -> list[ClientConnection]:
         """Return the open connections of the listed replicas, also those that drain."""
         peers = self._peers.values()

@@ -51,15 +51,26 @@ def encoder_window(settings: BatchSettings, concurrent_passes: int) -> int:
     return WINDOW_PASSES * concurrent_passes * settings.max_batch_tokens
 
 
-def encoder_service(replica: EncoderReplica, concurrent_passes: int) -> Service:
-    """Costs are tokens without padding."""
+def encoder_service(
+    replica: EncoderReplica, tokenizer: TokenizerReplica, concurrent_passes: int
+) -> Service:
+    """Costs are tokens without padding; characters where the encoder tokenizes itself."""
 
     async def infer(message: memoryview, deadline_s: float) -> Reply:
         batch = codec.decode_tokenized_batch(message, deadline_s)
         return Reply(codec.encode_outcomes(await replica.infer(batch)))
 
-    window = encoder_window(BatchSettings(), concurrent_passes)
-    return Service({Method.INFER: infer}, {}, window)
+    async def tokenize_and_infer(message: memoryview, deadline_s: float) -> Reply:
+        batch = codec.decode_call_batch(message, deadline_s)
+        return Reply(
+            codec.encode_outcomes(await replica.infer(await tokenizer.tokenize_batch(batch)))
+        )
+
+    unary: dict[int, UnaryHandler] = {
+        Method.INFER: infer,
+        Method.TOKENIZE_AND_INFER: tokenize_and_infer,
+    }
+    return Service(unary, {}, encoder_window(BatchSettings(), concurrent_passes))
 
 
 def generator_service(replica: GeneratorReplica) -> Service:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from deployments.batching.scheduler import BatchScheduler
+from deployments.batching.scheduler import BatchScheduler, LonePass
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
@@ -223,16 +223,16 @@ async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
     usual, lone = FakeEngine(held=True), FakeEngine(held=True)
     shapes: list[tuple[int, int]] = []
 
-    def find_lone_engine(model: ModelRef, items: int, tokens: int) -> FakeEngine:
+    def plan(model: ModelRef, items: int, tokens: int) -> LonePass:
         shapes.append((items, tokens))
-        return lone
+        return LonePass(lone)
 
     loop = BatchScheduler(
         {MODEL: usual},
         BatchSettings(),
         concurrent_passes=2,
         recorder=ListRecorder(),
-        find_lone_engine=find_lone_engine,
+        plan_lone_pass=plan,
     )
     first = loop.submit(MODEL, [item(1, 9)], far_deadline())
     await wait_until(lambda: lone.passes == [[1]])
@@ -242,4 +242,30 @@ async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
         engine.release()
     assert [(await call).rows for call in (first, second)] == [[[1]], [[2]]]
     assert shapes == [(1, 9)]
+    await loop.drain()
+
+
+async def test_brief_lone_pass_runs_on_the_event_loop() -> None:
+    threads: list[int] = []
+
+    class Engine(FakeEngine):
+        def run(self, batch: Batch) -> Outputs:
+            threads.append(threading.get_ident())
+            return super().run(batch)
+
+    loop = BatchScheduler(
+        {MODEL: Engine()},
+        BatchSettings(max_batch_items=1),
+        concurrent_passes=2,
+        recorder=ListRecorder(),
+        plan_lone_pass=lambda _model, items, tokens: LonePass(is_brief=items * tokens < 10),
+    )
+    event_loop = threading.get_ident()
+    short = await loop.submit(MODEL, [item(1, 3)], far_deadline())
+    await loop.submit(MODEL, [item(2, 30)], far_deadline())
+    two = [loop.submit(MODEL, [item(marker, 3)], far_deadline()) for marker in (3, 4)]
+    assert [(await call).rows for call in two] == [[3], [4]]
+    assert short.rows == [1]
+    assert threads[0] == event_loop
+    assert event_loop not in threads[1:3], "one is long, the other has company"
     await loop.drain()

@@ -14,6 +14,7 @@ from deployments.transports.channel import client as client_module
 from deployments.transports.channel.client import Request
 from deployments.transports.channel.endpoint import Endpoint, encode_hello
 from deployments.transports.channel.frames import (
+    WIRE_VERSION,
     Frame,
     FrameType,
     Method,
@@ -329,7 +330,7 @@ async def test_client_with_a_wrong_secret_is_refused() -> None:
         pool.close()
 
 
-def hello(version: int = 1) -> bytes:
+def hello(version: int = WIRE_VERSION) -> bytes:
     return version.to_bytes(2, "little") + encode_hello(bytes(32))[2:]
 
 
@@ -342,7 +343,7 @@ def message(kind: FrameType, body: bytes = b"") -> bytes:
     [
         message(FrameType.CALL, encode_call(Method.INFER, 1, 1)),
         message(FrameType.PING),
-        message(FrameType.HELLO, hello(version=2)),
+        message(FrameType.HELLO, hello(version=WIRE_VERSION + 1)),
         message(FrameType.HELLO, b"short"),
         message(FrameType.HELLO, hello()) + message(FrameType.PROOF, bytes(32)),
         message(FrameType.HELLO, hello()) * 2,
@@ -383,9 +384,9 @@ async def test_unknown_method_and_repeated_id_close_the_connection() -> None:
 
 
 def test_endpoint_survives_metadata_and_refuses_other_versions() -> None:
-    endpoint = Endpoint(1, "node", "/tmp/x", "127.0.0.1", 1234, "ab")
+    endpoint = Endpoint(WIRE_VERSION, "node", "/tmp/x", "127.0.0.1", 1234, "ab")
     assert Endpoint.from_metadata(endpoint.to_metadata()) == endpoint
-    assert Endpoint.from_metadata(endpoint._replace(wire=2).to_metadata()) is None
+    assert Endpoint.from_metadata(endpoint._replace(wire=WIRE_VERSION + 1).to_metadata()) is None
     assert Endpoint.from_metadata({}) is None
 
 

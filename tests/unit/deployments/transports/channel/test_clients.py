@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -36,6 +37,7 @@ from deployments.messages import (
 )
 from deployments.tasks.embedding import EmbeddingOptions
 from deployments.transports.channel.clients import (
+    LONE_CALL_CHARACTERS,
     ChannelEncoderClient,
     ChannelGeneratorClient,
     ChannelTokenizerClient,
@@ -65,7 +67,10 @@ def build_call(*texts: str) -> Call:
 class FakeTokenizer:
     """One token per character; the text `too long` fails."""
 
+    batches = 0
+
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
+        self.batches += 1
         calls: list[TokenizedCall | ServeError] = []
         ids: list[int] = []
         for call in batch.calls:
@@ -88,11 +93,16 @@ class FakeTokenizer:
 
 
 class FakeEncoder:
-    """The value of a call is the sum of its token ids."""
+    """The value of a call is the sum of its token ids; `may_answer` holds the answers back."""
 
     missing = 0
 
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
+        await self.may_answer.wait()
         items = iter(batch.items())
         outcomes: list[Outcome] = []
         for call in batch.calls:
@@ -176,7 +186,7 @@ async def pools() -> AsyncIterator[Any]:
         generator: Any = FakeGenerator()
         services = (
             tokenizer_service(tokenizer),
-            encoder_service(encoder, 2),
+            encoder_service(encoder, tokenizer, 2),
             generator_service(generator),
         )
         opened = [await stack.enter_async_context(pool_of(service)) for service in services]
@@ -195,6 +205,37 @@ async def test_infer_returns_results_and_errors_in_order(pools: Any, fallback: F
     assert isinstance(error, InvalidField)
     assert error.field == "inputs"
     assert fallback.calls == []
+
+
+async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) -> None:
+    encoder: Any = FakeEncoder()
+    shared: Any = FakeTokenizer()
+    own: Any = FakeTokenizer()
+    async with (
+        pool_of(tokenizer_service(shared)) as tokenizers,
+        pool_of(encoder_service(encoder, own, 2)) as encoders,
+    ):
+        client = ChannelEncoderClient(tokenizers, encoders, fallback)
+
+        def send(text: str) -> asyncio.Task[list[Outcome]]:
+            return asyncio.create_task(client.infer(CallBatch(KEY, (build_call(text),))))
+
+        await send("a")
+        assert (own.batches, shared.batches) == (1, 0)
+        await send("a" * (LONE_CALL_CHARACTERS + 1))
+        assert (own.batches, shared.batches) == (1, 1), "it is long"
+        encoder.may_answer.clear()
+        first = send("b")
+        await until(lambda: own.batches == 2)
+        second = send("c")
+        await until(lambda: shared.batches == 2)
+        encoder.may_answer.set()
+        answers: Any = await asyncio.gather(first, second)
+        values = [outcome.value.tolist() for (outcome,) in answers]
+        assert values == [[[98.0]], [[99.0]]]
+        assert own.batches == 2, "the encoder was busy"
+        (error,) = await send("too long")
+        assert isinstance(error, InvalidField)
 
 
 async def test_answer_with_too_few_outcomes_is_an_error(pools: Any, fallback: Fallback) -> None:

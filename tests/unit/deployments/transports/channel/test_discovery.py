@@ -13,9 +13,10 @@ from ray.serve.request_router import RequestRouter, RunningReplica
 from deployments.app import Encoder, Generator, Ingress, Tokenizer
 from deployments.transports.channel.directory import DIRECTORY, Directory, Endpoints
 from deployments.transports.channel.endpoint import Endpoint
+from deployments.transports.channel.frames import WIRE_VERSION
 from deployments.transports.channel.router import AnnouncingRouter
 
-ENDPOINT = Endpoint(1, "node", "/tmp/replica.sock", "127.0.0.1", 1, "ab")
+ENDPOINT = Endpoint(WIRE_VERSION, "node", "/tmp/replica.sock", "127.0.0.1", 1, "ab")
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
 
 
