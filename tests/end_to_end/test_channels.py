@@ -21,6 +21,31 @@ from tests.support.ray_cluster import Cluster, wait_for
 PAIRED = ("Tokenizer", "CpuEncoder")
 
 
+def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, Any]) -> None:
+    def has_one_of_each() -> bool:
+        return all(has_channels(cluster, name, 1) for name in PAIRED)
+
+    wait_for(has_one_of_each, 60)
+    paths = [Path(path) for path in count_sockets(cluster.replicas("CpuEncoder"))]
+    assert paths
+    assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in paths)
+    handles = copy.deepcopy(config)
+    handles["applications"][0]["args"]["transport"] = "handle"
+
+    def uses_handles() -> bool:
+        listening = [count_sockets(cluster.replicas(name)) for name in PAIRED]
+        return not any(listening) and embed(cluster, "text").status_code == 200
+
+    try:
+        cluster.deploy(handles)
+        wait_for(uses_handles, 120)
+        assert not any(path.parent.exists() for path in paths)
+    finally:
+        cluster.deploy(config)
+    wait_for(has_one_of_each, 120)
+    assert embed(cluster, "text").status_code == 200
+
+
 @pytest.fixture(scope="module")
 def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The cluster with two tokenizers and two encoders; its config."""
@@ -110,26 +135,3 @@ def test_scaling_down_loses_no_request(cluster: Cluster, paired: dict[str, Any])
         return all(has_channels(cluster, name, 1) for name in PAIRED)
 
     assert set(statuses_during(cluster, lambda: cluster.deploy(fewer), is_smaller)) == {200}
-    cluster.deploy(paired)
-    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 60)
-
-
-def test_transport_handle_opens_no_socket(cluster: Cluster, paired: dict[str, Any]) -> None:
-    paths = [Path(path) for path in count_sockets(cluster.replicas("CpuEncoder"))]
-    assert paths
-    assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in paths)
-    handles = copy.deepcopy(paired)
-    handles["applications"][0]["args"]["transport"] = "handle"
-
-    def uses_handles() -> bool:
-        listening = [count_sockets(cluster.replicas(name)) for name in PAIRED]
-        return not any(listening) and embed(cluster, "text").status_code == 200
-
-    try:
-        cluster.deploy(handles)
-        wait_for(uses_handles, 120)
-        assert not any(path.parent.exists() for path in paths)
-    finally:
-        cluster.deploy(paired)
-    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 120)
-    assert embed(cluster, "text").status_code == 200

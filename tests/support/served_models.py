@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
+from build_artifacts import demo
 from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.pipeline import BuildRequest, build
@@ -90,8 +92,8 @@ def use_one_thread() -> None:
 
 
 def build_demo(index: int) -> None:
-    """Build one demo model as `hundredfold demo` does."""
-    with BuildProgress.on_stderr() as progress:
+    """Build one demo model as `hundredfold demo` does; speed matters to no test."""
+    with patch.object(demo, "_TUNE_SECONDS", 1.0), BuildProgress.on_stderr() as progress:
         build_demo_model(DEMO_MODELS[index], BUILT_STORE, progress)
 
 
