@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,17 +13,6 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "numpy")
 # The instructions that decide which graph is fastest, and how int8 rounds.
 CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
-
-
-def pytest_configure() -> None:
-    """Give each worker a core of its own: threads of several workers would wait for each other.
-
-    Models of tests are tiny, and engines and torch start a busy-waiting thread per usable core.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,17 @@ from tests.support import forked_programs
 from tests.support.shared_exports import SharedExports
 
 
+def pytest_configure() -> None:
+    """Give each worker a core of its own: threads of several workers would wait for each other.
+
+    Models of tests are tiny, and engines and torch start a busy-waiting thread per usable core.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedExports]:
     """Builds export equal models once; tests of `export` itself call it directly."""
