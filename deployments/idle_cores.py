@@ -15,6 +15,8 @@ import asyncio
 import logging
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -72,6 +74,21 @@ class IdleCores:
             os.close(self._descriptor)
             self._descriptor = None
         return self._descriptor is not None
+
+
+@contextmanager
+def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) -> Iterator[None]:
+    """Keep the cores awake within the block, as during requests."""
+    descriptor = _open(device, driver)
+    if descriptor is None:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            os.write(descriptor, _AWAKE)
+        yield
+    finally:
+        os.close(descriptor)  # which withdraws what was written
 
 
 def _open(device: Path, driver: Path) -> int | None:

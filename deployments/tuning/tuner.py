@@ -17,6 +17,7 @@ from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
+from deployments.idle_cores import keep_cores_awake
 from deployments.messages import TokenizedItem
 from deployments.tuning.costs import (
     CostTable,
@@ -231,7 +232,8 @@ def measure_fitting(
 
     All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
-    with open_engines(plan.fit_in_memory(specs), plan.settings) as engines:
+    # Awake, because a pass with two threads is compared with one thread for lone requests.
+    with open_engines(plan.fit_in_memory(specs), plan.settings) as engines, keep_cores_awake():
         costs = measure(
             engines,
             plan.shapes,

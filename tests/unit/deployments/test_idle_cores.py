@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from pathlib import Path
 
 import pytest
 
-from deployments.idle_cores import LINGER_S, IdleCores
+from deployments.idle_cores import LINGER_S, IdleCores, keep_cores_awake
 
 AWAKE, ANY = 0, 2_000_000_000
 
@@ -76,3 +77,12 @@ async def test_device_that_fails_is_left_alone(driver: Path) -> None:
         with cores:
             pass
         await asyncio.sleep(2 * LINGER_S)
+
+
+def test_cores_are_kept_awake_within_a_block(device: Path, driver: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with keep_cores_awake(device, driver):
+        assert written(device) == [AWAKE]
+    assert len(os.listdir("/proc/self/fd")) == descriptors, "closing the device ends it"
+    with keep_cores_awake(Path("/dev/full"), driver), keep_cores_awake(device / "missing", driver):
+        pass
