@@ -133,24 +133,29 @@ class Encoder(_ChannelHooks):
         self._replica = EncoderReplica(args, device, DeferredRecorder(EncoderMetrics()))
         self._replica.start()
         self._passes = args.encoders[device].concurrent_passes
-        tokenizer = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()), generative=False)
-        service = encoder_service(self._replica, tokenizer, self._passes)
+        self._tokenizer = TokenizerReplica(
+            args, DeferredRecorder(TokenizerMetrics()), generative=False
+        )
+        service = encoder_service(self._replica, self._tokenizer, self._passes)
         self._channel = ReplicaChannel(service, args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        settings = EncoderUserConfig.parse(user_config).batching
-        self._replica.configure(settings)
-        self._channel.resize_window(encoder_window(settings, self._passes))
+        settings = EncoderUserConfig.parse(user_config)
+        self._replica.configure(settings.batching)
+        self._tokenizer.configure(settings.tokenizer)
+        self._channel.resize_window(encoder_window(settings.batching, self._passes))
 
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
         return await self._replica.infer(batch)
 
     async def check_health(self) -> None:
         self._channel.check_health()
+        await self._tokenizer.check_health()
         await self._replica.check_health()
 
     async def __del__(self) -> None:
         await self._channel.close()
+        self._tokenizer.close()
         await self._replica.close()
 
 

@@ -162,6 +162,7 @@ class EncoderUserConfig(_Settings):
     """`user_config` of an encoder."""
 
     batching: BatchSettings = BatchSettings()
+    tokenizer: TokenizerUserConfig = TokenizerUserConfig()  # of short calls to an idle encoder
 
 
 # `max_ongoing_requests` of the generators. Their own queue (`max_waiting_requests`) is the limit;

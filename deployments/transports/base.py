@@ -27,7 +27,7 @@ class EncoderClient(Protocol):
     async def infer(self, batch: CallBatch) -> list[Outcome]:
         """Return one outcome per call, in order.
 
-        Raises Overloaded if a queue is full, EngineFailed if the replica was lost twice.
+        Raises Overloaded if a queue is full, EngineFailed if several replicas were lost.
         """
         ...
 

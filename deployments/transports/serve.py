@@ -46,8 +46,8 @@ class ServeEncoderClient:
         self._infer = encoder.infer.options(**PICKLE_OPTIONS)
 
     async def infer(self, batch: CallBatch) -> list[Outcome]:
-        outcomes: list[Outcome] = await retry_once(
-            lambda: self._infer.remote(self._tokenize_batch.remote(batch))
+        outcomes: list[Outcome] = await retry(
+            lambda: self._infer.remote(self._tokenize_batch.remote(batch)), replicas=2
         )
         return outcomes
 
@@ -60,15 +60,13 @@ class ServeTokenizerClient:
         self._decode = tokenizer.decode.options(**PICKLE_OPTIONS)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        outcome: tuple[TextTokens, ...] | ServeError = await retry_once(
+        outcome: tuple[TextTokens, ...] | ServeError = await retry(
             lambda: self._tokenize.remote(request)
         )
         return unwrap(outcome)
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        outcome: tuple[str, ...] | ServeError = await retry_once(
-            lambda: self._decode.remote(request)
-        )
+        outcome: tuple[str, ...] | ServeError = await retry(lambda: self._decode.remote(request))
         return unwrap(outcome)
 
 
@@ -80,7 +78,7 @@ class ServeGeneratorClient:
         self._stream = generator.stream.options(stream=True, **PICKLE_OPTIONS)
 
     async def complete(self, call: GenerationCall) -> Completion:
-        outcome: Completion | ServeError = await retry_once(
+        outcome: Completion | ServeError = await retry(
             lambda: cancel_with_caller(self._complete.remote(call))
         )
         return unwrap(outcome)
@@ -118,19 +116,20 @@ async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
         raise
 
 
-async def retry_once(send: Callable[[], Awaitable[T]]) -> T:
-    """Await `send`; retry once if the replica is lost. All calls are idempotent.
+async def retry(send: Callable[[], Awaitable[T]], replicas: int = 1) -> T:
+    """Await `send`; retry once for each of the `replicas` that may be lost. Calls are idempotent.
 
-    Raises EngineFailed if the replica is lost twice, Overloaded if a queue is full.
+    Raises EngineFailed if more are lost, Overloaded if a queue is full.
     """
+    for _ in range(replicas):
+        try:
+            return await _translate_backpressure(send)
+        except (RayActorError, DeploymentUnavailableError) as exc:
+            log.warning("replica lost, retrying: %s", exc)
     try:
         return await _translate_backpressure(send)
     except (RayActorError, DeploymentUnavailableError) as exc:
-        log.warning("replica lost, retrying once: %s", exc)
-    try:
-        return await _translate_backpressure(send)
-    except (RayActorError, DeploymentUnavailableError) as exc:
-        raise EngineFailed("the replica was lost twice during this request") from exc
+        raise EngineFailed(f"{replicas + 1} replicas were lost during this request") from exc
 
 
 async def _translate_backpressure(send: Callable[[], Awaitable[T]]) -> T:

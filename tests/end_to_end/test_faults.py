@@ -99,7 +99,7 @@ def require_cut_streams_only(scene: Scene) -> None:
     streams = scene.of("stream")
     require_right([one for one in streams if one.started_s > scene.fault_s])
     for one in streams:
-        assert one.is_right or (one.seen.outcome == LOST and one.seen.characters > 0)
+        assert one.is_right or one.seen.outcome == LOST
 
 
 def require_cut_once(scene: Scene, clients: Clients) -> None:

@@ -18,6 +18,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Replicas among which every call is compared; with more, two random ones.
 MAX_COMPARED = 4
+# Replicas that a call may lose: two can end at once, but a call that ends each must not end all.
+MAX_TRIES = 3
 # s between attempts to connect, doubled after each failure.
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -107,21 +109,21 @@ class ReplicaPool:
     async def call(self, request: Request) -> AnswerFrame:
         """Return the answer; if the replica is lost, of another one.
 
-        Raises the replica's ServeError, EngineFailed if two replicas were lost, NoChannel if none
-        is connected.
+        Raises the replica's ServeError, EngineFailed after MAX_TRIES, NoChannel if no replica is
+        connected.
         """
-        for _ in range(2):
+        for _ in range(MAX_TRIES):
             connection = await self._choose()
             try:
                 return await connection.call(request)
             except ReplicaLost:
                 log.warning("%s: a replica was lost during a call", self._name)
-        raise EngineFailed("the replica was lost twice during this request")
+        raise EngineFailed(f"{MAX_TRIES} replicas were lost during this request")
 
     async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the events; a replica that is lost before the first is replaced. See `call`."""
         has_started = False
-        for _ in range(2):
+        for _ in range(MAX_TRIES):
             connection = await self._choose()
             try:
                 async with aclosing(connection.stream(request)) as events:

@@ -81,16 +81,18 @@ async def test_infer_serializes_with_pickle() -> None:
 
 
 @pytest.mark.parametrize("error", [RayActorError, unavailable])
-async def test_infer_retries_a_lost_replica_once(error: Callable[[], Exception]) -> None:
-    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(error(), ANSWERS)
+async def test_infer_survives_a_lost_tokenizer_and_a_lost_encoder(
+    error: Callable[[], Exception],
+) -> None:
+    tokenizer, encoder = FakeHandle("1", "2", "3"), FakeHandle(error(), error(), ANSWERS)
     assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
-    assert len(tokenizer.tokenize_batch.sent) == len(encoder.infer.sent) == 2
+    assert len(tokenizer.tokenize_batch.sent) == len(encoder.infer.sent) == 3
 
 
 @pytest.mark.parametrize("error", [RayActorError, unavailable])
-async def test_infer_fails_when_a_replica_is_lost_twice(error: Callable[[], Exception]) -> None:
-    tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(error(), error())
-    with pytest.raises(EngineFailed, match="lost twice"):
+async def test_infer_fails_when_more_replicas_are_lost(error: Callable[[], Exception]) -> None:
+    tokenizer, encoder = FakeHandle("1", "2", "3"), FakeHandle(error(), error(), error())
+    with pytest.raises(EngineFailed, match="3 replicas were lost"):
         await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
 
 
