@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from deployments.transports.channel.client import LOST_S
 from tests.support.cluster_faults import (
     COMPLETIONS,
     RIGHT,
@@ -137,7 +138,8 @@ def test_stopped_generator_loses_no_request(cluster: Cluster, doubled: dict[str,
     assert doubled
     (victim, _) = cluster.replicas("CpuGenerator")
     try:
-        scene = watch(cluster, 2, victim.suspend)
+        # Longer than a silent replica is waited for: both streams may run in the stopped one.
+        scene = watch(cluster, LOST_S + 3, victim.suspend)
     finally:
         victim.resume()
     require_cut_streams_only(scene)
@@ -222,7 +224,7 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
                 one.resume()
         assert {reply.status_code for reply in replies} == {200}
 
-    scene = watch(cluster, 1, fault, Clients(1, 1, 1, long_streams=1, long_tokens=10_000))
+    scene = watch(cluster, 1, fault, Clients(1, 1, 1, long_streams=1, long_tokens=18_000))
     require_right(scene.of("long stream"))
     require_right(list(scene.observations))
     wait_for(lambda: is_settled(cluster, 1), 60)
