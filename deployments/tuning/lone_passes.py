@@ -64,9 +64,10 @@ class LonePassPlanner:
         if times is None:
             return _USUAL
         gains, is_brief = times.at(items, tokens)
+        engine = self._engines.get(model) if gains else None
         if gains and model in self._unopened:
             self._opener.submit(self._open, model, self._unopened.pop(model))
-        return LonePass(self._engines.get(model) if gains else None, is_brief)
+        return LonePass(engine, is_brief)
 
     def close(self) -> None:
         self._opener.shutdown(cancel_futures=True)
