@@ -1,19 +1,29 @@
 """Constrained decoding: the tokens that a JSON schema or a regular expression allows.
 
 llguidance computes the masks, with limits on time and memory. A grammar that is invalid or too
-complex is rejected as InvalidField with the error of llguidance.
+complex is rejected as InvalidField with the error of llguidance. What it would take too long to
+compile is found in a child process first; see grammar_trials.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import OrderedDict
 from threading import Lock
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidField
+from deployments.generation.grammar_trials import (
+    FULL,
+    GrammarTrials,
+    Trial,
+    TrialLimits,
+    build_matcher,
+)
 from deployments.messages import Grammar
 
 MAX_CHARACTERS = 65_536  # per schema or regular expression
@@ -24,21 +34,19 @@ ANY_OBJECT = '{"type": "object"}'
 WHITESPACE = "[ ]?"
 # `\d` and `\s` match ASCII characters only, which is what programs parse.
 ASCII_CLASSES = "ds"
-# A quarter or less of the defaults, because every sequence of a batch waits for a mask. A mask
-# takes at most about 5 ms, and a grammar of nested counts about 20 MB and 0.5 s.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=300_000,
-    step_lexer_fuel=50_000,
-    step_max_items=20_000,
-    max_lexer_states=20_000,
-    verbose_errors=False,  # verbose errors contain the state of the parser
-)
+# Grammars whose trial is remembered: most clients send the same few schemas.
+MAX_TRIALS = 1_024
+
+
+class GrammarTooCostly(InvalidField):
+    """Compiling the grammar exceeds the limits."""
 
 
 class Constraint:
     """State of one answer in its grammar. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int, memory_bytes: int = 0) -> None:
+        self.memory_bytes = memory_bytes  # as measured when it was compiled
         self._matcher = matcher
         self._vocabulary = vocabulary
 
@@ -80,6 +88,9 @@ class GrammarCompiler:
         self._eos_token_ids = eos_token_ids
         self._tokenizer: LLTokenizer | None = None
         self._lock = Lock()
+        self._trials = GrammarTrials(tokenizer_json, eos_token_ids)
+        # By digest of the source, the latest last.
+        self._results: OrderedDict[tuple[bytes, TrialLimits], Trial | None] = OrderedDict()
 
     def open(self) -> None:
         """Prepare the tokenizer in advance; the first grammar would wait for it otherwise.
@@ -89,24 +100,47 @@ class GrammarCompiler:
         """
         self._get_tokenizer()
 
-    def compile(self, grammar: Grammar) -> Constraint:
-        """Compile a grammar: milliseconds, up to about 1 s for the most complex accepted ones.
+    def close(self) -> None:
+        """End the process of the trials."""
+        self._trials.close()
 
-        Raises InvalidField.
+    def compile(self, grammar: Grammar, limits: TrialLimits = FULL) -> Constraint:
+        """Compile a grammar, at most as long as `limits` allows.
+
+        Raises InvalidField, GrammarTooCostly beyond `limits`, and as GrammarTrials.run.
         """
         if len(grammar.value) > MAX_CHARACTERS:
             raise _invalid_grammar(
                 f"it has {len(grammar.value)} characters; the maximum is {MAX_CHARACTERS}"
             )
-        matcher = LLMatcher(
-            self._get_tokenizer(), _build_source(grammar), log_level=0, limits=LIMITS
-        )
-        constraint = Constraint(matcher, self._vocabulary)
+        tokenizer, source = self._get_tokenizer(), _build_source(grammar)
+        trial = self._try(source, limits)
+        if trial is None:
+            raise GrammarTooCostly(
+                f"`grammar` cannot be used: compiling it takes more than {limits.cpu_s:g} s or "
+                f"{limits.memory_bytes >> 20} MB, which are the limits. Simplify it, for example "
+                "by lower counts and by a smaller `multipleOf`.",
+                field="grammar",
+            )
+        if trial.error is not None:
+            raise _invalid_grammar(trial.error)
+        matcher = build_matcher(tokenizer, source)
         if matcher.is_error():
             raise _invalid_grammar(matcher.get_error())
-        # Some errors appear only with the first mask, which is also the slowest by far.
-        constraint.compute_allowed()
-        return constraint
+        return Constraint(matcher, self._vocabulary, trial.memory_bytes)
+
+    def _try(self, source: str, limits: TrialLimits) -> Trial | None:
+        key = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest(), limits
+        with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return self._results[key]
+        trial = self._trials.run(source, limits)
+        with self._lock:
+            self._results[key] = trial
+            if len(self._results) > MAX_TRIALS:
+                self._results.popitem(last=False)
+        return trial
 
     def _get_tokenizer(self) -> LLTokenizer:
         with self._lock:

@@ -16,12 +16,14 @@ from deployments.errors import EmptyInput, InputTooLong, InvalidField, ManifestI
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
+from deployments.generation.grammar_trials import TrialLimits
 from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.messages import (
     BeamSearchParams,
     Chat,
     GenerationCall,
     GenerationOptions,
+    Grammar,
     Prompt,
     Truncation,
 )
@@ -185,13 +187,12 @@ class RequestPreparer:
         with suppress(InvalidField):
             self._grammars.open()  # takes 0.3 s with the GIL held, so do it before serving
 
-    def compile_grammar(self, call: GenerationCall) -> Constraint | None:
-        """The constraint of a call, None without grammar. Takes up to a second.
+    def compile_grammar(self, grammar: Grammar, limits: TrialLimits) -> Constraint:
+        """Raises as GrammarCompiler.compile."""
+        return self._grammars.compile(grammar, limits)
 
-        Raises InvalidField.
-        """
-        grammar = call.options.grammar
-        return None if grammar is None else self._grammars.compile(grammar)
+    def close(self) -> None:
+        self._grammars.close()
 
     def build_job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
         """The job of a call with its compiled `constraint`.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from deployments.capacity import Capacity
 from deployments.config import LimitSettings
 from deployments.errors import InvalidField, TooManyItems
-from deployments.ingress.capacity import Capacity
 from deployments.ingress.limits import (
     check_count,
     check_prompts,

@@ -10,19 +10,32 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
+from deployments.capacity import Capacity
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
 from deployments.errors import HardwareUnavailable, ServeError
-from deployments.generation.job import Job
+from deployments.generation.grammar import Constraint, GrammarTooCostly
+from deployments.generation.grammar_trials import FULL, QUICK
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
-from deployments.messages import Chunk, Completion, GenerationCall, Started, merge_chunks
+from deployments.messages import (
+    Chunk,
+    Completion,
+    GenerationCall,
+    Grammar,
+    Started,
+    merge_chunks,
+)
 from deployments.records import StepRecorder
 from deployments.registry import ModelRegistry, RegisteredModel, load_error
 
 log = logging.getLogger("ray.serve.hundredfold")
+
+# Bytes of the compiled grammars of all requests. Most take less than one megabyte.
+MAX_GRAMMAR_BYTES = 512 << 20
+QUICK_GRAMMAR_THREADS = 2
 
 
 class StreamBuffer:
@@ -74,10 +87,12 @@ class GeneratorReplica:
         self._settings = SchedulingSettings()
         self._event_loop = asyncio.get_running_loop()
         self._readers: dict[int, StreamBuffer] = {}  # by job number
-        # One thread each: chat templates are not thread-safe, and plain prompts must not wait for
-        # the grammars of other requests.
+        # One thread, because chat templates are not thread-safe. Prompts do not wait for grammars,
+        # nor most grammars for those that take long.
         self._prompt_executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
-        self._grammar_executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._quick_grammars = ThreadPoolExecutor(QUICK_GRAMMAR_THREADS, "grammars")
+        self._long_grammars = ThreadPoolExecutor(1, "long-grammars")
+        self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
         self._models, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
 
     def start(self) -> None:
@@ -129,21 +144,28 @@ class GeneratorReplica:
         model = self._models.get(call.model)
         if model is None:
             raise load_error(call.model, self._failed)
-        job = await self._prepare(model.preparer, call)
-        buffer = StreamBuffer()
-        self._readers[job.number] = buffer
-        try:
-            model.loop.submit(job)
-            yield buffer
-        finally:
-            del self._readers[job.number]
-            model.loop.cancel(job)
-
-    async def _prepare(self, preparer: RequestPreparer, call: GenerationCall) -> Job:
-        run, constraint = self._event_loop.run_in_executor, None
+        constraint = None
         if call.options.grammar is not None:
-            constraint = await run(self._grammar_executor, preparer.compile_grammar, call)
-        return await run(self._prompt_executor, preparer.build_job, call, constraint)
+            constraint = await self._compile(model.preparer, call.options.grammar)
+        with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
+            job = await self._event_loop.run_in_executor(
+                self._prompt_executor, model.preparer.build_job, call, constraint
+            )
+            buffer = StreamBuffer()
+            self._readers[job.number] = buffer
+            try:
+                model.loop.submit(job)
+                yield buffer
+            finally:
+                del self._readers[job.number]
+                model.loop.cancel(job)
+
+    async def _compile(self, preparer: RequestPreparer, grammar: Grammar) -> Constraint:
+        run, compile = self._event_loop.run_in_executor, preparer.compile_grammar
+        try:
+            return await run(self._quick_grammars, compile, grammar, QUICK)
+        except GrammarTooCostly:
+            return await run(self._long_grammars, compile, grammar, FULL)
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
@@ -155,8 +177,10 @@ class GeneratorReplica:
         for model in self._models.values():
             await asyncio.to_thread(model.loop.close)
             model.decoder.close()
-        self._prompt_executor.shutdown()
-        self._grammar_executor.shutdown()
+        for executor in (self._prompt_executor, self._quick_grammars, self._long_grammars):
+            executor.shutdown()
+        for model in self._models.values():
+            model.preparer.close()
 
     def _open(self, model: RegisteredModel) -> _LoadedGenerator:
         candidate = select_candidate(model.manifest, self._device, self._hardware)

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from deployments.capacity import Capacity
 from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
-from deployments.ingress.capacity import Capacity
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT

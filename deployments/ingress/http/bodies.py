@@ -13,9 +13,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.capacity import Capacity
 from deployments.config import LimitSettings
 from deployments.errors import BodyTooLarge, BodyTooSlow, MalformedBody, UnsupportedEncoding
-from deployments.ingress.capacity import Capacity
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 ZLIB_WINDOW = zlib.MAX_WBITS

@@ -59,7 +59,7 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
         far_deadline(),
     )
     preparer = preparation(directory, encoder=encoder)
-    return preparer.build_job(call, preparer.compile_grammar(call)).prompt
+    return preparer.build_job(call, None).prompt
 
 
 def preparation(

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import jsonschema
@@ -52,8 +54,9 @@ LINKED = {
 
 
 @pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
+def compiler() -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)) as opened:
+        yield opened
 
 
 def schema(value: Any) -> Grammar:
@@ -156,8 +159,8 @@ def test_tokens_unknown_to_the_tokenizer_are_never_allowed(compiler: GrammarComp
 
 
 def test_mask_is_cut_to_the_model_vocabulary() -> None:
-    compiler = GrammarCompiler(TOKENIZER.to_str(), KNOWN - 10, ENDS)
-    assert compiler.compile(regex(".*")).compute_allowed().shape == (KNOWN - 10,)
+    with closing(GrammarCompiler(TOKENIZER.to_str(), KNOWN - 10, ENDS)) as compiler:
+        assert compiler.compile(regex(".*")).compute_allowed().shape == (KNOWN - 10,)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +241,8 @@ def test_invalid_grammar_is_rejected_with_the_reason(
         regex("(.*a.{300}b){50}"),
         schema({"type": "string", "pattern": "(.*a.{50}){30}"}),
         schema({"type": "integer", "multipleOf": 982451653}),
+        schema({"type": "integer", "multipleOf": 9999991}),
+        schema({"allOf": [{"type": "integer", "multipleOf": n} for n in (1009, 1013, 1019)]}),
         schema(
             {"properties": {f"p{i}": {"type": "string"} for i in range(1500)}, "type": "object"}
         ),
@@ -267,9 +272,10 @@ def test_tokenizer_without_bytes_is_rejected() -> None:
 
 
 def test_compile_is_thread_safe() -> None:
-    compiler = GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
-    compiler.open()
-    with ThreadPoolExecutor(4) as threads:
+    with (
+        closing(GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)) as compiler,
+        ThreadPoolExecutor(4) as threads,
+    ):
         constraints = list(threads.map(lambda n: compiler.compile(regex(f"1{{{n}}}")), range(1, 9)))
     for n, constraint in enumerate(constraints, start=1):
         for _ in range(n):

@@ -22,10 +22,12 @@ from deployments.errors import (
     EngineLost,
     InputTooLong,
     InvalidField,
+    Overloaded,
     UnknownModel,
     UnknownToken,
 )
 from deployments.generation.grammar import Constraint, GrammarCompiler
+from deployments.generation.grammar_trials import TrialLimits
 from deployments.messages import (
     Chat,
     Chunk,
@@ -47,6 +49,7 @@ from tests.support.fakes import ListRecorder, wait_until
 
 GREEDY = SamplingParams(temperature=0)
 REPLY = "Hi you!"
+OTHER = Grammar("regex", "(a|b)")
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +212,12 @@ async def test_grammar_compilation_does_not_block_other_calls(
     compiling, done = threading.Event(), threading.Event()
     compiled = GrammarCompiler.compile
 
-    def compile_slowly(compiler: GrammarCompiler, grammar: Grammar) -> Constraint:
+    def compile_slowly(
+        compiler: GrammarCompiler, grammar: Grammar, limits: TrialLimits
+    ) -> Constraint:
         compiling.set()
         assert done.wait(20)
-        return compiled(compiler, grammar)
+        return compiled(compiler, grammar, limits)
 
     monkeypatch.setattr(GrammarCompiler, "compile", compile_slowly)
     request = call(refs[DECODER], grammar=Grammar("regex", "yes|no"))
@@ -249,6 +254,40 @@ async def test_invalid_call_returns_its_error(store, refs, prompt, options, erro
         assert isinstance(outcome, error)
         assert outcome.field == field
         assert (await complete(running, call(refs[DECODER]))).text, "the next call succeeds"
+
+
+async def test_costly_grammars_are_rejected_and_others_go_on(store, refs) -> None:
+    costly = [
+        call(refs[DECODER], grammar=Grammar("json_schema", f'{{"multipleOf": {number}}}'))
+        for number in (9999991, 9999973, 9999971)
+    ]
+    simple = call(refs[DECODER], grammar=Grammar("regex", "(yes|no)"))
+    async with replica(store) as running:
+        await complete(running, simple)
+        refused = [asyncio.create_task(running.complete(one)) for one in costly]
+        assert (await complete(running, simple)).text in ("yes", "no")
+        assert (await complete(running, call(refs[DECODER], grammar=OTHER))).text in ("a", "b")
+        assert not any(task.done() for task in refused)
+        for outcome in await asyncio.gather(*refused):
+            assert isinstance(outcome, InvalidField)
+            assert outcome.field == "grammar"
+            assert "takes more than 1 s or 128 MB" in outcome.message
+        again = await running.complete(costly[0])
+        assert isinstance(again, InvalidField), "remembered"
+
+
+async def test_compiled_grammars_share_a_budget(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.generator.MAX_GRAMMAR_BYTES", 1)
+    async with replica(store) as running:
+        outcome = await running.complete(call(refs[DECODER], grammar=OTHER))
+        assert isinstance(outcome, Overloaded)
+        assert "bytes of compiled grammars" in outcome.message
+        await complete(running, call(refs[DECODER]))
+        monkeypatch.undo()
+        await complete(running, call(refs[DECODER], grammar=OTHER))
+        assert running._grammar_bytes.used == 0
 
 
 async def test_truncate_prompt_tokens_keeps_the_last_tokens(store, refs) -> None:

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message
 
+from deployments.capacity import Capacity
 from deployments.errors import ServeError
-from deployments.ingress.capacity import Capacity
 from deployments.ingress.http import router
 from deployments.ingress.http.api import ErrorFormat
 from deployments.ingress.http.application import HttpApplication

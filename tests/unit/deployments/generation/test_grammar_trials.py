@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from llguidance import LLMatcher
+
+from deployments.errors import EngineFailed
+from deployments.generation.grammar_trials import FULL, QUICK, GrammarTrials, Trial, TrialLimits
+from tests.support.fakes import wait_until
+from tests.support.small_tokenizers import byte_level
+
+# Takes minutes and gigabytes without limits, and little of the fuel that llguidance counts.
+COSTLY = LLMatcher.grammar_from_json_schema('{"type": "integer", "multipleOf": 9999991}')
+SIMPLE = LLMatcher.grammar_from_json_schema('{"type": "boolean"}')
+ENDLESS = TrialLimits(cpu_s=100.0, memory_bytes=16 << 30, nice=19)
+
+
+@pytest.fixture
+def trials() -> Iterator[GrammarTrials]:
+    opened = GrammarTrials(byte_level().to_str(), (0,))
+    yield opened
+    opened.close()
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_run_returns_the_memory_or_the_error(trials: GrammarTrials) -> None:
+    trial = trials.run(SIMPLE, QUICK)
+    assert trial is not None
+    assert trial.error is None
+    assert 0 < trial.memory_bytes < 8 << 20
+    faulty = trials.run(LLMatcher.grammar_from_json_schema('{"type": "nonsense"}'), QUICK)
+    assert faulty is not None
+    assert "nonsense" in (faulty.error or "")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [QUICK, FULL, TrialLimits(cpu_s=100.0, memory_bytes=20 << 20)],
+    ids=["quick", "full", "memory"],
+)
+def test_trial_beyond_its_limits_is_killed(trials: GrammarTrials, limits: TrialLimits) -> None:
+    assert trials.run(COSTLY, limits) is None
+    assert isinstance(trials.run(SIMPLE, QUICK), Trial), "the next one runs"
+    (server,) = children()
+    assert server.memory_info().rss < 100 << 20
+
+
+async def test_grammars_compile_while_others_run_without_end(trials: GrammarTrials) -> None:
+    trials.run(SIMPLE, QUICK)
+    with ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(trials.run, COSTLY, ENDLESS) for _ in range(3)]
+        await wait_until(lambda: len(children()) == 4)
+        assert isinstance(trials.run(SIMPLE, QUICK), Trial)
+        assert not any(one.done() for one in running)
+        trials.close()
+        for one in running:
+            with pytest.raises(EngineFailed, match="stopping"):
+                one.result()
+    await wait_until(lambda: not children())
+
+
+async def test_killed_server_is_replaced(trials: GrammarTrials) -> None:
+    trials.run(SIMPLE, QUICK)
+    (server,) = children()
+    server.kill()
+    assert isinstance(trials.run(SIMPLE, QUICK), Trial), "killed between trials"
+    (server,) = children()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(trials.run, COSTLY, TrialLimits(2.0, 16 << 30))
+        await wait_until(lambda: len(children()) == 2)
+        server.kill()
+        assert running.result() is None, "killed amid a trial, which is repeated"
+    (replacement,) = children()
+    assert replacement.pid != server.pid
+
+
+OWNER = """
+import sys, threading, time
+from deployments.generation.grammar_trials import GrammarTrials
+from tests.unit.deployments.generation import test_grammar_trials as tests
+trials = GrammarTrials(tests.byte_level().to_str(), (0,))
+trials.run(tests.SIMPLE, tests.QUICK)
+threading.Thread(target=trials.run, args=(tests.COSTLY, tests.ENDLESS)).start()
+while len(tests.children()) < 2:
+    time.sleep(0.01)
+print(*(child.pid for child in tests.children()), flush=True)
+"""
+
+
+async def test_server_and_trials_end_with_the_process_that_started_them() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        owner.send_signal(signal.SIGKILL)
+    assert len(pids) == 2
+    await wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+def test_process_that_does_not_start_is_an_error(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(EngineFailed, match="ended twice"):
+        trials.run(SIMPLE, QUICK)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(EngineFailed, match="does not start: No such file"):
+        trials.run(SIMPLE, QUICK)
