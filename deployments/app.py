@@ -25,7 +25,7 @@ from deployments.config import (
 )
 from deployments.errors import ServeError
 from deployments.idle_cores import IdleCores
-from deployments.ingress.apis.operations.metrics_text import scrape_ray
+from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
 from deployments.ingress.app import build_http_app
 from deployments.ingress.cluster_state import (
     ENCODER_DEPLOYMENTS,
@@ -76,11 +76,13 @@ from deployments.transports.serve import (
     ServeEncoderClient,
     ServeGeneratorClient,
     ServeTokenizerClient,
+    bind_grpc_to_node,
 )
 
 
-def enable_info_logs() -> None:
-    """Log this project at INFO even if serve_config.yaml silences Ray Serve."""
+def prepare_replica() -> None:
+    """Listen on the node's address only; log at INFO even if the config silences Ray Serve."""
+    bind_grpc_to_node()
     logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
 
 
@@ -100,7 +102,7 @@ class Tokenizer(_ChannelHooks):
     """Deployment of TokenizerReplica."""
 
     def __init__(self, args: AppArgs) -> None:
-        enable_info_logs()
+        prepare_replica()
         self._replica = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
         self._channel = ReplicaChannel(tokenizer_service(self._replica), args.transport)
 
@@ -129,7 +131,7 @@ class Encoder(_ChannelHooks):
     """Deployment of EncoderReplica, once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        enable_info_logs()
+        prepare_replica()
         self._replica = EncoderReplica(args, device, DeferredRecorder(EncoderMetrics()))
         self._replica.start()
         self._passes = args.encoders[device].concurrent_passes
@@ -163,7 +165,7 @@ class Generator(_ChannelHooks):
     """Deployment of GeneratorReplica, once per device."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        enable_info_logs()
+        prepare_replica()
         self._replica = GeneratorReplica(args, device, DeferredRecorder(GeneratorMetrics()))
         self._replica.start()
         self._channel = ReplicaChannel(generator_service(self._replica), args.transport)
@@ -238,7 +240,7 @@ class Ingress:
         encoders: dict[Device, DeploymentHandle],
         generators: dict[Device, DeploymentHandle],
     ) -> None:
-        enable_info_logs()
+        prepare_replica()
         settings = IngressUserConfig()
         app_name = serve.get_replica_context().app_name
         monitor = ClusterMonitor(
@@ -263,7 +265,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
-        return build_http_app(self._pipeline, scrape_ray, self._idle_cores)
+        return build_http_app(self._pipeline, SharedScrape(scrape_ray), self._idle_cores)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

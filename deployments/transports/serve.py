@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import ray
 from ray.exceptions import RayActorError
+from ray.serve._private import replica as serve_replica
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
@@ -32,6 +34,23 @@ T = TypeVar("T")
 # Plain pickle instead of cloudpickle: messages are data, and cloudpickle runs a Python hook for
 # every object.
 PICKLE_OPTIONS = {"request_serialization": "pickle", "response_serialization": "pickle"}
+
+
+def bind_grpc_to_node() -> None:
+    """Let the gRPC server of this replica listen on its node's address only.
+
+    Ray Serve binds it to all interfaces, after the constructor of the deployment, without a
+    setting. The server unpickles what it receives.
+    """
+    address = ray.util.get_node_ip_address()
+    host = f"[{address}]" if ":" in address else address
+    add_port = serve_replica.add_port_to_grpc_server
+
+    def add_port_of_node(server: Any, target: str) -> int:
+        port: int = add_port(server, target.replace("[::]", host))
+        return port
+
+    serve_replica.add_port_to_grpc_server = add_port_of_node
 
 
 class ServeEncoderClient:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import re
+import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from deployments.metrics import PREFIX
@@ -103,11 +104,29 @@ ALIASES = (
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
+MAX_AGE_S = 1.0  # of a scrape; agents themselves collect every few seconds
 # Agents are in the cluster: ignore proxies of the environment.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # Labels of Ray without information about requests. `WorkerId` becomes `replica`, which separates
 # the series of two replicas.
 AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_\w+)="[^"]*",?')
+
+
+class SharedScrape:
+    """Scrapes at most once at a time and once in MAX_AGE_S, for all who ask."""
+
+    def __init__(self, scrape: Callable[[], Awaitable[str]]) -> None:
+        self._scrape = scrape
+        self._lock = asyncio.Lock()
+        self._text = ""
+        self._expires_s = 0.0  # time.monotonic
+
+    async def __call__(self) -> str:
+        async with self._lock:
+            if time.monotonic() >= self._expires_s:
+                self._text = await self._scrape()
+                self._expires_s = time.monotonic() + MAX_AGE_S
+            return self._text
 
 
 async def scrape_ray() -> str:
