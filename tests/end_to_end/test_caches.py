@@ -68,7 +68,7 @@ def test_use_cache_false_computes_again(cluster: Cluster, text: str) -> None:
 def lookups(cluster: Cluster, metric: str, result: str) -> float:
     """How often the embedder's lookups in a cache had that result, as the metrics tell."""
     total = 0.0
-    for line in httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines():
+    for line in cluster.metrics().splitlines():
         name, _, value = line.rpartition(" ")
         if (
             name.startswith(f"hundredfold_{metric}_total{{")

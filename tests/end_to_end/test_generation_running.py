@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import jsonschema
-import psutil
 import pytest
 
 from tests.end_to_end.conftest import ROWS
@@ -69,7 +68,7 @@ async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIt
 
 def active(cluster: Cluster) -> float:
     """Answers of the writer that are being made, as the metrics tell it."""
-    text = httpx.get(f"{cluster.url}/metrics", timeout=30).text
+    text = cluster.metrics()
     found = ACTIVE.findall(text)
     return sum(float(value) for labels, value in found if f'model="{WRITER}"' in labels)
 
@@ -123,19 +122,11 @@ async def test_disconnected_streams_free_their_slots(cluster: Cluster) -> None:
 
 
 async def test_disconnected_requests_free_their_slots(cluster: Cluster) -> None:
-    """Asked at the ingress itself: HAProxy does not tell it that a client has closed its side."""
-    (ingress,) = cluster.replicas("Ingress")
-    (address,) = {
-        f"http://127.0.0.1:{one.laddr.port}"
-        for one in ingress.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN and one.laddr.ip == "127.0.0.1"
-    }
-
     async def impatient(http: httpx.AsyncClient) -> None:
         with pytest.raises(httpx.ReadTimeout):
             await http.post(COMPLETIONS, json=ENDLESS)
 
-    async with httpx.AsyncClient(base_url=address, timeout=3) as http:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=3) as http:
         await asyncio.gather(*(impatient(http) for _ in range(ROWS)))
     assert is_answered(cluster)
     wait_for(lambda: active(cluster) == 0, EXPORT_S)

@@ -122,12 +122,12 @@ def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:
     }
 
     def all_there() -> bool:
-        text = httpx.get(f"{cluster.url}/metrics").text
+        text = cluster.metrics()
         names = {line.partition("{")[0] for line in text.splitlines() if line[:1] != "#"}
         return needed <= names
 
     wait_for(all_there, 40)
-    text = httpx.get(f"{cluster.url}/metrics").text
+    text = cluster.metrics()
     assert f'model="{EMBEDDER}"' in text
     assert "SessionName" not in text
 
@@ -141,19 +141,25 @@ def listening(process: psutil.Process) -> list[Any]:
     return [connection for connection in found if connection.status == psutil.CONN_LISTEN]
 
 
-def test_only_haproxy_and_authenticated_ports_listen_outside_loopback(cluster: Cluster) -> None:
-    open_to_all: dict[str, set[int]] = {}
-    for process in cluster.processes():
+def test_nothing_listens_outside_loopback(cluster: Cluster) -> None:
+    """Not even the port for clients, whose default host is loopback."""
+    launcher = psutil.Process(cluster.launcher.pid)
+    ports: dict[tuple[str, int], str] = {}
+    for process in (launcher, *cluster.processes()):
         for connection in listening(process):
-            outside = connection.laddr and connection.laddr.ip not in (
-                "127.0.0.1",
-                "::ffff:127.0.0.1",
-            )
-            if outside:
-                open_to_all.setdefault(process.name(), set()).add(connection.laddr.port)
-    # HAProxy's status and metrics pages; replicas' gRPC, which asks for Ray's token.
-    assert {name.partition(":")[0] for name in open_to_all} <= {"haproxy", "ray"}
-    assert cluster.port not in open_to_all.get("haproxy", set())
+            host, port = connection.laddr
+            ports[host.removeprefix("::ffff:"), port] = process.name()
+    assert ("127.0.0.1", cluster.port) in ports
+    assert {one: name for one, name in ports.items() if one[0] != "127.0.0.1"} == {}
+
+
+def test_sockets_and_token_are_private(cluster: Cluster) -> None:
+    (haproxy,) = [one for one in cluster.processes() if one.name() == "haproxy"]
+    directory = Path(haproxy.cmdline()[-1]).parent
+    sockets = [path for path in directory.rglob("*") if path.is_socket()]
+    assert len(sockets) >= 3
+    for path in (*sockets, Path.home() / ".ray" / "auth_token"):
+        assert path.stat().st_mode & 0o077 == 0, path
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/"])

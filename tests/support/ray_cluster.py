@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import yaml
 
@@ -81,7 +82,14 @@ class Cluster:
 
     def dashboard(self) -> str:
         """Return the URL of Ray's REST API."""
-        found = re.search(r"dashboard on (\S+)\)", self.said())
+        return self._find_url("dashboard")
+
+    def metrics(self) -> str:
+        """Return the text of `/metrics`, which has a port of its own."""
+        return httpx.get(self._find_url("metrics") + "/metrics", timeout=30).text
+
+    def _find_url(self, port: str) -> str:
+        found = re.search(rf"{port} on ([\d.:]+)", self.said())
         assert found
         return f"http://{found[1]}"
 

@@ -1,0 +1,31 @@
+"""Stands for HAProxy as the child of Serve's actor: `attach.py -db -f CONFIG ...`.
+
+Hands the configuration to the edge, whose HAProxy serves it, and ends with the actor or when a
+later call replaces it. Runs without site packages, because every change of the routes starts it.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Return when the edge closes the connection: 0 after service, 1 if it refused."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    config = arguments[arguments.index("-f") + 1]
+    with socket.socket(socket.AF_UNIX) as edge:
+        edge.connect(os.environ["HUNDREDFOLD_EDGE"])
+        edge.sendall(os.fsencode(config) + b"\n")
+        refusal = b""
+        while chunk := edge.recv(65536):
+            refusal += chunk
+    sys.stderr.write(refusal.decode())
+    return 1 if refusal else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

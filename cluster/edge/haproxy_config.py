@@ -1,0 +1,178 @@
+"""HAProxy's configuration: that of Ray Serve with this project's edge, and one for the start.
+
+Ray Serve generates the whole file from a template without hooks. The routes and servers stay as it
+wrote them; what it cannot be told is edited. An edit that finds nothing raises UnknownTemplate, so
+that a new version of Ray cannot drop it silently.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from deployments.errors import ServeError
+
+RETRY_AFTER_S = 1
+# Status: code and message of the responses that HAProxy writes itself.
+ERRORS: Mapping[int, tuple[str, str]] = {
+    400: ("malformed_request", "the request is not HTTP/1.1, or its head exceeds 15 KB"),
+    404: ("route_not_found", "nothing is served here; `/metrics` has a port of its own"),
+    408: ("request_too_slow", "the request took too long to arrive"),
+    502: ("unavailable", "the server ended while it computed this request; send it again"),
+    503: ("unavailable", "no server is ready; send the request again"),
+    504: ("deadline_exceeded", "the server did not answer in time"),
+}
+RETRYABLE = {502, 503, 504}
+HAPROXY_METRICS_PATH = "/haproxy"  # of the metrics port
+
+
+class UnknownTemplate(ServeError):
+    """Ray Serve's configuration lacks a line that must be edited."""
+
+    code = "unknown_template"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What slow or greedy clients may hold."""
+
+    connections: int = 2048  # open connections per address of a client
+    head_s: float = 10.0  # for the head of a request, and for its first byte
+    # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
+    # afterwards and has limits of its own for the rest.
+    body_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePaths:
+    """What one HAProxy process uses."""
+
+    listener_fd: int  # inherited listening socket
+    admin_socket: Path
+    errors: Mapping[int, Path]  # as `write_errors` returns
+
+
+def write_errors(directory: Path) -> dict[int, Path]:
+    """Write the responses of ERRORS, in the default error format, as HAProxy's error files."""
+    return {status: _write_error(directory, status) for status in ERRORS}
+
+
+def _write_error(directory: Path, status: int) -> Path:
+    code, message = ERRORS[status]
+    body = json.dumps({"error": message, "code": code}, separators=(",", ":"))
+    head = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "cache-control: no-cache",
+        *([f"retry-after: {RETRY_AFTER_S}"] if status in RETRYABLE else []),
+    ]
+    path = directory / f"{status}.http"
+    path.write_bytes("\r\n".join([*head, "", body]).encode())
+    return path
+
+
+def has_routes(text: str) -> bool:
+    """Whether Ray Serve has told HAProxy of an application."""
+    return "\n    use_backend " in text
+
+
+def find_admin_socket(text: str) -> Path:
+    """Return where Ray Serve expects HAProxy's admin socket. Raises UnknownTemplate."""
+    found = re.search(r"^    stats socket (\S+) ", text, re.MULTILINE)
+    if found is None:
+        raise UnknownTemplate("Ray Serve's HAProxy configuration has no line `stats socket`")
+    return Path(found[1])
+
+
+def edit(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
+    """Return Ray Serve's configuration `text` with this project's edge. Raises UnknownTemplate."""
+    metrics = find_metrics_paths(text)
+    edits = (
+        # Nobody listens for logs on this host; the ingress counts and logs requests.
+        (r"^    log \S+ local0 info\n", ""),
+        (
+            r"^    stats socket .*\n",
+            f"    stats socket {paths.admin_socket} mode 600 level admin\n",
+        ),
+        (r"^    errorfile .*\n", ""),
+        (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(paths, limits)),
+        # Metrics of the applications beside HAProxy's own, which move to another path.
+        (r"^(frontend prometheus\n)    bind :(\d+)\n", r"\1    bind 127.0.0.1:\2\n"),
+        (r"prometheus-exporter if { path /metrics }\n", _metrics_rules(text, metrics)),
+        (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
+        (
+            r"^frontend http_frontend\n    bind \S+\n",
+            "frontend http_frontend\n"
+            + _frontend(paths, limits)
+            + _deny(f"if {{ path {metrics} }}"),
+        ),
+        (r"^    http-request return status 404 .*\n", _deny("")),
+    )
+    for pattern, replacement in edits:
+        text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+        if count == 0:
+            raise UnknownTemplate(
+                f"Ray Serve's HAProxy configuration has no line that matches `{pattern}`; "
+                "this version of Ray is not supported"
+            )
+    return text
+
+
+def find_metrics_paths(text: str) -> str:
+    """Return the paths of all applications' metrics in one line. Raises UnknownTemplate."""
+    prefixes = re.findall(r"^    acl is_\S+ path (\S+)$", text, re.MULTILINE)
+    if not prefixes:
+        raise UnknownTemplate("Ray Serve's HAProxy configuration has no line `acl is_… path`")
+    return " ".join(f"{prefix.rstrip('/')}/metrics" for prefix in prefixes)
+
+
+def _metrics_rules(text: str, metrics: str) -> str:
+    """Build the rest of the metrics frontend, with the routes of the applications."""
+    routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
+    routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
+    own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"
+    return own + _deny(f"unless {{ path {metrics} }}") + "".join(routes)
+
+
+def _deny(condition: str) -> str:
+    return f"    http-request deny deny_status 404 {condition}".rstrip() + "\n"
+
+
+def build_starting_config(paths: EdgePaths, limits: ClientLimits) -> str:
+    """Build the configuration until Ray Serve has routes: every request gets 503."""
+    return (
+        "global\n"
+        f"    stats socket {paths.admin_socket} mode 600 level admin\n"
+        "    maxconn 4096\n    nbthread 1\n    hard-stop-after 5s\n"
+        "defaults\n    mode http\n"
+        f"{_defaults(paths, limits)}"
+        "    timeout connect 5s\n    timeout client 30s\n    timeout server 30s\n"
+        "frontend http_frontend\n"
+        f"{_frontend(paths, limits)}"
+        "    default_backend starting\n"
+        "backend starting\n"
+    )
+
+
+def _defaults(paths: EdgePaths, limits: ClientLimits) -> str:
+    errors = [f"    errorfile {status} {path}\n" for status, path in paths.errors.items()]
+    return f"    timeout http-request {_ms(limits.head_s)}\n" + "".join(errors)
+
+
+def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
+    return (
+        f"    bind fd@{paths.listener_fd}\n"
+        "    stick-table type ipv6 size 64k expire 60s store conn_cur\n"
+        "    tcp-request connection track-sc0 src\n"
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {limits.connections} }}\n"
+        f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

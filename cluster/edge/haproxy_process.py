@@ -1,0 +1,114 @@
+"""One HAProxy process on an inherited listening socket."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.errors import ServeError
+
+START_S = 10.0  # until a new process answers on its admin socket
+POLL_S = 0.02
+COMMAND_S = 5.0
+
+
+class EdgeError(ServeError):
+    """HAProxy does not start."""
+
+    code = "edge_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class HaproxyFiles:
+    """Files of one configuration, which successive processes may use."""
+
+    binary: str
+    config: Path
+    admin_socket: Path
+    log: Path  # appended to
+
+
+class HaproxyProcess:
+    """A process that serves. The kernel kills it if the thread that started it ends."""
+
+    def __init__(self, process: Process, files: HaproxyFiles) -> None:
+        self.files = files
+        self._process = process
+
+    @classmethod
+    async def start(cls, files: HaproxyFiles, listener_fd: int) -> HaproxyProcess:
+        """Return when the process serves. Raises EdgeError."""
+        setpriv = shutil.which("setpriv")
+        with_parent = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+        command = [*with_parent, files.binary, "-db", "-f", str(files.config)]
+        with files.log.open("ab") as output:
+            started = cls(
+                await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[listener_fd],
+                    start_new_session=True,  # Ctrl-C reaches the launcher only
+                ),
+                files,
+            )
+        await started._wait_until_serving()
+        return started
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def command(self, line: bytes) -> bytes:
+        """Send one line to the admin socket and return the answer. Raises OSError."""
+        async with asyncio.timeout(COMMAND_S):
+            reader, writer = await asyncio.open_unix_connection(self.files.admin_socket)
+            try:
+                writer.write(line)
+                return await reader.read()
+            finally:
+                writer.close()
+
+    async def wait(self) -> int:
+        """Wait until the process ends and return its exit code."""
+        return await self._process.wait()
+
+    def drain(self) -> None:
+        """Accept no more connections and end with the last request."""
+        self._signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _wait_until_serving(self) -> None:
+        try:
+            async with asyncio.timeout(START_S):
+                while not await self._is_serving():
+                    if self._process.returncode is not None:
+                        raise EdgeError(f"HAProxy ended at its start: {_tail(self.files.log)}")
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            self.kill()
+            raise EdgeError(
+                f"HAProxy did not serve within {START_S:g} s: {_tail(self.files.log)}"
+            ) from error
+
+    async def _is_serving(self) -> bool:
+        """Whether this process, not a predecessor at the same path, answers."""
+        try:
+            return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n")
+        except OSError:
+            return False
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text("utf-8", "replace").splitlines()[-3:])

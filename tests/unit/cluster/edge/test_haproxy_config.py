@@ -1,0 +1,133 @@
+"""Edits of a configuration such as Ray Serve writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.edge.haproxy_config import (
+    ERRORS,
+    ClientLimits,
+    EdgePaths,
+    UnknownTemplate,
+    build_starting_config,
+    edit,
+    find_admin_socket,
+    has_routes,
+    write_errors,
+)
+
+SERVE = """global
+    log 127.0.0.1:514 local0 info
+    stats socket /tmp/haproxy-serve/admin.sock mode 666 level admin expose-fd listeners
+    maxconn 4096
+defaults
+    mode http
+    timeout client 180s
+    errorfile 502 /tmp/500.http
+    errorfile 503 /tmp/500.http
+    errorfile 504 /tmp/500.http
+frontend prometheus
+    bind :9101
+    mode http
+    http-request use-service prometheus-exporter if { path /metrics }
+    no log
+frontend http_frontend
+    bind *:8000
+    acl is_http-app path_beg /app/
+    acl is_http-app path /app
+    use_backend http-app if is_http-app
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found."
+backend http-app
+    server replica 127.0.0.1:30000 check
+listen stats
+  bind *:8404
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> EdgePaths:
+    return EdgePaths(7, tmp_path / "admin-1.sock", write_errors(tmp_path))
+
+
+def test_edit_keeps_routes_and_servers(paths: EdgePaths) -> None:
+    edited = edit(SERVE, paths, ClientLimits())
+    for line in SERVE.splitlines():
+        if "server" in line or "backend" in line or "max" in line or "timeout" in line:
+            assert line in edited.splitlines()
+    assert has_routes(edited)
+
+
+def test_edit_binds_the_listener_and_loopback_only(paths: EdgePaths) -> None:
+    binds = [
+        line.split()[1]
+        for line in edit(SERVE, paths, ClientLimits()).splitlines()
+        if line.strip().startswith("bind ")
+    ]
+    assert binds == ["127.0.0.1:9101", "fd@7", "127.0.0.1:8404"]
+
+
+def test_edit_makes_the_admin_socket_private(paths: EdgePaths) -> None:
+    edited = edit(SERVE, paths, ClientLimits())
+    assert f"stats socket {paths.admin_socket} mode 600 level admin\n" in edited
+    assert "666" not in edited
+    assert "expose-fd" not in edited
+
+
+def test_edit_moves_metrics_to_their_own_port(paths: EdgePaths) -> None:
+    sections = edit(SERVE, paths, ClientLimits()).partition("frontend http_frontend")
+    own, public = sections[0].partition("frontend prometheus")[2], sections[2]
+    assert "prometheus-exporter if { path /haproxy }" in own
+    assert "deny deny_status 404 unless { path /app/metrics }" in own
+    assert own.index("deny") < own.index("use_backend http-app if is_http-app")
+    assert "deny deny_status 404 if { path /app/metrics }" in public
+    assert public.index("deny") < public.index("use_backend")
+
+
+def test_edit_sets_the_limits(paths: EdgePaths) -> None:
+    edited = edit(SERVE, paths, ClientLimits(connections=9, head_s=1.5, body_s=2))
+    assert "timeout http-request 1500ms" in edited
+    assert "sc0_conn_cur gt 9 }" in edited
+    assert "wait-for-body time 2000ms" in edited
+
+
+def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
+    edited = edit(SERVE, paths, ClientLimits())
+    assert "/tmp/500.http" not in edited
+    for status, path in paths.errors.items():
+        assert f"errorfile {status} {path}\n" in edited
+        head, _, body = path.read_bytes().partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        assert lines[0].startswith(f"http/1.1 {status} ")
+        assert f"content-length: {len(body)}" in lines
+        assert ("retry-after: 1" in lines) == (status >= 500)
+        assert json.loads(body)["code"] == ERRORS[status][0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["    bind :9101\n", "  bind *:8404\n", "    bind *:8000\n", "    stats socket", "    acl"],
+)
+def test_edit_of_another_template_is_refused(paths: EdgePaths, line: str) -> None:
+    with pytest.raises(UnknownTemplate):
+        edit(SERVE.replace(line, "    unknown "), paths, ClientLimits())
+
+
+def test_routes_of_a_new_actor_are_missing() -> None:
+    assert has_routes(SERVE)
+    assert not has_routes(SERVE.replace("    use_backend http-app if is_http-app\n", ""))
+
+
+def test_admin_socket_is_found() -> None:
+    assert find_admin_socket(SERVE) == Path("/tmp/haproxy-serve/admin.sock")
+    with pytest.raises(UnknownTemplate):
+        find_admin_socket("global\n")
+
+
+def test_starting_config_has_no_port_but_the_listener(paths: EdgePaths) -> None:
+    text = build_starting_config(paths, ClientLimits())
+    assert [line for line in text.splitlines() if "bind" in line] == ["    bind fd@7"]
