@@ -9,9 +9,7 @@ WORKERS ?= 2
 PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
 PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 
-FAULT_TESTS := tests/end_to_end/test_faults.py
-
-.PHONY: serve test test-fast test-faults lint constraints clean
+.PHONY: serve test test-fast lint constraints clean
 
 # `exec`, so that a signal to make's child reaches the launcher itself.
 serve: .venv/serve-ready
@@ -26,12 +24,7 @@ test-fast: .venv/dev-ready
 test: .venv/dev-ready .venv-clients/ready
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadfile
-	$(BIN)/python -m pytest tests/end_to_end --ignore $(FAULT_TESTS)
-
-# Kills and stops replicas under load. Not part of `test` yet: the load of two tests depends on the
-# speed of the machine.
-test-faults: .venv/dev-ready
-	$(BIN)/python -m pytest $(FAULT_TESTS)
+	$(BIN)/python -m pytest tests/end_to_end
 
 lint: .venv/dev-ready
 	$(BIN)/ruff format --check .

@@ -50,6 +50,8 @@ def quick_config() -> dict[str, Any]:
         generator |= {"kv_slots": ROWS, "max_context_tokens": LONG_CONTEXT, "intra_op_threads": 1}
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
+    for deployment in deployments.values():
+        deployment["health_check_period_s"] = 1  # a replica that died is replaced after the next
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling["policy"]["policy_kwargs"] = {"target_load": 200}  # tokens

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,7 +12,6 @@ import httpx
 import psutil
 import pytest
 
-from deployments.transports.channel.client import LOST_S
 from tests.support.cluster_faults import (
     COMPLETIONS,
     RIGHT,
@@ -22,6 +23,8 @@ from tests.support.cluster_faults import (
     count_sockets,
     has_channels,
     noise,
+    slowed,
+    stopped,
 )
 from tests.support.ray_cluster import Cluster, wait_for
 
@@ -33,19 +36,26 @@ CUT = ("RemoteProtocolError", "ReadError", "500 ")
 
 
 def scaled(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """The config with so many generators and ingress replicas, which waits for cold starts."""
-    fixed = {"min_replicas": count, "max_replicas": count, "downscale_delay_s": 0}
+    """The config with so many generators and ingress replicas, which waits for cold starts.
+
+    One tokenizer and one encoder: the load of the faults may reach what adds a second.
+    """
     return changed(
         config,
-        CpuGenerator={"autoscaling_config": fixed},
+        Tokenizer=fixed(1),
+        CpuEncoder=fixed(1),
+        CpuGenerator=fixed(count),
         Ingress={
             "num_replicas": count,
             "user_config": {"cold_start_wait_s": 25},
-            # s; a stopped ingress is replaced after three checks.
-            "health_check_period_s": 3,
-            "health_check_timeout_s": 3,
+            "health_check_timeout_s": 2,  # a stopped ingress is replaced after three checks
         },
     )
+
+
+def fixed(count: int) -> dict[str, Any]:
+    bounds = {"min_replicas": count, "max_replicas": count, "downscale_delay_s": 0}
+    return {"autoscaling_config": bounds}
 
 
 def updated(config: dict[str, Any]) -> dict[str, Any]:
@@ -81,10 +91,13 @@ def doubled(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]
 
 
 def watch(
-    cluster: Cluster, seconds: float, fault: Callable[[], object], clients: Clients | None = None
+    cluster: Cluster,
+    fault: Callable[[], object],
+    is_over: Callable[[], bool] = lambda: True,
+    clients: Clients | None = None,
 ) -> Scene:
-    """Cause the fault under load; return what the clients saw."""
-    scene = asyncio.run(FaultLoad(cluster, clients or Clients()).run(seconds, fault))
+    """Cause the fault under load; return what the clients saw until it was over, and after."""
+    scene = asyncio.run(FaultLoad(cluster, clients or Clients()).run(fault, is_over))
     print(scene.describe())
     return scene
 
@@ -128,18 +141,21 @@ def test_killed_controller_and_generator_lose_no_request(
         controller.kill()
         victim.kill()
 
-    require_cut_streams_only(watch(cluster, 5, fault))
-    wait_for(lambda: is_settled(cluster, 2), 90)
-    assert find_controller(cluster).pid != controller.pid
+    def are_replaced() -> bool:
+        running = find(cluster, CALLED) | set(cluster.find("ray::ServeController"))
+        return running.isdisjoint({controller, victim}) and is_settled(cluster, 2)
+
+    require_cut_streams_only(watch(cluster, fault, are_replaced))
+    assert find_controller(cluster) != controller
     assert kept < find(cluster, ("Ingress", *CALLED))
 
 
 def test_stopped_generator_loses_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
+    """Clients wait for the stopped generator until the ingress gives it up."""
     assert doubled
     (victim, _) = cluster.replicas("CpuGenerator")
     try:
-        # Longer than a silent replica is waited for: both streams may run in the stopped one.
-        scene = watch(cluster, LOST_S + 3, victim.suspend)
+        scene = watch(cluster, victim.suspend)
     finally:
         victim.resume()
     require_cut_streams_only(scene)
@@ -153,7 +169,7 @@ def test_killed_ingress_cuts_only_requests_in_flight(
     assert doubled
     victim = cluster.replicas("Ingress")[0]
     clients = Clients(embeddings=8)
-    scene = watch(cluster, 2, victim.kill, clients)
+    scene = watch(cluster, victim.kill, clients=clients)
     require_cut_once(scene, clients)
     assert victim not in cluster.replicas("Ingress")
     wait_for(lambda: is_settled(cluster, 2), 60)
@@ -164,19 +180,29 @@ def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) 
     assert doubled
     victim = cluster.replicas("Ingress")[0]
     clients = Clients()
-    scene = watch(cluster, 1, victim.suspend, clients)
+    scene = watch(
+        cluster, victim.suspend, lambda: victim not in cluster.replicas("Ingress"), clients
+    )
     require_cut_once(scene, clients)
     wait_for(lambda: is_settled(cluster, 2), 60)
-    assert victim not in cluster.replicas("Ingress")
 
 
 def test_scaling_down_loses_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    def fault() -> None:
-        cluster.deploy(scaled(doubled, 1))
-        wait_for(lambda: is_settled(cluster, 1), 60)
+    """One of two long streams runs in the generator that ends, and ends before it."""
+    pair = cluster.replicas("CpuGenerator")
+    drained_s = math.inf
 
-    scene = watch(cluster, 1, fault, Clients(long_streams=2, long_tokens=3_000))
+    def fault() -> None:
+        nonlocal drained_s
+        with slowed(pair):
+            cluster.deploy(scaled(doubled, 1))
+            wait_for(lambda: bool(cluster.draining("CpuGenerator")), 60)
+            drained_s = time.monotonic()
+
+    clients = Clients(long_streams=2, long_tokens=3_000)
+    scene = watch(cluster, fault, lambda: is_settled(cluster, 1), clients)
     require_right(list(scene.observations))
+    assert all(one.ended_s > drained_s for one in scene.of("long stream"))
 
 
 def test_killed_lone_replicas_lose_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
@@ -189,8 +215,10 @@ def test_killed_lone_replicas_lose_no_request(cluster: Cluster, doubled: dict[st
         for victim in victims:
             victim.kill()
 
-    require_cut_streams_only(watch(cluster, 3, fault))
-    wait_for(lambda: is_settled(cluster, 1), 60)
+    def are_replaced() -> bool:
+        return victims.isdisjoint(find(cluster, CALLED)) and is_settled(cluster, 1)
+
+    require_cut_streams_only(watch(cluster, fault, are_replaced))
 
 
 def test_rolling_update_loses_no_request_and_finishes_streams(
@@ -211,20 +239,16 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
         return bool(new["Ingress"]) and sockets > 1
 
     def fault() -> None:
-        cluster.deploy(updated(single))
-        wait_for(are_replaced, 90)
-        draining = [one for one in cluster.replicas("CpuGenerator") if one in old["CpuGenerator"]]
-        assert draining, "a long stream still runs"
-        for one in draining:
-            one.suspend()
-        try:
+        with slowed(old["CpuGenerator"]):
+            cluster.deploy(updated(single))
+            wait_for(are_replaced, 90)
+        (draining,) = old["CpuGenerator"]
+        assert draining.pid in cluster.draining("CpuGenerator"), "a long stream still runs"
+        with stopped([draining]):
             replies = [httpx.post(cluster.url + COMPLETIONS, json=noise(3)) for _ in range(4)]
-        finally:
-            for one in draining:
-                one.resume()
         assert {reply.status_code for reply in replies} == {200}
 
-    scene = watch(cluster, 1, fault, Clients(1, 1, 1, long_streams=1, long_tokens=18_000))
+    clients = Clients(1, 1, 1, long_streams=1, long_tokens=6_000)
+    scene = watch(cluster, fault, lambda: is_settled(cluster, 1), clients)
     require_right(scene.of("long stream"))
     require_right(list(scene.observations))
-    wait_for(lambda: is_settled(cluster, 1), 60)

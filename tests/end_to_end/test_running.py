@@ -79,7 +79,7 @@ def test_user_config_is_applied_without_a_restart(cluster: Cluster, config: dict
     user_configs["Ingress"]["batching"]["batch_wait_timeout_s"] = 0.001
     user_configs["Tokenizer"]["cache_bytes"] = 0
     user_configs["CpuEncoder"]["batching"]["max_waiting_items"] = 2
-    cluster.deploy(changed)
+    cluster.deploy_by_command(changed)
     wait_for(lambda: embed(cluster, ["a", "b", "c", "d"]).status_code == 422, 30)
     wait_for(lambda: 429 in crowd_statuses(cluster, ["a", "b", "c"]), 30)
     cluster.deploy(config)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import httpx
 import psutil
 
 from tests.support.cluster_load import embed
-from tests.support.ray_cluster import Cluster
+from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import EMBEDDER, WRITER
 
 COMPLETIONS = "/v1/completions"
@@ -23,8 +25,11 @@ SENTENCES = [f"A sentence of middling length, number {number}." for number in ra
 DONE = "[DONE]"  # ends a stream
 RIGHT = "right"
 WRONG = "wrong"
-START_S = 2.0  # s of load before the fault
 TIMEOUT_S = 60.0  # s without a byte after which a client gives up
+RECOVERY_S = 90.0  # s after a fault
+POLL_S = 0.01
+# s that a slowed process runs and stands still by turns; well below LOST_S.
+RUN_S, STAND_S = 0.05, 0.5
 TOLERANCE = 1e-3  # of an embedding in other company
 
 
@@ -71,7 +76,11 @@ class Clients:
 
     @property
     def count(self) -> int:
-        return self.embeddings + self.completions + self.streams + self.long_streams
+        return self.embeddings + self.completions + self.stream_count
+
+    @property
+    def stream_count(self) -> int:
+        return self.streams + self.long_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,35 +116,45 @@ class FaultLoad:
         body = noise(clients.tokens)
         reply = httpx.post(cluster.url + COMPLETIONS, json=body, timeout=60)
         self._text: str = reply.json()["choices"][0]["text"]
+        self._answered = 0  # clients that have had an answer
+        self._open_streams = 0  # streams whose text has begun
 
-    async def run(self, seconds: float, fault: Callable[[], object]) -> Scene:
-        """Cause the fault START_S after the load began, and send for `seconds` more.
+    async def run(self, fault: Callable[[], object], is_over: Callable[[], bool]) -> Scene:
+        """Cause the fault when each client has had an answer and each stream is under way.
 
-        The requests that are then in flight are awaited.
+        Clients send until `is_over` holds, and then once more: each sends after the fault.
         """
-        stop = asyncio.Event()
+        over = asyncio.Event()
         senders = {
             "embedding": (self._embed, self._clients.embeddings),
             "completion": (self._complete, self._clients.completions),
             "stream": (self._stream, self._clients.streams),
         }
-        async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_S) as http:
+        async with (
+            httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_S) as http,
+            asyncio.TaskGroup() as group,
+        ):
             tasks = [
-                asyncio.create_task(self._repeat(http, kind, send, stop))
+                group.create_task(self._repeat(http, kind, send, over))
                 for kind, (send, count) in senders.items()
                 for _ in range(count)
             ]
             tasks += [
-                asyncio.create_task(self._observe(http, "long stream", self._stream_long))
+                group.create_task(self._observe(http, "long stream", self._stream_long))
                 for _ in range(self._clients.long_streams)
             ]
-            await asyncio.sleep(START_S)
+            async with asyncio.timeout(TIMEOUT_S):
+                while not self._is_under_way():
+                    await asyncio.sleep(POLL_S)
             await asyncio.to_thread(fault)
             fault_s = time.monotonic()
-            await asyncio.sleep(seconds)
-            stop.set()
-            observations = await asyncio.gather(*tasks)
-        return Scene(tuple(one for many in observations for one in many), fault_s)
+            await asyncio.to_thread(wait_for, is_over, RECOVERY_S)
+            over.set()
+        return Scene(tuple(one for task in tasks for one in task.result()), fault_s)
+
+    def _is_under_way(self) -> bool:
+        has_answers = self._answered == self._clients.count - self._clients.long_streams
+        return has_answers and self._open_streams == self._clients.stream_count
 
     async def _observe(self, http: httpx.AsyncClient, kind: str, send: Send) -> list[Observation]:
         started_s = time.monotonic()
@@ -146,12 +165,13 @@ class FaultLoad:
         return [Observation(kind, seen, started_s, time.monotonic())]
 
     async def _repeat(
-        self, http: httpx.AsyncClient, kind: str, send: Send, stop: asyncio.Event
+        self, http: httpx.AsyncClient, kind: str, send: Send, over: asyncio.Event
     ) -> list[Observation]:
-        observations: list[Observation] = []
-        while not stop.is_set():
+        observations = await self._observe(http, kind, send)
+        self._answered += 1
+        while not over.is_set():
             observations += await self._observe(http, kind, send)
-        return observations
+        return observations + await self._observe(http, kind, send)
 
     async def _embed(self, http: httpx.AsyncClient) -> Seen:
         body = {"inputs": SENTENCES, "options": {"use_cache": False}}
@@ -196,9 +216,13 @@ class FaultLoad:
                     event = json.loads(data)
                     if "error" in event:
                         return text, event["error"]["code"]
+                    had_text = bool(text)
                     text += event["choices"][0]["text"]
+                    self._open_streams += bool(text) - had_text
         except httpx.HTTPError as error:
             return text, type(error).__name__
+        finally:
+            self._open_streams -= bool(text)
         return text, "no end"
 
     def _compare(self, text: str) -> Seen:
@@ -237,14 +261,44 @@ def count_sockets(replicas: Iterable[psutil.Process]) -> Counter[str]:
     )
 
 
-def are_connected(replicas: Iterable[psutil.Process], count: int, clients: int = 1) -> bool:
-    """Whether there are `count` replicas, each with a connection from every ingress replica."""
+def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1) -> bool:
+    """Whether `count` replicas run, each with a connection from every ingress replica."""
+    replicas = cluster.replicas(deployment)
     try:
         sockets = count_sockets(replicas)
     except psutil.Error:  # a replica has just ended
         return False
-    return list(sockets.values()) == [1 + clients] * count
+    return len(replicas) == count and list(sockets.values()) == [1 + clients] * count
 
 
-def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1) -> bool:
-    return are_connected(cluster.replicas(deployment), count, clients)
+@contextmanager
+def slowed(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """Let the processes run a tenth of the time: their streams outlast what the block waits for."""
+    ended = threading.Event()
+
+    def alternate() -> None:
+        while not ended.wait(RUN_S):
+            with stopped(processes):
+                ended.wait(STAND_S)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def stopped(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """Suspend the processes; one that has ended is left out."""
+    try:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()

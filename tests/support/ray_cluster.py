@@ -94,10 +94,31 @@ class Cluster:
         return f"http://{found[1]}"
 
     def deploy(self, config: dict[str, Any]) -> None:
+        """Apply another config with the same port, as `serve deploy` does but without its start."""
+        self._call_serve("PUT", self._with_port(config))
+
+    def draining(self, deployment: str) -> set[int]:
+        """Return the ids of the processes whose replicas Serve has asked to end."""
+        details = self._call_serve("GET").json()["applications"]["hundredfold"]["deployments"]
+        replicas = details[deployment]["replicas"]
+        return {replica["pid"] for replica in replicas if replica["state"] == "STOPPING"}
+
+    def _call_serve(self, method: str, config: dict[str, Any] | None = None) -> httpx.Response:
+        """Call Serve's REST API, which asks for Ray's token."""
+        reply = httpx.request(
+            method,
+            f"{self.dashboard()}/api/serve/applications/",
+            json=config,
+            headers={"Authorization": f"Bearer {read_token()}"},
+            timeout=30,
+        )
+        assert reply.status_code == 200, reply.text
+        return reply
+
+    def deploy_by_command(self, config: dict[str, Any]) -> None:
         """Run `serve deploy` with another config and the same port."""
-        config = {**config, "http_options": {**config["http_options"], "port": self.port}}
         path = self.config.with_name("deployed.yaml")
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        path.write_text(yaml.safe_dump(self._with_port(config), sort_keys=False))
         serve = Path(sys.executable).with_name("serve")
         subprocess.run(
             [serve, "deploy", "-a", self.dashboard(), path],
@@ -105,6 +126,9 @@ class Cluster:
             capture_output=True,
             env={**self._environment, "RAY_AUTH_MODE": "token"},
         )
+
+    def _with_port(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, "http_options": {**config["http_options"], "port": self.port}}
 
     def processes(self) -> list[psutil.Process]:
         """Return the live processes of the two sessions of the launcher."""
@@ -117,6 +141,12 @@ class Cluster:
     def find(self, title: str) -> list[psutil.Process]:
         """Return the live processes whose command line starts with `title`."""
         return [p for p in self.processes() if read_title(p).startswith(title)]
+
+
+def read_token() -> str:
+    """Return Ray's token, which the start of a cluster creates."""
+    path = Path.home() / ".ray" / "auth_token"
+    return os.environ.get("RAY_AUTH_TOKEN") or path.read_text().strip()
 
 
 def find_session(process: psutil.Process) -> int | None:

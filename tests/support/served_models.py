@@ -17,6 +17,7 @@ from build_artifacts import demo
 from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.search import screening
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import default_store
@@ -93,7 +94,11 @@ def use_one_thread() -> None:
 
 def build_demo(index: int) -> None:
     """Build one demo model as `hundredfold demo` does; speed matters to no test."""
-    with patch.object(demo, "_TUNE_SECONDS", 1.0), BuildProgress.on_stderr() as progress:
+    with (
+        patch.object(demo, "_TUNE_SECONDS", 1.0),
+        patch.object(screening, "_SECONDS", 1.0),
+        BuildProgress.on_stderr() as progress,
+    ):
         build_demo_model(DEMO_MODELS[index], BUILT_STORE, progress)
 
 
