@@ -150,10 +150,12 @@ def read_serve_status(app_name: str) -> ClusterSnapshot:
     from ray import serve
     from ray.serve.schema import ReplicaState
 
+    # Replicas that take a new `user_config`, or that a new controller finds, serve too.
+    serving = (ReplicaState.RUNNING, ReplicaState.UPDATING, ReplicaState.RECOVERING)
     app = serve.status().applications.get(app_name)
     deployments = {} if app is None else app.deployments
     running = {
-        name: status.replica_states.get(ReplicaState.RUNNING, 0)
+        name: sum(status.replica_states.get(state, 0) for state in serving)
         for name, status in deployments.items()
     }
     failing = frozenset(

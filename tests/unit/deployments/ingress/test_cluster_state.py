@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
-from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot, DeploymentState
+from deployments.ingress.cluster_state import (
+    ClusterMonitor,
+    ClusterSnapshot,
+    DeploymentState,
+    read_serve_status,
+)
 from tests.support.fakes import TIMEOUT_S, wait_until
 
 ALL = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
@@ -127,3 +133,15 @@ async def test_hanging_controller_does_not_block_requests(monkeypatch: pytest.Mo
     held.set()
     await monitor.refresh()
     assert monitor.states[Device.CPU].running == 1
+
+
+def test_replicas_that_take_a_config_or_are_found_again_count_as_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {"RUNNING": 1, "UPDATING": 1, "RECOVERING": 1, "STARTING": 1, "STOPPING": 1}
+    deployment = SimpleNamespace(replica_states=states, status="UPDATING")
+    app = SimpleNamespace(deployments={"CpuEncoder": deployment})
+    status = SimpleNamespace(applications={"hundredfold": app})
+    monkeypatch.setattr("ray.serve.status", lambda: status)
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    assert read_serve_status("hundredfold") == ClusterSnapshot({"CpuEncoder": 3})
