@@ -95,6 +95,7 @@ class LimitSettings(_Settings):
 
     body_bytes: int = Field(2_000_000, ge=1)  # as sent, and after decompression
     body_timeout_s: float = Field(20.0, gt=0)
+    body_bytes_per_s: int = Field(10_000, ge=1)  # on average, after 3 s
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
     request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts once per use

@@ -115,7 +115,7 @@ class MethodNotAllowed(ServeError):
 
 
 class BodyTooSlow(ServeError):
-    """The body did not arrive within `limits.body_timeout_s`."""
+    """The body arrived slower than `limits.body_timeout_s` or `body_bytes_per_s` allow."""
 
     status, code = 408, "body_too_slow"
 

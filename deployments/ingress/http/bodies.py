@@ -97,6 +97,7 @@ def detect_deflate_window(start: bytes) -> int:
     return ZLIB_WINDOW if has_header else RAW_WINDOW
 
 
+GRACE_S = 3.0  # s before `body_bytes_per_s` counts
 SCOPE_KEY = "hundredfold.body_reservation"
 
 
@@ -188,20 +189,24 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.body_bytes):
         raise _body_too_large(limits)
     try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            return await _collect(request, limits)
+        async with asyncio.timeout(limits.body_timeout_s) as timer:
+            return await _collect(request, limits, timer)
     except TimeoutError as exc:
         raise BodyTooSlow(
-            f"the body took more than {limits.body_timeout_s:g} s to arrive", field="body"
+            f"the body took more than {limits.body_timeout_s:g} s to arrive, or less than "
+            f"{limits.body_bytes_per_s} bytes arrived per second",
+            field="body",
         ) from exc
 
 
-async def _collect(request: Request, limits: LimitSettings) -> bytes:
+async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeout) -> bytes:
     reservation: BodyReservation = request.scope[SCOPE_KEY]
     decoder = select_decoder(request.headers.get("content-encoding", ""))
     chunks: list[bytes] = []
     received = size = 0
     more = True
+    latest_s = timer.when() or 0.0
+    grace_ends_s = latest_s - limits.body_timeout_s + GRACE_S
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -216,6 +221,8 @@ async def _collect(request: Request, limits: LimitSettings) -> bytes:
             raise _body_too_large(limits)
         reservation.reserve(len(plain))
         chunks.append(plain)
+        if more:
+            timer.reschedule(min(latest_s, grace_ends_s + received / limits.body_bytes_per_s))
     decoder.finish()
     return b"".join(chunks)
 

@@ -159,6 +159,25 @@ async def test_slow_body_ends_with_408(tiny_store: Path) -> None:
     assert openai.headers["x-should-retry"] == "false"
 
 
+async def test_body_below_the_minimum_rate_ends_with_408(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.ingress.http.bodies.GRACE_S", 0.1)
+    limits = LimitSettings(body_timeout_s=1_000, body_bytes_per_s=100)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        for letter in BODY:
+            yield bytes([letter])
+            await asyncio.sleep(0.05)
+
+    async with InProcess(tiny_store, settings=IngressUserConfig(limits=limits)).client() as http:
+        slow = await http.post(EMBED, content=trickle())
+        quick = await http.post(EMBED, content=BODY)
+    assert (slow.status_code, slow.json()["code"]) == (408, "body_too_slow")
+    assert "100 bytes" in slow.json()["error"]
+    assert quick.status_code == 200
+
+
 async def test_concurrent_body_bytes_are_limited_and_released(tiny_store: Path) -> None:
     patient = IngressUserConfig(
         limits=LimitSettings(body_bytes=2_000, body_timeout_s=5, inflight_body_bytes=3_000)
