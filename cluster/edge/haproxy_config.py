@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -40,7 +40,7 @@ class UnknownTemplate(ServeError):
 class ClientLimits:
     """What slow or greedy clients may hold."""
 
-    connections: int = 2048  # open connections per address of a client
+    connections: int = 2048  # open connections per address of a client; on one host only
     head_s: float = 10.0  # for the head of a request, and for its first byte
     # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
     # afterwards and has limits of its own for the rest.
@@ -89,30 +89,40 @@ def find_admin_socket(text: str) -> Path:
     return Path(found[1])
 
 
-def edit(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
-    """Return Ray Serve's configuration `text` with this project's edge. Raises UnknownTemplate."""
+def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
+    """Return Ray Serve's configuration with JSON errors and limits. Raises UnknownTemplate."""
+    edits = (
+        (r"^    errorfile .*\n", ""),
+        (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
+        (r"^(frontend http_frontend\n    bind \S+\n)", r"\1" + _wait_for_body(limits)),
+        (r"^    http-request return status 404 .*\n", _deny("")),
+    )
+    return _apply(edits, text)
+
+
+def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
+    """As `edit`, for the edge of one host.
+
+    It inherits the port for clients, and all else is on loopback or private. The applications'
+    metrics are beside HAProxy's own, which move to another path. Raises UnknownTemplate.
+    """
     metrics = find_metrics_paths(text)
     edits = (
         # Nobody listens for logs on this host; the ingress counts and logs requests.
         (r"^    log \S+ local0 info\n", ""),
-        (
-            r"^    stats socket .*\n",
-            f"    stats socket {paths.admin_socket} mode 600 level admin\n",
-        ),
-        (r"^    errorfile .*\n", ""),
-        (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(paths, limits)),
-        # Metrics of the applications beside HAProxy's own, which move to another path.
+        (r"^    stats socket .*\n", _admin_socket(paths)),
         (r"^(frontend prometheus\n)    bind :(\d+)\n", r"\1    bind 127.0.0.1:\2\n"),
         (r"prometheus-exporter if { path /metrics }\n", _metrics_rules(text, metrics)),
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
         (
             r"^frontend http_frontend\n    bind \S+\n",
-            "frontend http_frontend\n"
-            + _frontend(paths, limits)
-            + _deny(f"if {{ path {metrics} }}"),
+            _frontend(paths, limits) + _deny(f"if {{ path {metrics} }}"),
         ),
-        (r"^    http-request return status 404 .*\n", _deny("")),
     )
+    return edit(_apply(edits, text), paths.errors, limits)
+
+
+def _apply(edits: Iterable[tuple[str, str]], text: str) -> str:
     for pattern, replacement in edits:
         text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
         if count == 0:
@@ -146,32 +156,37 @@ def _deny(condition: str) -> str:
 def build_starting_config(paths: EdgePaths, limits: ClientLimits) -> str:
     """Build the configuration until Ray Serve has routes: every request gets 503."""
     return (
-        "global\n"
-        f"    stats socket {paths.admin_socket} mode 600 level admin\n"
+        f"global\n{_admin_socket(paths)}"
         "    maxconn 4096\n    nbthread 1\n    hard-stop-after 5s\n"
-        "defaults\n    mode http\n"
-        f"{_defaults(paths, limits)}"
+        f"defaults\n    mode http\n{_defaults(paths.errors, limits)}"
         "    timeout connect 5s\n    timeout client 30s\n    timeout server 30s\n"
-        "frontend http_frontend\n"
         f"{_frontend(paths, limits)}"
         "    default_backend starting\n"
         "backend starting\n"
     )
 
 
-def _defaults(paths: EdgePaths, limits: ClientLimits) -> str:
-    errors = [f"    errorfile {status} {path}\n" for status, path in paths.errors.items()]
-    return f"    timeout http-request {_ms(limits.head_s)}\n" + "".join(errors)
+def _admin_socket(paths: EdgePaths) -> str:
+    return f"    stats socket {paths.admin_socket} mode 600 level admin\n"
+
+
+def _defaults(errors: Mapping[int, Path], limits: ClientLimits) -> str:
+    files = [f"    errorfile {status} {path}\n" for status, path in errors.items()]
+    return f"    timeout http-request {_ms(limits.head_s)}\n" + "".join(files)
 
 
 def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
     return (
+        "frontend http_frontend\n"
         f"    bind fd@{paths.listener_fd}\n"
         "    stick-table type ipv6 size 64k expire 60s store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {limits.connections} }}\n"
-        f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
     )
+
+
+def _wait_for_body(limits: ClientLimits) -> str:
+    return f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
 
 
 def _ms(seconds: float) -> str:

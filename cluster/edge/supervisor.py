@@ -26,7 +26,7 @@ from cluster.edge.haproxy_config import (
     ClientLimits,
     EdgePaths,
     build_starting_config,
-    edit,
+    edit_for_host,
     find_admin_socket,
     has_routes,
     write_errors,
@@ -142,7 +142,7 @@ class Edge:
 
     async def _apply(self, text: str) -> None:
         if has_routes(text) and text != self._routes:
-            await self._replace(lambda paths: edit(text, paths, self._limits))
+            await self._replace(lambda paths: edit_for_host(text, paths, self._limits))
             self._routes = text
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

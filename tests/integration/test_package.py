@@ -61,6 +61,11 @@ def test_wheel_contains_every_tracked_file_of_the_packages(wheel: Path) -> None:
     assert not [name for name in contents if name.startswith("tests/")]
 
 
+def test_wrapper_of_haproxy_is_executable(wheel: Path) -> None:
+    mode = zipfile.ZipFile(wheel).getinfo("cluster/edge/haproxy-wrapper.sh").external_attr >> 16
+    assert mode & 0o111 == 0o111
+
+
 def test_wheel_contains_the_serve_config_and_the_licences(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     expected = (REPOSITORY / "serve_config.yaml").read_bytes()

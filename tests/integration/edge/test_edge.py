@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.edge_harness import EdgeHarness, run_harness
-from tests.support.ray_cluster import wait_for
+from cluster.local import LocalPorts, local_environment
+from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
+from tests.support.ray_cluster import free_port, wait_for
 
 
 @pytest.fixture
@@ -106,12 +108,32 @@ def test_sockets_are_private_and_on_loopback(edge: EdgeHarness, directory: Path)
 
 
 def test_metrics_have_a_port_of_their_own(edge: EdgeHarness) -> None:
-    own = f"http://127.0.0.1:{edge.metrics_port}"
+    own = f"http://127.0.0.1:{edge.ports.metrics}"
     assert httpx.get(f"{own}/metrics").text == "/metrics"  # of the replica
     assert "haproxy_process_nbproc" in httpx.get(f"{own}/haproxy").text
     for url in (f"{own}/models", f"{own}/", f"{edge.url}/metrics"):
         reply = httpx.get(url)
         assert (reply.status_code, reply.json()["code"]) == (404, "route_not_found")
+
+
+async def test_wrapper_without_an_edge_edits_the_configuration(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = local_environment()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    wrapper = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    monkeypatch.setattr("ray.serve._private.haproxy.RAY_SERVE_HAPROXY_BINARY_PATH", wrapper)
+    port = free_port()
+    manager = build_manager(directory, port, LocalPorts.choose(reserved=port))
+    set_routes(manager, 1)
+    await manager.start()
+    try:
+        reply = await asyncio.to_thread(httpx.post, f"http://127.0.0.1:{port}/", content=b"text")
+        assert (reply.status_code, reply.json()["code"]) == (503, "unavailable")
+        await manager.reload()
+    finally:
+        await manager.stop()
 
 
 def test_stopped_edge_closes_the_port(directory: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ def read_all(peer: socket.socket) -> bytes:
     return received
 
 
+def has_seen_slow(edge: EdgeHarness, count: int) -> bool:
+    return edge.backend.seen.count("/slow") >= count
+
+
 def is_reset(edge: EdgeHarness) -> bool:
     """Whether HAProxy resets a new connection at once."""
     try:
@@ -65,9 +70,10 @@ def test_idle_connection_is_closed(edge: EdgeHarness) -> None:
 
 def test_connections_of_one_address_are_limited(edge: EdgeHarness) -> None:
     with ExitStack() as stack:
-        for _ in range(LIMITS.connections):
+        for number in range(1, LIMITS.connections + 1):
             held = stack.enter_context(connect(edge))
             held.sendall(HEAD.replace(b"/echo", b"/slow") + b"\r\ntext")
+            wait_for(partial(has_seen_slow, edge, number), 5)
         assert is_reset(edge)
     wait_for(lambda: edge.post().status_code == 200, 5)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from cluster.edge import edit_file
 from cluster.edge.haproxy_config import (
     ERRORS,
     ClientLimits,
     EdgePaths,
     UnknownTemplate,
     build_starting_config,
-    edit,
+    edit_for_host,
     find_admin_socket,
     has_routes,
     write_errors,
@@ -55,7 +56,7 @@ def paths(tmp_path: Path) -> EdgePaths:
 
 
 def test_edit_keeps_routes_and_servers(paths: EdgePaths) -> None:
-    edited = edit(SERVE, paths, ClientLimits())
+    edited = edit_for_host(SERVE, paths, ClientLimits())
     for line in SERVE.splitlines():
         if "server" in line or "backend" in line or "max" in line or "timeout" in line:
             assert line in edited.splitlines()
@@ -65,21 +66,21 @@ def test_edit_keeps_routes_and_servers(paths: EdgePaths) -> None:
 def test_edit_binds_the_listener_and_loopback_only(paths: EdgePaths) -> None:
     binds = [
         line.split()[1]
-        for line in edit(SERVE, paths, ClientLimits()).splitlines()
+        for line in edit_for_host(SERVE, paths, ClientLimits()).splitlines()
         if line.strip().startswith("bind ")
     ]
     assert binds == ["127.0.0.1:9101", "fd@7", "127.0.0.1:8404"]
 
 
 def test_edit_makes_the_admin_socket_private(paths: EdgePaths) -> None:
-    edited = edit(SERVE, paths, ClientLimits())
+    edited = edit_for_host(SERVE, paths, ClientLimits())
     assert f"stats socket {paths.admin_socket} mode 600 level admin\n" in edited
     assert "666" not in edited
     assert "expose-fd" not in edited
 
 
 def test_edit_moves_metrics_to_their_own_port(paths: EdgePaths) -> None:
-    sections = edit(SERVE, paths, ClientLimits()).partition("frontend http_frontend")
+    sections = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")
     own, public = sections[0].partition("frontend prometheus")[2], sections[2]
     assert "prometheus-exporter if { path /haproxy }" in own
     assert "deny deny_status 404 unless { path /app/metrics }" in own
@@ -89,14 +90,14 @@ def test_edit_moves_metrics_to_their_own_port(paths: EdgePaths) -> None:
 
 
 def test_edit_sets_the_limits(paths: EdgePaths) -> None:
-    edited = edit(SERVE, paths, ClientLimits(connections=9, head_s=1.5, body_s=2))
+    edited = edit_for_host(SERVE, paths, ClientLimits(connections=9, head_s=1.5, body_s=2))
     assert "timeout http-request 1500ms" in edited
     assert "sc0_conn_cur gt 9 }" in edited
     assert "wait-for-body time 2000ms" in edited
 
 
 def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
-    edited = edit(SERVE, paths, ClientLimits())
+    edited = edit_for_host(SERVE, paths, ClientLimits())
     assert "/tmp/500.http" not in edited
     for status, path in paths.errors.items():
         assert f"errorfile {status} {path}\n" in edited
@@ -114,7 +115,22 @@ def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
 )
 def test_edit_of_another_template_is_refused(paths: EdgePaths, line: str) -> None:
     with pytest.raises(UnknownTemplate):
-        edit(SERVE.replace(line, "    unknown "), paths, ClientLimits())
+        edit_for_host(SERVE.replace(line, "    unknown "), paths, ClientLimits())
+
+
+def test_file_is_edited_in_place_once(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(SERVE)
+    arguments = ["-db", "-f", str(config), "-dR"]
+    assert edit_file.main(arguments) == 0
+    edited = config.read_text()
+    assert f"errorfile 503 {tmp_path}/503.http" in edited
+    for kept in ("bind *:8000", "bind :9101", "mode 666", "{ path /metrics }"):
+        assert kept in edited
+    assert edit_file.main(arguments) == 0
+    assert config.read_text() == edited
+    config.write_text("global\n")
+    assert edit_file.main(arguments) == 1
 
 
 def test_routes_of_a_new_actor_are_missing() -> None:

@@ -1,0 +1,34 @@
+"""Edits HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
+
+`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. The error files
+are written next to the configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.edge.haproxy_config import ClientLimits, UnknownTemplate, edit, write_errors
+
+MARK = "# edited by hundredfold\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Edit the file in place, once: Ray Serve writes it anew before each start."""
+    config = Path(arguments[arguments.index("-f") + 1])
+    text = config.read_text(encoding="utf-8")
+    if text.startswith(MARK):
+        return 0
+    try:
+        edited = edit(text, write_errors(config.parent), ClientLimits())
+    except UnknownTemplate as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
+    config.write_text(MARK + edited, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
