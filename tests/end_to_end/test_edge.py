@@ -69,3 +69,13 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
     outcomes = prober.stop()
     assert set(outcomes) == {"200"}
     assert haproxies(cluster) == before
+
+
+def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
+    (victim,) = cluster.replicas("Ingress")
+    prober = Prober(cluster)
+    time.sleep(0.5)  # of requests
+    victim.kill()
+    wait_for(lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), 60)
+    time.sleep(3)  # of requests to the next one
+    assert set(prober.stop()) == {"200"}

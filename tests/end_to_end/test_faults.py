@@ -32,7 +32,7 @@ CALLED = ("Tokenizer", "CpuEncoder", "CpuGenerator")
 UPDATED = ("Ingress", "CpuGenerator")
 LOST = "engine_failed"  # a stream whose generator was lost after the first event
 # What a client sees of a request that was in flight in an ingress that was killed.
-CUT = ("RemoteProtocolError", "ReadError", "500 ")
+CUT = ("RemoteProtocolError", "ReadError", "502 ")
 
 
 def scaled(config: dict[str, Any], count: int) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Ray and Serve of one host, as children of the launcher that are started again if they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.default_config import CONFIG_NAME
+from cluster.edge.supervisor import Edge
+from cluster.local import LocalPorts
+from cluster.processes import ChildProcesses
+from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
+
+OBJECT_STORE_BYTES = 256 << 20  # almost unused, because messages are sent by gRPC
+MAX_STARTS = 3  # of a child that ended, before the launcher gives up
+# s in which the end of one child may end the other: `ray start` checks its processes every second.
+SETTLE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayHost:
+    """Starts `ray` and `serve` in this order."""
+
+    children: ChildProcesses
+    config: dict[str, Any]
+    ports: LocalPorts
+    environment: dict[str, str]
+    num_gpus: int | None  # None: as detected by Ray
+    start_timeout_s: float
+    progress: StartupProgress
+
+    def start(self) -> None:
+        """Start Ray, then Serve with the config. Raises StartError."""
+        ensure_token(self.environment)
+        self.progress.report(
+            f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
+            f"metrics on 127.0.0.1:{self.ports.metrics})"
+        )
+        command = build_ray_command(self.ports, self.num_gpus)
+        self.children.start("ray", command, self.environment)
+        self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
+        self._start_serve()
+
+    def wait_until_ready(self, url: str, edge: Edge) -> None:
+        """Wait until `GET /ready` succeeds and all else runs too. Raises StartError.
+
+        Without HAProxy Serve would use its slow Python proxy without a message.
+        """
+
+        def missing() -> str | None:
+            return None if edge.is_attached else "starting: HAProxy"
+
+        self._wait_for(check_ready(url))
+        self._wait_for(missing)
+        self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
+
+    def wait(self) -> None:
+        """Wait until a child has ended, and the children that end with it."""
+        self.children.wait()
+        time.sleep(SETTLE_S)
+
+    def restart(self, url: str, edge: Edge) -> None:
+        """Start again what has ended; without Ray, everything. Raises StartError."""
+        started_s = time.monotonic()
+        for _ in range(MAX_STARTS):
+            self.progress.report(f"{self.children.failure()}\nstarting again")
+            try:
+                if "ray" in self.children.ended():
+                    self.children.kill()
+                    self.start()
+                else:
+                    self._start_serve()
+                self.wait_until_ready(url, edge)
+            except StartError as error:
+                failure = error
+            else:
+                self.progress.report(f"serving again after {time.monotonic() - started_s:.1f} s")
+                return
+        raise failure
+
+    def _wait_for(self, missing: Missing) -> None:
+        self.progress.wait(missing, self.children.failure, self.start_timeout_s)
+
+    def _start_serve(self) -> None:
+        effective = self.children.run_dir / CONFIG_NAME
+        effective.write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
+        self.progress.report("serve run")
+        environment = self.environment | {"RAY_ADDRESS": f"127.0.0.1:{self.ports.gcs}"}
+        self.children.start("serve", [bin_path("serve"), "run", str(effective)], environment)
+
+
+def build_ray_command(ports: LocalPorts, num_gpus: int | None) -> list[str]:
+    """Build `ray start` on loopback with explicit ports, so that two clusters can share a host.
+
+    Without what one host does not need: the autoscaler of nodes, and the log monitor, which copies
+    the logs of workers to drivers.
+    """
+    # At least 2: the num_cpus of the deployments do not fit in one.
+    num_cpus = max(2, len(os.sched_getaffinity(0)))
+    command = [
+        *(sys.executable, "-m", "cluster.ray_start"),
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--no-monitor",
+        "--include-log-monitor=false",
+        "--node-ip-address=127.0.0.1",
+        "--dashboard-host=127.0.0.1",
+        f"--port={ports.gcs}",
+        f"--dashboard-port={ports.dashboard}",
+        f"--dashboard-agent-listen-port={ports.agent}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--num-cpus={num_cpus}",
+    ]
+    return command if num_gpus is None else [*command, f"--num-gpus={num_gpus}"]
+
+
+def bin_path(name: str) -> str:
+    """Return the path of a console script in this Python environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def ensure_token(environment: dict[str, str]) -> None:
+    """Create the token that protects Ray's control ports unless the host has one; mode 0600."""
+    if "RAY_AUTH_TOKEN" in environment:
+        return
+    token = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if not token.exists():
+        command = [bin_path("ray"), "get-auth-token", "--generate"]
+        subprocess.run(command, env=environment, check=True, capture_output=True, umask=0o077)
+    token.chmod(0o600)

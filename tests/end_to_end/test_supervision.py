@@ -1,0 +1,98 @@
+"""Processes of Ray killed: what serves nobody is started again alone, the rest all together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.artifacts import EMBEDDER
+from tests.support.ray_cluster import Cluster, port_is_open, read_title, wait_for
+
+REPLICA = "ray::ServeReplica"
+AGAIN = "serving again after"
+
+
+@pytest.fixture(scope="module")
+def own_cluster(
+    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], tiny_store: Path
+) -> Iterator[Cluster]:
+    """A cluster with one tiny model, which these tests break."""
+    small = copy.deepcopy(config)
+    small["applications"][0]["args"]["models"] = [{"id": EMBEDDER}]
+    cluster = Cluster(tmp_path_factory.mktemp("supervised"), small, tiny_store)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def find(cluster: Cluster, words: str) -> psutil.Process:
+    (found,) = [one for one in cluster.processes() if words in read_title(one)]
+    return found
+
+
+def ask(cluster: Cluster) -> httpx.Response:
+    body = {"inputs": "a text", "options": {"use_cache": False}}
+    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=30)
+
+
+def restarts(cluster: Cluster) -> int:
+    return cluster.said().count(AGAIN)
+
+
+def test_unneeded_processes_do_not_run(own_cluster: Cluster) -> None:
+    titles = "\n".join(read_title(one) for one in own_cluster.processes())
+    for unneeded in ("log_monitor.py", "autoscaler/_private/monitor.py", "ray.util.client.server"):
+        assert unneeded not in titles
+
+
+def test_killed_dashboard_starts_again_alone(own_cluster: Cluster) -> None:
+    replicas = own_cluster.find(REPLICA)
+    dashboard = find(own_cluster, "dashboard/dashboard.py")
+    port = int(own_cluster.dashboard().rpartition(":")[2])
+    dashboard.kill()
+    dashboard.wait(5)
+    assert ask(own_cluster).status_code == 200
+    wait_for(lambda: port_is_open(port), 30)
+    assert find(own_cluster, "dashboard/dashboard.py") != dashboard
+    assert own_cluster.find(REPLICA) == replicas
+    assert restarts(own_cluster) == 0
+
+
+def test_killed_driver_starts_again_alone(own_cluster: Cluster) -> None:
+    replicas = own_cluster.find(REPLICA)
+    find(own_cluster, "serve run").kill()
+    assert ask(own_cluster).status_code == 200
+    wait_for(lambda: restarts(own_cluster) == 1, 60)
+    assert ask(own_cluster).status_code == 200
+    assert own_cluster.find(REPLICA) == replicas
+
+
+@pytest.mark.parametrize("victim", ["gcs/gcs_server", "raylet/raylet"])
+def test_killed_core_starts_everything_again(own_cluster: Cluster, victim: str) -> None:
+    before = restarts(own_cluster)
+    lost: list[httpx.HTTPError] = []
+    find(own_cluster, victim).kill()
+
+    def is_restarted() -> bool:
+        try:
+            reply = ask(own_cluster)
+        except httpx.HTTPError as error:
+            lost.append(error)
+        else:
+            assert reply.status_code in (200, 502, 503), reply.text
+            assert reply.status_code == 200 or reply.headers["retry-after"]
+        return restarts(own_cluster) > before
+
+    wait_for(is_restarted, 90)
+    assert ask(own_cluster).status_code == 200
+    # In flight when the replica ended. The port stays open.
+    assert [type(error) for error in lost] in ([], [httpx.RemoteProtocolError])
+    assert own_cluster.launcher.poll() is None

@@ -1,0 +1,27 @@
+"""The shipped unit, as far as a machine without a running systemd can check it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cluster
+
+UNIT = Path(cluster.__file__).parent / "systemd" / "hundredfold.service"
+BINARY = "/opt/hundredfold/bin/hundredfold"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    text = UNIT.read_text()
+    assert BINARY in text
+    unit = tmp_path / UNIT.name
+    unit.write_text(text.replace(BINARY, sys.executable))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
