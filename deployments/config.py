@@ -118,7 +118,7 @@ class MicroBatchSettings(_Settings):
 
     max_batch_size: int = Field(32, ge=1)
     batch_wait_timeout_s: float = Field(0.0, ge=0)
-    max_concurrent_batches: int = Field(4, ge=1)
+    max_concurrent_batches: int = Field(16, ge=1)
     long_call_chars: int = Field(1_000, ge=1)
 
 

@@ -8,27 +8,54 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import enforce_deadline
-from deployments.errors import DeadlineExceeded, ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, ServeError
 from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
 from deployments.transports.base import EncoderClient
 
-SendMicroBatch = Callable[[list[Call]], Awaitable[list[Outcome]]]
-Submit = Callable[[Call], Awaitable[Outcome]]
+SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
+Submit = Callable[["PendingCall"], Awaitable[None]]
 MicroBatcher = Callable[[SendMicroBatch, MicroBatchSettings], Submit]
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A micro-batch on its way: the callers that still wait, and the time limit that ends it."""
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A call whose caller waits for `outcome`."""
 
-    callers: int
+    call: Call
+    outcome: asyncio.Future[Outcome]
+    sent: _Sent | None = None
+
+    def settle(self, outcome: Outcome | Exception) -> None:
+        """Set the outcome, unless the caller left or has it. Errors of a call are outcomes too."""
+        if self.outcome.done():
+            return
+        if isinstance(outcome, Exception) and not isinstance(outcome, ServeError):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+    def abandon(self) -> None:
+        """Note that the caller left; end the micro-batch if nobody waits for it any more."""
+        self.outcome.cancel()
+        sent = self.sent
+        if sent is None or sent.timeout.expired():
+            return
+        if all(one.outcome.done() for one in sent.calls):
+            sent.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class _Sent(NamedTuple):
+    """A micro-batch on its way, and the time limit that ends it."""
+
+    calls: Sequence[PendingCall]
     timeout: asyncio.Timeout
 
 
@@ -45,7 +72,6 @@ class MicroBatchRouter:
         self._batcher = batcher
         self._settings = settings
         self._submitters: dict[BatchKey, Submit] = {}
-        self._sent: dict[int, _Sent] = {}  # by id() of each call
 
     def configure(self, settings: MicroBatchSettings) -> None:
         """Apply other settings to new calls; open micro-batches finish with the former ones."""
@@ -59,50 +85,52 @@ class MicroBatchRouter:
         if submit is None:
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
+        pending = PendingCall(call, asyncio.get_running_loop().create_future())
         try:
             async with enforce_deadline(call.deadline_s, "the request exceeded its deadline"):
-                outcome = await submit(call)
+                await submit(pending)
+                outcome = await pending.outcome
         except (asyncio.CancelledError, DeadlineExceeded):
-            self._abandon(call)
+            pending.abandon()
             raise
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
 
-    def _abandon(self, call: Call) -> None:
-        """End the micro-batch of a call whose caller left, if it was the last caller."""
-        sent = self._sent.get(id(call))
-        if sent is not None:
-            sent.callers -= 1
-            if sent.callers == 0 and not sent.timeout.expired():
-                sent.timeout.reschedule(asyncio.get_running_loop().time())
-
-    async def _send(self, key: BatchKey, calls: list[Call]) -> list[Outcome]:
-        """Send one micro-batch; if the hop fails, each call gets its error."""
+    async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
+        """Send one micro-batch and settle its calls; if the hop fails, each gets the error."""
         # No caller waits longer than the last deadline. Without this bound an encoder that never
         # starts would hold micro-batches whose callers are gone.
-        deadline_s = max(call.deadline_s for call in calls)
+        deadline_s = max(pending.call.deadline_s for pending in calls)
+        batch = CallBatch(key, tuple(pending.call for pending in calls))
+
+        def deliver(index: int, outcome: Outcome) -> None:
+            calls[index].settle(outcome)
+
+        error: Exception = EngineFailed("bug: the encoder ended without an outcome of this call")
         try:
             async with enforce_deadline(deadline_s, "the encoder exceeded the deadline") as timeout:
-                self._sent |= dict.fromkeys(map(id, calls), _Sent(len(calls), timeout))
-                return await self._clients[key.device].infer(CallBatch(key, tuple(calls)))
-        except ServeError as error:
-            return [error] * len(calls)
+                sent = _Sent(calls, timeout)
+                for pending in calls:
+                    pending.sent = sent
+                await self._clients[key.device].infer(batch, deliver)
+        except Exception as exc:  # noqa: BLE001  every caller gets it
+            error = exc
         finally:
-            for call in calls:
-                self._sent.pop(id(call), None)
+            for pending in calls:
+                pending.sent = None
+        for pending in calls:
+            pending.settle(error)
 
 
 def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-    """Wrap `send` in @serve.batch, which works inside a Serve replica only."""
+    """Collect calls with @serve.batch, which works inside a Serve replica only."""
     from ray import serve
 
     slots = BatchSlots(send, settings)
     collect: Submit = serve.batch(
-        max_batch_size=settings.max_batch_size,
-        batch_wait_timeout_s=settings.batch_wait_timeout_s,
-        max_concurrent_batches=settings.max_concurrent_batches,
-    )(slots.send)
+        max_batch_size=settings.max_batch_size, batch_wait_timeout_s=settings.batch_wait_timeout_s
+    )(slots.start)
     return partial(slots.submit, collect)
 
 
@@ -122,21 +150,22 @@ class BatchSlots:
         self._settings = settings
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def send(self, calls: list[Call]) -> list[Outcome]:
-        """Send one micro-batch in a slot."""
+    async def start(self, calls: list[PendingCall]) -> list[None]:
+        """Start to send one micro-batch: @serve.batch would hold every outcome for the last."""
         self._taken += 1
-        try:
-            return await self._send(calls)
-        finally:
-            self._taken -= 1
-            self._admit()
+        task = asyncio.get_running_loop().create_task(self._run(calls))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return [None] * len(calls)
 
-    async def submit(self, collect: Submit, call: Call) -> Outcome:
-        """Return the outcome of one call, sent alone or by way of `collect`."""
+    async def submit(self, collect: Submit, call: PendingCall) -> None:
+        """Send one call, alone or by way of `collect`."""
         if self._taken == 0 and self._settings.batch_wait_timeout_s == 0:
-            (outcome,) = await self.send([call])
-            return outcome
+            self._taken += 1
+            await self._run([call])
+            return
         if self._taken >= self._settings.max_concurrent_batches:
             entered = asyncio.get_running_loop().create_future()
             self._waiting.append(entered)
@@ -148,7 +177,15 @@ class BatchSlots:
                 ):  # admitted, but its caller has left: the next ones enter
                     self._admit()
                 raise
-        return await collect(call)
+        await collect(call)
+
+    async def _run(self, calls: list[PendingCall]) -> None:
+        """Send a micro-batch in the slot that it took."""
+        try:
+            await self._send(calls)
+        finally:
+            self._taken -= 1
+            self._admit()
 
     def _admit(self) -> None:
         """Let as many waiting calls enter as one micro-batch holds."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -50,6 +51,29 @@ class _Submitted:
     call: TokenizedCall
     items: Sequence[TokenizedItem]
     outputs: asyncio.Future[CallOutputs]
+
+
+class _DoneCalls:
+    """Indices of the calls whose outputs are complete, in groups of those done at the same time."""
+
+    def __init__(self, calls: Sequence[_Submitted | ServeError]) -> None:
+        self._indices: list[int] = []
+        self._changed = asyncio.Event()
+        for index, call in enumerate(calls):
+            if isinstance(call, ServeError):
+                self._add(index)
+            else:
+                call.outputs.add_done_callback(partial(self._add, index))
+
+    async def take(self) -> list[int]:
+        await self._changed.wait()
+        self._changed.clear()
+        taken, self._indices = self._indices, []
+        return taken
+
+    def _add(self, index: int, _done: object = None) -> None:
+        self._indices.append(index)
+        self._changed.set()
 
 
 class EncoderReplica:
@@ -100,13 +124,26 @@ class EncoderReplica:
 
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
         """Return one outcome per call, in order. Cancelling drops the items still in the queue."""
+        outcomes: dict[int, Outcome] = {}
+        async with aclosing(self.stream(batch)) as parts:
+            async for part in parts:
+                outcomes |= part
+        return [outcomes[index] for index in range(len(batch.calls))]
+
+    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, Outcome], None]:
+        """Yield the outcome of each call by its index: those that one pass completes together.
+
+        Closing drops the items still in the queue.
+        """
         items = iter(batch.items())
         submitted = [self._submit(batch.key, call, items) for call in batch.calls]
+        done = _DoneCalls(submitted)
+        answered = 0
         try:
-            return [
-                call if isinstance(call, ServeError) else await self._finish(batch, call)
-                for call in submitted
-            ]
+            while answered < len(submitted):
+                indices = await done.take()
+                yield {index: await self._finish(batch, submitted[index]) for index in indices}
+                answered += len(indices)
         finally:
             for call in submitted:
                 if isinstance(call, _Submitted):
@@ -128,7 +165,9 @@ class EncoderReplica:
             return error
         return _Submitted(call, call_items, outputs)
 
-    async def _finish(self, batch: TokenizedBatch, submitted: _Submitted) -> Outcome:
+    async def _finish(self, batch: TokenizedBatch, submitted: _Submitted | ServeError) -> Outcome:
+        if isinstance(submitted, ServeError):
+            return submitted
         call = submitted.call
         try:
             done = await submitted.outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, TypeVar
 
 from deployments.errors import ServeError
@@ -20,12 +20,15 @@ from deployments.messages import (
 
 T = TypeVar("T")
 
+# Takes the index and the outcome of a call as soon as it is known.
+Deliver = Callable[[int, Outcome], None]
+
 
 class EncoderClient(Protocol):
     """Tokenizer and one encoder as one hop."""
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
-        """Return one outcome per call, in order.
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        """Deliver the outcome of every call at least once, in any order, then return.
 
         Raises Overloaded if a queue is full, EngineFailed if several replicas were lost.
         """

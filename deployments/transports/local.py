@@ -12,7 +12,6 @@ from deployments.messages import (
     Completion,
     DecodeRequest,
     GenerationCall,
-    Outcome,
     Started,
     TextTokens,
     TokenizeRequest,
@@ -20,7 +19,7 @@ from deployments.messages import (
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import unwrap
+from deployments.transports.base import Deliver, unwrap
 
 
 class LocalEncoderClient:
@@ -28,8 +27,12 @@ class LocalEncoderClient:
         self._tokenizer = tokenizer
         self._encoder = encoder
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
-        return await self._encoder.infer(await self._tokenizer.tokenize_batch(batch))
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        tokenized = await self._tokenizer.tokenize_batch(batch)
+        async with aclosing(self._encoder.stream(tokenized)) as parts:
+            async for outcomes in parts:
+                for index, outcome in outcomes.items():
+                    deliver(index, outcome)
 
 
 class LocalTokenizerClient:

@@ -25,7 +25,7 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
 )
-from deployments.transports.base import unwrap
+from deployments.transports.base import Deliver, unwrap
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -64,11 +64,12 @@ class ServeEncoderClient:
         self._tokenize_batch = tokenizer.tokenize_batch.options(**PICKLE_OPTIONS)
         self._infer = encoder.infer.options(**PICKLE_OPTIONS)
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         outcomes: list[Outcome] = await retry(
             lambda: self._infer.remote(self._tokenize_batch.remote(batch)), replicas=2
         )
-        return outcomes
+        for index, outcome in enumerate(outcomes):
+            deliver(index, outcome)
 
 
 class ServeTokenizerClient:

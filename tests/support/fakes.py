@@ -16,9 +16,10 @@ from deployments.deadlines import deadline_after
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.ingress.routing import MicroBatcher, SendMicroBatch, Submit
-from deployments.messages import Call, CallBatch, Outcome, TokenizedItem
+from deployments.ingress.routing import MicroBatcher, PendingCall, SendMicroBatch, Submit
+from deployments.messages import CallBatch, Outcome, TokenizedItem
 from deployments.records import TokenizeRecord
+from deployments.transports.base import Deliver, EncoderClient
 
 R = TypeVar("R")
 
@@ -40,6 +41,13 @@ def build_item(ids: ArrayLike, second_segment_start: int | None = None) -> Token
 
 def far_deadline() -> float:
     return deadline_after(60.0)
+
+
+async def collect_outcomes(client: EncoderClient, batch: CallBatch) -> list[Outcome]:
+    """Return one outcome per call, in order; all must be delivered."""
+    outcomes: dict[int, Outcome] = {}
+    await client.infer(batch, outcomes.__setitem__)
+    return [outcomes[index] for index in range(len(batch.calls))]
 
 
 async def wait_until(happened: Callable[[], bool]) -> None:
@@ -133,7 +141,7 @@ class HangingEncoder:
         self.batches = 0
         self.cancelled = 0
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         self.batches += 1
         try:
             await asyncio.Event().wait()
@@ -148,15 +156,15 @@ class FailingEncoder:
 
     error: Exception
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         raise self.error
 
 
 def send_unbatched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
     """A `MicroBatcher` with one call per micro-batch."""
 
-    async def collect(call: Call) -> Outcome:
-        return (await send([call]))[0]
+    async def collect(call: PendingCall) -> None:
+        await send([call])
 
     return collect
 
@@ -168,22 +176,14 @@ def batch_by(size: int) -> MicroBatcher:
     """
 
     def batched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-        waiting: list[tuple[Call, asyncio.Future[Outcome]]] = []
-        tasks: set[asyncio.Task[None]] = set()
+        waiting: list[PendingCall] = []
+        tasks: set[asyncio.Future[None]] = set()
 
-        async def deliver(group: list[tuple[Call, asyncio.Future[Outcome]]]) -> None:
-            outcomes = await send([call for call, _ in group])
-            for (_, reply), outcome in zip(group, outcomes, strict=True):
-                if not reply.done():
-                    reply.set_result(outcome)
-
-        async def collect(call: Call) -> Outcome:
-            future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            waiting.append((call, future))
+        async def collect(call: PendingCall) -> None:
+            waiting.append(call)
             if len(waiting) == size:
-                tasks.add(asyncio.create_task(deliver(waiting[:])))
+                tasks.add(asyncio.ensure_future(send(waiting[:])))
                 waiting.clear()
-            return await future
 
         return collect
 

@@ -48,6 +48,7 @@ class Request(NamedTuple):
     message: Buffer
     cost: int
     deadline_s: float = 0.0  # of methods that have one
+    is_repeatable: bool = False  # a stream that may start again after its first event
 
 
 class _Pending:

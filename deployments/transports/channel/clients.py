@@ -16,13 +16,12 @@ from deployments.messages import (
     Completion,
     DecodeRequest,
     GenerationCall,
-    Outcome,
     Started,
     TextTokens,
     TokenizeRequest,
     count_characters,
 )
-from deployments.transports.base import EncoderClient, GeneratorClient, TokenizerClient
+from deployments.transports.base import Deliver, EncoderClient, GeneratorClient, TokenizerClient
 from deployments.transports.channel import codec
 from deployments.transports.channel.client import Request
 from deployments.transports.channel.frames import Buffer, ChannelError, Method
@@ -49,30 +48,29 @@ class ChannelEncoderClient:
         self._encoders = encoders
         self._fallback = fallback
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        try:
+            request = await self._build_request(batch)
+            async with aclosing(self._encoders.stream(request)) as messages:
+                async for message in messages:
+                    for index, outcome in _decode(codec.decode_outcomes, message).items():
+                        deliver(index, outcome)
+        except NoChannel:
+            await self._fallback.infer(batch, deliver)
+
+    async def _build_request(self, batch: CallBatch) -> Request:
+        """Return the encoder's request, after a hop to the tokenizer if need be."""
         deadline_s = max(call.deadline_s for call in batch.calls)
         characters = sum(count_characters(text) for call in batch.calls for text in call.texts)
         message = codec.encode_call_batch(batch, deadline_s)
-        try:
-            if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica:
-                answer = await self._encoders.call(
-                    Request(Method.TOKENIZE_AND_INFER, message, characters, deadline_s)
-                )
-            else:
-                tokens = await self._tokenizers.call(
-                    Request(Method.TOKENIZE_BATCH, message, characters, deadline_s)
-                )
-                answer = await self._encoders.call(
-                    Request(Method.INFER, tokens.message, tokens.cost, deadline_s)
-                )
-        except NoChannel:
-            return await self._fallback.infer(batch)
-        outcomes = _decode(codec.decode_outcomes, answer.message)
-        if len(outcomes) != len(batch.calls):
-            raise EngineFailed(
-                f"bug: the encoder returned {len(outcomes)} outcomes for {len(batch.calls)} calls"
+        if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica:
+            return Request(
+                Method.TOKENIZE_AND_INFER, message, characters, deadline_s, is_repeatable=True
             )
-        return outcomes
+        tokens = await self._tokenizers.call(
+            Request(Method.TOKENIZE_BATCH, message, characters, deadline_s)
+        )
+        return Request(Method.INFER, tokens.message, tokens.cost, deadline_s, is_repeatable=True)
 
 
 class ChannelTokenizerClient:

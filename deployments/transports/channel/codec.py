@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,7 +70,7 @@ class _TokenizedBatch(NamedTuple):
 
 
 class _Outcomes(NamedTuple):
-    results: tuple[CallResult | None, ...]
+    results: dict[int, CallResult]  # by the index of the call
     errors: Errors
 
 
@@ -126,19 +126,23 @@ def decode_tokenized_batch(body: Buffer, deadline_s: float) -> TokenizedBatch:
     return TokenizedBatch(key, ids, calls, tokenize_s)
 
 
-def encode_outcomes(outcomes: Sequence[Outcome]) -> bytes:
-    results = [None if isinstance(outcome, ServeError) else outcome for outcome in outcomes]
-    return _ENCODER.encode((results, _encode_errors(outcomes)))
+def encode_outcomes(outcomes: Mapping[int, Outcome]) -> bytes:
+    """Encode outcomes by the index of their calls."""
+    results: dict[int, CallResult] = {}
+    errors: Errors = {}
+    for index, outcome in outcomes.items():
+        if isinstance(outcome, ServeError):
+            errors[index] = _error_fields(outcome)
+        else:
+            results[index] = outcome
+    return _ENCODER.encode((results, errors))
 
 
-def decode_outcomes(body: Buffer) -> list[Outcome]:
+def decode_outcomes(body: Buffer) -> dict[int, Outcome]:
     results, errors = _decode(_OUTCOMES, body)
-    if not errors:
-        return results  # type: ignore[no-any-return]
-    return [
-        _decode_item_error(errors, index) if result is None else result
-        for index, result in enumerate(results)
-    ]
+    outcomes: dict[int, Outcome] = results
+    outcomes |= {index: _build_error(fields) for index, fields in errors.items()}
+    return outcomes
 
 
 def encode_generation_call(call: GenerationCall, deadline_s: float) -> bytes:

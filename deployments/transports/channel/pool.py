@@ -121,7 +121,10 @@ class ReplicaPool:
         raise EngineFailed(f"{MAX_TRIES} replicas were lost during this request")
 
     async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the events; a replica that is lost before the first is replaced. See `call`."""
+        """Yield the events; a replica that is lost before the first is replaced. See `call`.
+
+        A repeatable stream starts again on another replica at any time.
+        """
         has_started = False
         for _ in range(MAX_TRIES):
             connection = await self._choose()
@@ -133,7 +136,7 @@ class ReplicaPool:
                 return
             except ReplicaLost:
                 log.warning("%s: a replica was lost during a stream", self._name)
-                if has_started:
+                if has_started and not request.is_repeatable:
                     break
         raise EngineFailed("the replica was lost during this request")
 

@@ -13,7 +13,7 @@ from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.base import unwrap
 from deployments.transports.channel import codec
 from deployments.transports.channel.frames import MAX_U32, Method
-from deployments.transports.channel.server import Reply, Service, UnaryHandler
+from deployments.transports.channel.server import Reply, Service, StreamHandler, UnaryHandler
 
 # Characters in a tokenizer replica at a time: as many as one request may have.
 TOKENIZER_WINDOW = 4_000_000
@@ -56,21 +56,25 @@ def encoder_service(
 ) -> Service:
     """Costs are tokens without padding; characters where the encoder tokenizes itself."""
 
-    async def infer(message: memoryview, deadline_s: float) -> Reply:
+    async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
         batch = codec.decode_tokenized_batch(message, deadline_s)
-        return Reply(codec.encode_outcomes(await replica.infer(batch)))
+        async with aclosing(replica.stream(batch)) as parts:
+            async for outcomes in parts:
+                yield codec.encode_outcomes(outcomes)
 
-    async def tokenize_and_infer(message: memoryview, deadline_s: float) -> Reply:
-        batch = codec.decode_call_batch(message, deadline_s)
-        return Reply(
-            codec.encode_outcomes(await replica.infer(await tokenizer.tokenize_batch(batch)))
-        )
+    async def tokenize_and_infer(
+        message: memoryview, deadline_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        calls = codec.decode_call_batch(message, deadline_s)
+        async with aclosing(replica.stream(await tokenizer.tokenize_batch(calls))) as parts:
+            async for outcomes in parts:
+                yield codec.encode_outcomes(outcomes)
 
-    unary: dict[int, UnaryHandler] = {
+    streams: dict[int, StreamHandler] = {
         Method.INFER: infer,
         Method.TOKENIZE_AND_INFER: tokenize_and_infer,
     }
-    return Service(unary, {}, encoder_window(BatchSettings(), concurrent_passes))
+    return Service({}, streams, encoder_window(BatchSettings(), concurrent_passes))
 
 
 def generator_service(replica: GeneratorReplica) -> Service:

@@ -11,6 +11,7 @@ from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Ove
 from deployments.ingress.routing import (
     BatchSlots,
     MicroBatchRouter,
+    PendingCall,
     SendMicroBatch,
     Submit,
     serve_micro_batches,
@@ -24,7 +25,7 @@ from deployments.messages import (
     Outcome,
     Truncation,
 )
-from deployments.transports.base import EncoderClient
+from deployments.transports.base import Deliver, EncoderClient
 from tests.support.fakes import (
     FailingEncoder,
     HangingEncoder,
@@ -45,20 +46,19 @@ def call(text: str, deadline_s: float | None = None) -> Call:
 
 
 class EchoEncoder:
-    """Returns the text of every call; the text `refused` fails as too long."""
+    """Returns the text of every call; `refused` fails as too long, `forgotten` has no outcome."""
 
     def __init__(self) -> None:
         self.lists: list[list[str]] = []
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         texts = [call.texts[0] for call in batch.calls]
         self.lists.append(texts)
-        return [
-            InputTooLong("too long", field="inputs")
-            if text == "refused"
-            else CallResult(text, "fake")
-            for text in texts
-        ]
+        for index, text in enumerate(texts):
+            if text == "refused":
+                deliver(index, InputTooLong("too long", field="inputs"))
+            elif text != "forgotten":
+                deliver(index, CallResult(text, "fake"))
 
 
 def router(encoder: EncoderClient, batched: object = send_unbatched) -> MicroBatchRouter:
@@ -164,39 +164,78 @@ async def test_lone_call_is_sent_without_collecting() -> None:
     assert encoder.lists == [["a"], ["b"]]
 
 
+async def test_call_without_an_outcome_fails() -> None:
+    route = router(EchoEncoder(), batch_by(2))
+    answered, forgotten = await asyncio.gather(
+        *(route.run(SHORT, call(text)) for text in ("a", "forgotten")), return_exceptions=True
+    )
+    assert isinstance(answered, CallResult)
+    assert isinstance(forgotten, EngineFailed)
+
+
+async def test_call_is_answered_before_the_others_of_its_batch() -> None:
+    may_end = asyncio.Event()
+
+    class SlowEncoder(EchoEncoder):
+        async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+            deliver(1, CallResult("early", "fake"))
+            await may_end.wait()
+            deliver(0, CallResult("late", "fake"))
+
+    route = router(SlowEncoder(), batch_by(2))
+    late, early = [asyncio.ensure_future(route.run(SHORT, call(text))) for text in "ab"]
+    assert (await early).value == "early"
+    assert not late.done()
+    may_end.set()
+    assert (await late).value == "late"
+
+
+async def test_batch_is_cancelled_when_the_unanswered_callers_have_left() -> None:
+    encoder = HangingEncoder()
+
+    class AnswersFirst(EchoEncoder):
+        async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+            deliver(0, CallResult("a", "fake"))
+            await encoder.infer(batch, deliver)
+
+    route = router(AnswersFirst(), batch_by(2))
+    answered, left = [asyncio.ensure_future(route.run(SHORT, call(text))) for text in "ab"]
+    await answered
+    assert encoder.cancelled == 0
+    left.cancel()
+    await wait_until(lambda: encoder.cancelled == 1)
+
+
 async def test_calls_without_a_free_slot_are_sent_together() -> None:
     sent: list[int] = []
     release = asyncio.Event()
 
-    async def send(calls: list[Call]) -> list[Outcome]:
+    async def send(calls: list[PendingCall]) -> None:
         sent.append(len(calls))
         await release.wait()
-        return [CallResult(call.texts[0], "fake") for call in calls]
+        for one in calls:
+            one.settle(CallResult(one.call.texts[0], "fake"))
 
     settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=8)
     slots = BatchSlots(send, settings)
-    queue: list[tuple[Call, asyncio.Future[Outcome]]] = []
+    queue: list[PendingCall] = []
 
-    async def send_queue() -> None:
-        group, queue[:] = queue[:], []
-        for (_, reply), outcome in zip(
-            group, await slots.send([call for call, _ in group]), strict=True
-        ):
-            reply.set_result(outcome)
-
-    async def collect(call: Call) -> Outcome:
+    async def collect(pending: PendingCall) -> None:
         """Collect the calls of one turn of the event loop, as @serve.batch does."""
-        reply = asyncio.get_running_loop().create_future()
-        queue.append((call, reply))
-        if len(queue) == 1:
-            asyncio.get_running_loop().call_soon(lambda: tasks.append(loop_task(send_queue())))
-        return await reply
+        queue.append(pending)
+        await asyncio.sleep(0)
+        if queue:
+            group, queue[:] = queue[:], []
+            await slots.start(group)
 
-    tasks: list[asyncio.Task[None]] = []
-    loop_task = asyncio.get_running_loop().create_task
+    async def submit(text: str) -> Outcome:
+        pending = PendingCall(call(text), asyncio.get_running_loop().create_future())
+        await slots.submit(collect, pending)
+        return await pending.outcome
+
     calls = []
     for text in ("a", "b", "c", "d"):  # one by one, as from other connections
-        calls.append(asyncio.ensure_future(slots.submit(collect, call(text))))
+        calls.append(asyncio.ensure_future(submit(text)))
         await asyncio.sleep(0)
     calls[2].cancel()
     await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from deployments.artifacts.types import Device, TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
 from deployments.messages import (
     BatchKey,
+    Call,
     CallBatch,
     CallResult,
     DecodeRequest,
@@ -18,17 +19,19 @@ from deployments.messages import (
     GenerationOptions,
     ModelRef,
     TokenizeRequest,
+    Truncation,
 )
 from deployments.transports.serve import (
     ServeEncoderClient,
     ServeGeneratorClient,
     ServeTokenizerClient,
 )
+from tests.support.fakes import collect_outcomes, far_deadline
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
 )
-BATCH = CallBatch(KEY, ())
+BATCH = CallBatch(KEY, (Call(("a",), ("inputs",), None, Truncation.REFUSE, far_deadline()),))
 ANSWERS = [CallResult("value", "fake")]
 
 
@@ -68,7 +71,7 @@ def unavailable() -> Exception:
 
 async def test_infer_forwards_the_unresolved_tokenizer_response() -> None:
     tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
-    assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
+    assert await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH) == ANSWERS
     (argument,) = encoder.infer.sent
     assert isinstance(argument, asyncio.Future), "the encoder resolves it, not the ingress"
     assert tokenizer.tokenize_batch.sent == [BATCH]
@@ -76,7 +79,7 @@ async def test_infer_forwards_the_unresolved_tokenizer_response() -> None:
 
 async def test_infer_serializes_with_pickle() -> None:
     tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
-    await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
+    await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH)
     assert tokenizer.tokenize_batch.serialization == encoder.infer.serialization == {"pickle"}
 
 
@@ -85,7 +88,7 @@ async def test_infer_survives_a_lost_tokenizer_and_a_lost_encoder(
     error: Callable[[], Exception],
 ) -> None:
     tokenizer, encoder = FakeHandle("1", "2", "3"), FakeHandle(error(), error(), ANSWERS)
-    assert await ServeEncoderClient(tokenizer, encoder).infer(BATCH) == ANSWERS
+    assert await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH) == ANSWERS
     assert len(tokenizer.tokenize_batch.sent) == len(encoder.infer.sent) == 3
 
 
@@ -93,14 +96,14 @@ async def test_infer_survives_a_lost_tokenizer_and_a_lost_encoder(
 async def test_infer_fails_when_more_replicas_are_lost(error: Callable[[], Exception]) -> None:
     tokenizer, encoder = FakeHandle("1", "2", "3"), FakeHandle(error(), error(), error())
     with pytest.raises(EngineFailed, match="3 replicas were lost"):
-        await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
+        await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH)
 
 
 async def test_infer_maps_backpressure_to_overloaded_without_retry() -> None:
     backpressure = BackPressureError(num_queued_requests=256, max_queued_requests=256)
     tokenizer, encoder = FakeHandle("first", "second"), FakeHandle(backpressure, ANSWERS)
     with pytest.raises(Overloaded):
-        await ServeEncoderClient(tokenizer, encoder).infer(BATCH)
+        await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH)
     assert len(encoder.infer.sent) == 1
 
 

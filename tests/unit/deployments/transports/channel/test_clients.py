@@ -12,7 +12,7 @@ import pytest
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.deadlines import deadline_after
-from deployments.errors import EngineFailed, InvalidField, Overloaded, ServeError
+from deployments.errors import InvalidField, Overloaded, ServeError
 from deployments.messages import (
     BatchKey,
     Call,
@@ -36,6 +36,7 @@ from deployments.messages import (
     Truncation,
 )
 from deployments.tasks.embedding import EmbeddingOptions
+from deployments.transports.base import Deliver
 from deployments.transports.channel.clients import (
     LONE_CALL_CHARACTERS,
     ChannelEncoderClient,
@@ -50,6 +51,7 @@ from deployments.transports.channel.services import (
     tokenizer_service,
 )
 from tests.support.channels import NODE, until
+from tests.support.fakes import collect_outcomes
 
 MODEL = ModelRef("tiny/model", "0123456789ab")
 KEY = BatchKey(MODEL, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
@@ -93,26 +95,28 @@ class FakeTokenizer:
 
 
 class FakeEncoder:
-    """The value of a call is the sum of its token ids; `may_answer` holds the answers back."""
+    """The value of a call is the sum of its token ids.
 
-    missing = 0
+    `may_answer` holds all answers back, `may_continue` those after the first.
+    """
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.may_continue = asyncio.Event()
+        self.may_continue.set()
 
-    async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
+    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, Outcome], None]:
         await self.may_answer.wait()
         items = iter(batch.items())
-        outcomes: list[Outcome] = []
-        for call in batch.calls:
+        for index, call in enumerate(batch.calls):
             if isinstance(call, ServeError):
-                outcomes.append(call)
+                yield {index: call}
             else:
                 assert isinstance(call.options, EmbeddingOptions)
                 sums = [[float(next(items).ids.sum())] for _ in call.lengths]
-                outcomes.append(CallResult(np.array(sums, np.float32), "fake"))
-        return outcomes[self.missing :]
+                yield {index: CallResult(np.array(sums, np.float32), "fake")}
+                await self.may_continue.wait()
 
 
 class FakeGenerator:
@@ -139,9 +143,10 @@ class Fallback:
     def __init__(self) -> None:
         self.calls: list[object] = []
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         self.calls.append(batch)
-        return [CallResult("fallback", "fake")] * len(batch.calls)
+        for index in range(len(batch.calls)):
+            deliver(index, CallResult("fallback", "fake"))
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         self.calls.append(request)
@@ -197,7 +202,7 @@ async def test_infer_returns_results_and_errors_in_order(pools: Any, fallback: F
     _, tokenizers, encoders, _ = pools
     batch = CallBatch(KEY, (build_call("a", "bc"), build_call("too long"), build_call("d")))
     client = ChannelEncoderClient(tokenizers, encoders, fallback)
-    first, error, second = await client.infer(batch)
+    first, error, second = await collect_outcomes(client, batch)
     assert isinstance(first, CallResult)
     assert isinstance(second, CallResult)
     assert first.value.tolist() == [[97.0], [98.0 + 99.0]]
@@ -218,7 +223,9 @@ async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) ->
         client = ChannelEncoderClient(tokenizers, encoders, fallback)
 
         def send(text: str) -> asyncio.Task[list[Outcome]]:
-            return asyncio.create_task(client.infer(CallBatch(KEY, (build_call(text),))))
+            return asyncio.create_task(
+                collect_outcomes(client, CallBatch(KEY, (build_call(text),)))
+            )
 
         await send("a")
         assert (own.batches, shared.batches) == (1, 0)
@@ -238,13 +245,46 @@ async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) ->
         assert isinstance(error, InvalidField)
 
 
-async def test_answer_with_too_few_outcomes_is_an_error(pools: Any, fallback: Fallback) -> None:
+async def test_outcomes_arrive_before_the_last_is_known(pools: Any, fallback: Fallback) -> None:
     encoder, tokenizers, encoders, _ = pools
-    encoder.missing = 1
-    with pytest.raises(EngineFailed, match="0 outcomes for 1 calls"):
-        await ChannelEncoderClient(tokenizers, encoders, fallback).infer(
-            CallBatch(KEY, (build_call("a"),))
-        )
+    encoder.may_continue.clear()
+    outcomes: dict[int, Outcome] = {}
+    batch = CallBatch(KEY, (build_call("a"), build_call("b")))
+    client = ChannelEncoderClient(tokenizers, encoders, fallback)
+    call = asyncio.create_task(client.infer(batch, outcomes.__setitem__))
+    await until(lambda: 0 in outcomes)
+    assert not call.done()
+    encoder.may_continue.set()
+    await call
+    assert outcomes.keys() == {0, 1}
+
+
+async def test_batch_starts_again_when_the_encoder_is_lost_after_an_outcome(
+    fallback: Fallback,
+) -> None:
+    first: Any = FakeEncoder()
+    second: Any = FakeEncoder()
+    first.may_continue.clear()
+    outcomes: dict[int, Outcome] = {}
+    batch = CallBatch(KEY, (build_call("a"), build_call("b")))
+    tokenizer: Any = FakeTokenizer()
+    lost = ChannelServer(encoder_service(first, tokenizer, 2))
+    encoders = ReplicaPool("Fake", NODE)
+    encoders.update({"0": await lost.start(NODE, "127.0.0.1")})
+    await until(lambda: encoders.connected == 1)
+    client = ChannelEncoderClient(ReplicaPool("Fake", NODE), encoders, fallback)
+    call = asyncio.create_task(client.infer(batch, outcomes.__setitem__))
+    await until(lambda: 0 in outcomes)
+    other = ChannelServer(encoder_service(second, tokenizer, 2))
+    encoders.update({"1": await other.start(NODE, "127.0.0.1")})
+    await until(lambda: encoders.connected == 1)
+    for connection in tuple(lost.connections):
+        connection.abort()
+    await call
+    assert outcomes.keys() == {0, 1}
+    assert fallback.calls == []
+    encoders.close()
+    await asyncio.gather(lost.close(1), other.close(1))
 
 
 async def test_inspection_calls_are_answered(pools: Any, fallback: Fallback) -> None:
@@ -274,7 +314,7 @@ async def test_generation_is_answered_and_streamed(pools: Any, fallback: Fallbac
 async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
     empty = ReplicaPool("Fake", NODE)
     batch = CallBatch(KEY, (build_call("a"),))
-    (outcome,) = await ChannelEncoderClient(empty, empty, fallback).infer(batch)
+    (outcome,) = await collect_outcomes(ChannelEncoderClient(empty, empty, fallback), batch)
     assert isinstance(outcome, CallResult)
     assert outcome.value == "fallback"
     tokenizer = ChannelTokenizerClient(empty, fallback)
@@ -289,6 +329,6 @@ async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
 async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fallback) -> None:
     batch = CallBatch(KEY, (build_call("a"),))
     empty = ReplicaPool("Fake", NODE)
-    (outcome,) = await ChannelEncoderClient(pools[1], empty, fallback).infer(batch)
+    (outcome,) = await collect_outcomes(ChannelEncoderClient(pools[1], empty, fallback), batch)
     assert isinstance(outcome, CallResult)
     assert outcome.value == "fallback"

@@ -148,7 +148,8 @@ def test_outcomes_round_trip_arrays_values_and_errors() -> None:
         CallResult(value, "cpu-int8"),
         CallResult([vectors, vectors[:1]], "cpu-int8"),
     ]
-    first, error, second, third = codec.decode_outcomes(codec.encode_outcomes(outcomes))
+    decoded = codec.decode_outcomes(codec.encode_outcomes(dict(enumerate(outcomes))))
+    first, error, second, third = (decoded[index] for index in range(4))
     assert isinstance(first, CallResult)
     assert isinstance(second, CallResult)
     assert np.array_equal(first.value, vectors)
@@ -162,16 +163,16 @@ def test_outcomes_round_trip_arrays_values_and_errors() -> None:
 
 
 def test_a_decoded_array_does_not_hold_the_message() -> None:
-    body = codec.encode_outcomes([CallResult(np.zeros((1, 4), np.float32), "fake")])
-    (outcome,) = codec.decode_outcomes(body)
+    body = codec.encode_outcomes({0: CallResult(np.zeros((1, 4), np.float32), "fake")})
+    outcome = codec.decode_outcomes(body)[0]
     assert isinstance(outcome, CallResult)
     assert outcome.value.base is None or outcome.value.base.nbytes == outcome.value.nbytes
 
 
 def test_numpy_scalars_become_numbers() -> None:
-    (outcome,) = codec.decode_outcomes(
-        codec.encode_outcomes([CallResult({"score": np.float32(0.5)}, "fake")])
-    )
+    outcome = codec.decode_outcomes(
+        codec.encode_outcomes({0: CallResult({"score": np.float32(0.5)}, "fake")})
+    )[0]
     assert isinstance(outcome, CallResult)
     assert outcome.value == {"score": 0.5}
 
@@ -247,7 +248,7 @@ def test_pickles_and_truncated_messages_are_rejected() -> None:
 )
 def test_an_invalid_array_is_rejected(data: bytes) -> None:
     value = msgspec.msgpack.Ext(1, data)
-    body = msgspec.msgpack.encode(([(value, "fake", 0, (0.0, 0.0, 0.0, 0, 0))], {}))
+    body = msgspec.msgpack.encode(({0: (value, "fake", 0, (0.0, 0.0, 0.0, 0, 0))}, {}))
     with pytest.raises(ChannelError):
         codec.decode_outcomes(body)
 
