@@ -20,7 +20,8 @@ from tritonclient.http import (
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import EngineFailed, Overloaded, ServeError
-from deployments.messages import Call, CallBatch, CallResult, Outcome
+from deployments.messages import Call, CallBatch, CallResult
+from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny
 from tests.support.in_process import InProcess
 
@@ -60,10 +61,11 @@ class CannedEncoder:
     value: Any
     calls: list[Call] = field(default_factory=list)
 
-    async def infer(self, batch: CallBatch) -> list[Outcome]:
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         self.calls += batch.calls
         failed = isinstance(self.value, ServeError)
-        return [self.value if failed else CallResult(self.value, "cpu-fake") for _ in batch.calls]
+        for index in range(len(batch.calls)):
+            deliver(index, self.value if failed else CallResult(self.value, "cpu-fake"))
 
 
 @pytest.mark.parametrize("column", [False, True], ids=["n", "n,1"])
