@@ -10,7 +10,7 @@ import argparse
 import random
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +25,14 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.report import start_run, write_result
 from benchmarks.common.sentences import load_sentences
+from benchmarks.common.statistics import RoundSummary
 from benchmarks.rivals.answers import ReferenceEmbeddings, require_right, required_cosine
 from benchmarks.rivals.apis import CompletionApi
 from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, SEALED, Rival
 from benchmarks.rivals.environments import DEFAULT_ENVIRONMENTS, Environment
 from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.processes import ServerProcess, run_server, stop_signals_interrupt
+from benchmarks.rivals.raw_engine import RawEngineRates
 from benchmarks.rivals.results import (
     OURS,
     AnswerCheck,
@@ -138,10 +140,11 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalRe
         references=references,
     )
     environments = prepare_rivals(arguments, rounds, materials)
-    with rounds.ours.start() as server:
+    with closing(RawEngineRates(model, rounds.workloads)) as engine, rounds.ours.start() as server:
         for number in range(1, arguments.rounds + 1):
+            engine.run_round(number)
             rounds.run_round(server, number)
-    return summarize_rounds(arguments, rounds, materials, environments)
+    return summarize_rounds(arguments, rounds, materials, environments, engine.summarize())
 
 
 def open_generator(arguments: argparse.Namespace) -> LocalModel:
@@ -219,6 +222,7 @@ def summarize_rounds(
     rounds: RivalRounds,
     materials: Materials,
     environments: Mapping[str, Environment],
+    engine: Mapping[str, RoundSummary],
 ) -> RivalResults:
     """Check all answers and summarize the rounds."""
     checks = check_ours(rounds)
@@ -231,6 +235,7 @@ def summarize_rounds(
         rounds=arguments.rounds,
         window_s=arguments.seconds,
         workloads={workload.name: workload.tokens for workload in rounds.workloads},
+        engine=engine,
         idle_cores=summarize_if_any(rounds.ours.idle_cores),
         rivals=summarize_rivals(rounds, checks, environments),
         missing={**rounds.missing, **NOT_INSTALLABLE},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ class RivalResults:
     rounds: int
     window_s: float
     workloads: Mapping[str, float]  # name -> tokens per text
+    engine: Mapping[str, RoundSummary]  # requests/s without a server, by workload
     idle_cores: RoundSummary | None  # of Hundredfold, while a rival is measured
     rivals: tuple[RivalResult, ...]
     missing: Mapping[str, str]  # not measured -> reason
@@ -146,11 +148,18 @@ def _workload_table(
     is_generative = workload == GENERATION
     types = [m.compute_type for m in results.models if m.is_generative == is_generative]
     first = [OURS, *types]
-    for name in names:
-        rates = [value for level in ours[name] for value in level.requests_per_s.values]
+    our_rates = [
+        float(np.median([v for level in ours[name] for v in level.requests_per_s.values]))
+        for name in names
+    ]
+    for name, rate in zip(names, our_rates, strict=True):
         p50s = [p50 for level in ours[name] if (p50 := _median_p50(level)) is not None]
-        first += [format_number(float(np.median(rates)), 1), _format(_median(p50s)), _NOTHING]
+        first += [format_number(rate, 1), _format(_median(p50s)), _NOTHING]
     rows = [first]
+    if workload in results.engine:
+        engine = results.engine[workload].median
+        shares = ((format_number(engine, 1), _NOTHING, _format(r / engine, 2)) for r in our_rates)
+        rows.append(["the engine alone", *types, *chain.from_iterable(shares)])
     for rival in results.rivals:
         by_name = {paired.level: paired for paired in rival.levels}
         if any(name in by_name for name in names):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.common.statistics import summarize
 from benchmarks.rivals.results import (
     AnswerCheck,
     LevelName,
@@ -54,6 +55,7 @@ def results(*levels: PairedLevel) -> RivalResults:
         rounds=2,
         window_s=2.0,
         workloads={"sentences": 14.2, "documents": 256.0},
+        engine={"sentences": summarize([80.0, 100.0, 90.0])},
         idle_cores=None,
         rivals=(rival,),
         missing={"Triton": "an image"},
@@ -89,8 +91,9 @@ def test_tables_show_rates_failures_and_ratios() -> None:
     tables = {table.name: table for table in build_tables(results(level))}
     assert list(tables) == ["sentences", "workloads", "systems", "missing"]
     assert tables["workloads"].rows == [["sentences", "14.2"], ["documents", "256.0"]]
-    ours, theirs = tables["sentences"].rows
+    ours, engine, theirs = tables["sentences"].rows
     assert ours == ["hundredfold", "cpu-int8", "15.0", "100.0", "-"]
+    assert engine == ["the engine alone", "cpu-int8", "90.0", "-", "0.17"]
     assert theirs == ["Toy", "fp32", "5.0 (2 failed)", "200.0", "3.00"]
     assert tables["systems"].rows[1] == ["Toy", "toy 1.0", "fp32", "4", "0.9999", "-"]
     assert tables["missing"].rows == [["Triton", "an image"]]
@@ -101,8 +104,8 @@ def test_tables_leave_skipped_levels_empty() -> None:
     fast_level = replace(slow.rivals[0].levels[0], level=LevelName("sentences", 64))
     fast = replace(slow.rivals[0], title="Fast", levels=(*slow.rivals[0].levels, fast_level))
     table = build_tables(replace(slow, rivals=(slow.rivals[0], fast)))[0]
-    assert table.rows[1][-3:] == ["-", "-", "-"]
-    assert "-" not in table.rows[2]
+    assert table.rows[2][-3:] == ["-", "-", "-"]
+    assert "-" not in table.rows[3]
 
 
 def test_describe_without_a_measured_rival_names_what_is_missing() -> None:
