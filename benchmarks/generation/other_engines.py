@@ -31,6 +31,9 @@ from benchmarks.generation.streams import (
 
 _NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
+# Pages of the paged KV cache, and tokens of one pass: eight prompts of 64 tokens.
+_PAGE_TOKENS = 256
+_MAX_BATCH_TOKENS = 512
 
 
 class TokenTimes:
@@ -130,15 +133,34 @@ class TransformersSystem:
 
 
 class PagedTransformersSystem(TransformersSystem):
-    """Continuous batching of transformers with a paged KV cache: eager, bf16, CPU."""
+    """Continuous batching of transformers with a paged KV cache: eager, bf16, CPU.
+
+    The KV cache has pages for `kv_slots` streams of `context` tokens. Without limits transformers
+    fills most of the memory with pages and attention masks.
+    """
 
     name = PAGED_TRANSFORMERS
 
-    def __init__(self, weights: Path, eos_token_ids: Sequence[int], threads: int) -> None:
+    def __init__(
+        self,
+        weights: Path,
+        eos_token_ids: Sequence[int],
+        threads: int,
+        *,
+        kv_slots: int,
+        context: int,
+    ) -> None:
         super().__init__(weights, eos_token_ids, threads)
         settings = self._transformers.GenerationConfig(do_sample=False, eos_token_id=_NO_TOKEN)
+        limits = self._transformers.ContinuousBatchingConfig(
+            page_size=_PAGE_TOKENS,
+            num_blocks=kv_slots * -(-context // _PAGE_TOKENS),
+            max_batch_tokens=_MAX_BATCH_TOKENS,
+        )
         with translate_errors(self.name):
-            self._manager = self._model.init_continuous_batching(generation_config=settings)
+            self._manager = self._model.init_continuous_batching(
+                generation_config=settings, continuous_batching_config=limits
+            )
             self._manager.start()
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:

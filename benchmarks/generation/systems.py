@@ -91,7 +91,13 @@ class SystemFactory:
 
     def paged(self) -> System:
         """Open the continuous batching of transformers on the checkpoint."""
-        system = PagedTransformersSystem(self.checkpoint.weights, self._eos_token_ids, self.threads)
+        system = PagedTransformersSystem(
+            self.checkpoint.weights,
+            self._eos_token_ids,
+            self.threads,
+            kv_slots=self.kv_slots,
+            context=self.context,
+        )
         self.stack.callback(system.close)
         return system
 

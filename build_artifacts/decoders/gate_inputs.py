@@ -9,7 +9,7 @@ from typing import NamedTuple
 from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
-from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.tokenization.encodings import open_tokenizer
 
 GATE_PASSAGES: tuple[str, ...] = (
     "The lighthouse on the northern cape was automated in the spring of 1984. Until then three "
@@ -144,9 +144,7 @@ def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Ga
     """
     if not has_encoder:
         return _tokenize_inputs(weights, max_tokens, GATE_PASSAGES, PROMPTS)
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    tokenizer = open_tokenizer(weights)
     sources = (tokenizer.encode(text).ids for text in (*GATE_PASSAGES, *PROMPTS))
     return GateInputs((), tuple(truncate_source(ids, max_tokens) for ids in sources))
 
@@ -163,9 +161,7 @@ def load_calibration_inputs(weights: Path, max_tokens: int) -> tuple[Tokens, ...
 def _tokenize_inputs(
     weights: Path, max_tokens: int, passages: Sequence[str], prompts: Sequence[str]
 ) -> GateInputs:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
+    tokenizer = open_tokenizer(weights)
     formatted, is_chat = _format_prompts(weights, prompts)
     max_prompt_tokens = max_tokens - max_answer_tokens(max_tokens)
     return GateInputs(

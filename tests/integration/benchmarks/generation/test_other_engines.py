@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partialmethod
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -104,21 +103,8 @@ def test_transformers_ignores_the_end_of_sequence(checkpoint: Path) -> None:
     assert group.answers[0].submitted_s < group.answers[0].arrivals_s[0]
 
 
-@pytest.fixture
-def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers would fill most of the memory with pages and attention masks."""
-    from transformers import ContinuousBatchingConfig, LlamaForCausalLM
-
-    start = partialmethod(
-        LlamaForCausalLM.init_continuous_batching,
-        continuous_batching_config=ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64),
-    )
-    monkeypatch.setattr(LlamaForCausalLM, "init_continuous_batching", start)
-
-
-@pytest.mark.usefixtures("few_pages")
 def test_paged_transformers_answers_have_the_requested_length(checkpoint: Path) -> None:
-    loop = PagedTransformersSystem(checkpoint, [END], threads=1)
+    loop = PagedTransformersSystem(checkpoint, [END], threads=1, kv_slots=2, context=64)
     group = loop.run(PROMPTS, 6)
     loop.close()
     assert [answer.tokens for answer in group.answers] == [6, 6]
