@@ -9,7 +9,12 @@ from pathlib import Path
 
 from build_artifacts.console import BuildProgress
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import OPENVINO_INT8, OPENVINO_INT8_SMOOTH, CandidateRecipe
+from build_artifacts.recipes import (
+    CPU_INT8_DYNAMIC,
+    OPENVINO_INT8,
+    OPENVINO_INT8_SMOOTH,
+    CandidateRecipe,
+)
 from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
 from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
 from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
@@ -36,6 +41,16 @@ OPENVINO = tuple(
     for recipe in (OPENVINO_INT8, OPENVINO_INT8_SMOOTH)
 )
 OPENVINO_BASELINES = tuple(recipe.name for recipe in OPENVINO)
+# Ranges of the whole batch: its answers depend on the batch.
+DYNAMIC = CPU_INT8_DYNAMIC.name
+_BASELINES = {
+    CPU_INT8_DYNAMIC: "the same rewrites with dynamic int8",
+    **{
+        recipe: f"OpenVINO, {type(recipe.quantization).__name__}, without buckets and run at "
+        "exactly the measured shapes; faster than under traffic of varied shapes"
+        for recipe in OPENVINO
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +113,8 @@ def _collect(
     _add_sealed(
         collected, TuningTarget(request.artifact, manifest, Device.CPU, encoders.single_pass)
     )
-    for recipe in OPENVINO:
-        _add_openvino(collected, recipe, prepared, graphs, encoders.single_pass)
+    for recipe in _BASELINES:
+        _add_baseline(collected, recipe, prepared, graphs, encoders.single_pass)
     return collected
 
 
@@ -129,7 +144,7 @@ def _add_sealed(collected: GraphCandidates, target: TuningTarget) -> None:
         )
 
 
-def _add_openvino(
+def _add_baseline(
     collected: GraphCandidates,
     recipe: CandidateRecipe,
     prepared: PreparedModel,
@@ -137,28 +152,27 @@ def _add_openvino(
     settings: EncoderSettings,
 ) -> None:
     try:
-        spec = _build_openvino_spec(recipe, prepared, graphs, settings)
+        spec = _build_spec(recipe, prepared, graphs, settings)
     except UnsupportedModel as exc:
         collected.missing[recipe.name] = exc.message
         return
     collected.candidates.append(
         GraphCandidate(
             name=recipe.name,
-            what=f"OpenVINO, {type(recipe.quantization).__name__}, without buckets and run at "
-            "exactly the measured shapes; faster than under traffic of varied shapes",
+            what=_BASELINES[recipe],
             open=partial(open_engine, spec),
             must_pass_gate=False,
         )
     )
 
 
-def _build_openvino_spec(
+def _build_spec(
     recipe: CandidateRecipe,
     prepared: PreparedModel,
     graphs: CandidateGraphs,
     settings: EncoderSettings,
 ) -> GraphSpec:
-    """Build the graph of an OpenVINO baseline. Raise UnsupportedModel."""
+    """Build the graph of a baseline. Raise UnsupportedModel."""
     if reason := missing_requirement(
         build_graph_spec(recipe, Path(recipe.name), prepared), settings
     ):

@@ -25,6 +25,7 @@ from benchmarks.common.report import log_progress, start_run, write_result
 from benchmarks.common.statistics import Goal
 from benchmarks.graphs.candidates import (
     COMMON_RECIPE,
+    DYNAMIC,
     OPENVINO_BASELINES,
     SEALED,
     TORCH,
@@ -60,7 +61,7 @@ from deployments.tuning.parity import ReferenceOutputs
 
 ROUNDS = 7
 SHAPES = tuple(map(parse_shape, ("1x16", "1x128", "8x128", "32x64")))
-SCORED = (TORCH, COMMON_RECIPE, SEALED, *OPENVINO_BASELINES)
+SCORED = (TORCH, COMMON_RECIPE, SEALED, DYNAMIC, *OPENVINO_BASELINES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
