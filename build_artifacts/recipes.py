@@ -14,7 +14,7 @@ from deployments.artifacts.types import Device, KvCacheDtype, Precision
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 # Increase this if changed code of a build step changes its output.
-RECIPE_REVISION = 10
+RECIPE_REVISION = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class CandidateRecipe:
 # The CPU kernel of the fused operator is three times slower than Add and LayerNormalization.
 NO_SKIP_FUSION = EngineOptions(disabled_optimizers=("SkipLayerNormFusion",))
 SDPA = ExportRecipe(dtype="float32", opset=23)
-LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads", "matmul-pooling"))
+LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads", "matmul-pooling", "direct-mask"))
 
 CPU_FP32 = CandidateRecipe(
     name="cpu-fp32",

@@ -58,6 +58,7 @@ def quantize_smoothed(
         source: smoother.smooth(source, readers, observed[str(source.name)])
         for source, readers in static.items()
     }
+    smoother.equalize_widths()
     writer, floating = ProductWriter(editor, scheme), find_wide_heads(model, products)
     for product in products:
         byte_range = None if product.name in excluded_nodes else ranges.get(product.source)

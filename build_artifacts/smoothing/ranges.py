@@ -15,12 +15,16 @@ from build_artifacts.smoothing.products import FloatArray
 _STRENGTHS = (0.6, 0.7, 0.8, 0.9, 1.0)
 _MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
 _MAX_UINT8, _MAX_INT8 = 255, 127
-# Ranges to try for a byte, relative to the largest value.
+# Ranges of neurons to try for a byte, relative to the largest value.
 _RANGES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1)
-# Copies of neurons, at most, relative to all of them.
-_MAX_COPIES = 1 / 16
-# Kernels compute this many columns at once.
-_COLUMNS = 16
+# Slopes of copies to try: a steeper GELU is closer to its input, and represents less of it.
+_SLOPES = (1, 2, 4)
+# Copies of neurons, at most, relative to all of them. Each takes as long as a neuron.
+_MAX_COPIES = 1 / 48
+# Kernels compute this many columns at once, so this many copies are always allowed.
+COLUMNS = 16
+# Ranges of other activations to try, relative to that of all observed values.
+_CLIPPED_RANGES = (1.0, 0.9, 0.8, 0.7)
 
 
 class ByteRange(NamedTuple):
@@ -100,16 +104,29 @@ def even_channels(observed: Observed, weights: Sequence[FloatArray], *, centered
     return Evening(min(tried, key=error), shift)
 
 
+def choose_range(observed: Observed, weights: Sequence[FloatArray]) -> ByteRange:
+    """Choose the range with the least error of the products with `weights` [K, N]."""
+    low, high = float(observed.low.min()), float(observed.high.max())
+    exact = [observed.sample @ each for each in weights]
+
+    def error(byte_range: ByteRange) -> float:
+        rounded = byte_range.round(observed.sample)
+        return sum(_distance(rounded @ w, due) for w, due in zip(weights, exact, strict=True))
+
+    return min((ByteRange.of(low * share, high * share) for share in _CLIPPED_RANGES), key=error)
+
+
 class Saturation(NamedTuple):
     """Outputs of neurons above `top` are represented by copies of the neurons.
 
-    Copy number `steps[i]`, from 1, of neuron `neurons[i]` has a bias that is smaller by `steps[i]`
-    times `top`. Copies with step 0 fill up and get no output weights.
+    With x the input of neuron `neurons[i]`, copy i has activation(slope * (x - offsets[i])), which
+    counts as `slope` times less.
     """
 
     top: float
+    slope: int
     neurons: NDArray[np.intp]
-    steps: NDArray[np.intp]
+    offsets: FloatArray
 
 
 def choose_saturation(
@@ -118,37 +135,32 @@ def choose_saturation(
     """Choose where neurons saturate, so that `weights` [K, N] times bytes has the least error.
 
     For x well above 0 an `activation` such as GELU returns x. Therefore its value is about the sum
-    of min(activation(x), top), min(activation(x - top), top), ...
+    of min(activation(x), top), min(activation(x - top), top), ... With slope s the later terms are
+    min(activation(s (x - top)), top) / s, min(activation(s (x - top - top / s)), top) / s, ...
     """
     low, high = float(observed.low.min()), float(observed.high.max())
     exact = observed.sample @ weights
-    most = int(len(observed.high) * _MAX_COPIES)
+    most = max(COLUMNS, int(len(observed.high) * _MAX_COPIES))
 
     def error(saturation: Saturation) -> float:
-        bytes_ = ByteRange.of(low, saturation.top)
+        top, slope, neurons, offsets = saturation
+        bytes_ = ByteRange.of(low, top)
         result = bytes_.round(observed.sample) @ weights
-        neurons, steps = saturation.neurons, saturation.steps
-        values = activation(observed.sample[:, neurons] - np.float32(saturation.top) * steps)
-        return _distance(result + bytes_.round(values) @ weights[neurons], exact)
+        values = bytes_.round(activation(slope * (observed.sample[:, neurons] - offsets)))
+        return _distance(result + values @ weights[neurons] / np.float32(slope), exact)
 
-    tried = [_saturate(observed.high, high * share) for share in _RANGES]
+    tops = [high * share for share in _RANGES]
+    tried = [_saturate(observed.high, top, slope) for slope in _SLOPES for top in tops]
     allowed = [each for each in tried if len(each.neurons) <= most]
-    return _fill_up(min(allowed, key=error))
+    return min(allowed, key=error)
 
 
-def _saturate(high: FloatArray, top: float) -> Saturation:
-    counts = np.ceil(high / max(top, _MIN_SIZE) - _MIN_SIZE).astype(np.intp).clip(min=1) - 1
+def _saturate(high: FloatArray, top: float, slope: int) -> Saturation:
+    step = max(top, _MIN_SIZE) / slope
+    counts = np.ceil((high - top).clip(min=0) / step - _MIN_SIZE).astype(np.intp).clip(min=0)
     neurons = np.repeat(np.arange(len(high)), counts)
-    steps = [step for count in counts for step in range(1, count + 1)]
-    return Saturation(top, neurons, np.array(steps, np.intp))
-
-
-def _fill_up(saturation: Saturation) -> Saturation:
-    missing = np.zeros(-len(saturation.neurons) % _COLUMNS, np.intp)
-    return saturation._replace(
-        neurons=np.concatenate([saturation.neurons, missing]),
-        steps=np.concatenate([saturation.steps, missing]),
-    )
+    offsets = [top + i * step for count in counts for i in range(count)]
+    return Saturation(top, slope, neurons, np.array(offsets, np.float32))
 
 
 def _distance(a: FloatArray, b: FloatArray) -> float:

@@ -160,6 +160,51 @@ def pool_by_matmul(model: ir.Model) -> int:
     return changed
 
 
+def read_mask_directly(model: ir.Model) -> int:
+    """Reshape the padding mask of attention to [B, 1, 1, T] instead of gathering its values.
+
+    The exporter looks up mask[item, token] with the indices of all items and tokens, which takes
+    fourteen operators. This is 2 % of a pass of MiniLM over 16 tokens.
+    """
+    import onnx_ir as ir
+
+    changed = 0
+    for node in _find_nodes(model, "GatherND"):
+        cast = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if cast is None or cast.op_type != "Cast" or not _is_mask(cast.inputs[0]):
+            continue
+        if not _gathers_pairs(node):
+            continue
+        name = f"{node.outputs[0].name}_direct"
+        axes = ir.Value(name=f"{name}_axes", const_value=ir.tensor(np.array([1, 2])))
+        model.graph.register_initializer(axes)
+        direct = _rename_node(ir.node("Unsqueeze", [cast.outputs[0], axes]), name)
+        model.graph.insert_before(node, direct)
+        _replace_uses(node.outputs[0], direct.outputs[0])
+        changed += 1
+    return changed
+
+
+def _gathers_pairs(node: ir.Node) -> bool:
+    """Return whether the indices of a GatherND are all pairs of an item and a token."""
+    joined = node.inputs[1].producer() if node.inputs[1] is not None else None
+    if joined is None or joined.op_type != "Concat" or len(joined.inputs) != 2:
+        return False
+    return all(_is_range(value) for value in joined.inputs)
+
+
+def _is_range(value: ir.Value | None) -> bool:
+    """Return whether `value` has the numbers 0, 1, ... along one axis and equal ones elsewhere."""
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in ("Unsqueeze", "Expand"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type == "Range" and _is_zero(node.inputs[0])
+
+
+def _is_mask(value: ir.Value | None) -> bool:
+    return value is not None and value.is_graph_input() and value.name == "attention_mask"
+
+
 def _sums_tokens(node: ir.Node) -> bool:
     """Return whether the ReduceSum adds up axis 1 and removes it."""
     axes = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
@@ -286,5 +331,6 @@ REWRITES: Mapping[str, Rewrite] = {
     "drop-empty-rows": drop_empty_rows,
     "packed-heads": pack_heads,
     "matmul-pooling": pool_by_matmul,
+    "direct-mask": read_mask_directly,
     "flash-when-full": use_flash_attention,
 }

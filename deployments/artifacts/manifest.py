@@ -50,7 +50,7 @@ class Gate(FrozenModel):
     # Outputs whose two best choices differ by less probability are near-ties. Rounding decides
     # them in every arithmetic, so both choices count as correct.
     near_tie_margin: float = 0.1
-    metric_drop: float = 0.5  # points (hundredths) of the task's metric, with labelled data
+    metric_drop: float = 0.3  # points (hundredths) of the task's metric, with labelled data
     # Share of equal next tokens of a decoder, near-ties excluded. Lower than `top1_agreement`:
     # each of hundreds of tokens is one of a whole vocabulary.
     next_token_agreement: float = 0.9

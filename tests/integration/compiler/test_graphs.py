@@ -122,7 +122,7 @@ def test_rewrite_that_changes_outputs_is_discarded(
     assert graphs.graph(CPU_FP32).read_bytes() == exported.read_bytes()
     (line,) = runner.lines("rewrite")
     assert re.fullmatch(
-        r"cpu-fp32: drop-empty-rows, packed-heads, matmul-pooling: "
+        r"cpu-fp32: drop-empty-rows, packed-heads, matmul-pooling, direct-mask: "
         r"discarded, the outputs would change by \d\.\de[+-]\d\d",
         line,
     )

@@ -51,6 +51,19 @@ def test_rewrites_remove_where_and_transposes_of_bert(
         assert largest_difference(build.answers(FLOAT, graph, batch_items=1), due) < TOLERANCE
 
 
+@pytest.mark.parametrize("model", ["prepared_build", "distilbert"])
+def test_padding_mask_is_reshaped_instead_of_gathered(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    build: PreparedBuild = request.getfixturevalue(model)
+    exported, direct = build.graphs.float_graph(FLOAT), tmp_path / "direct.onnx"
+    assert rewrite(exported, GraphRewrites(names=("direct-mask",)), direct) == 1
+    before, after = op_counts(exported), op_counts(direct)
+    assert (before["GatherND"], after["GatherND"]) == (1, 0)
+    assert before.total() - after.total() > 10
+    assert largest_difference(build.answers(FLOAT, direct), build.answers(FLOAT, exported)) == 0
+
+
 def test_pack_heads_requires_dropped_where(prepared_build: PreparedBuild, tmp_path: Path) -> None:
     exported = prepared_build.graphs.float_graph(FLOAT)
     assert rewrite(exported, GraphRewrites(names=("packed-heads",)), tmp_path / "graph.onnx") == 0
@@ -77,7 +90,8 @@ def test_graph_without_attention_is_unchanged(
     prepared_build: PreparedBuild, tmp_path: Path, recipe: CandidateRecipe
 ) -> None:
     exported = prepared_build.graphs.float_graph(recipe)
-    others = GraphRewrites(names=tuple(name for name in REWRITES if name != "matmul-pooling"))
+    any_export = {"matmul-pooling", "direct-mask"}
+    others = GraphRewrites(names=tuple(name for name in REWRITES if name not in any_export))
     assert rewrite(exported, others, tmp_path / "graph.onnx") == 0
     assert op_counts(tmp_path / "graph.onnx") == op_counts(exported)
     due, given = (prepared_build.answers(FLOAT, g) for g in (exported, tmp_path / "graph.onnx"))

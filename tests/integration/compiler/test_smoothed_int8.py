@@ -8,12 +8,25 @@ from pathlib import Path
 import onnx
 import pytest
 
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, CPU_INT8_DYNAMIC, SmoothedInt8
+from build_artifacts.recipes import (
+    CPU_FP32,
+    CPU_INT8,
+    CPU_INT8_DYNAMIC,
+    OPENVINO_INT8,
+    SmoothedInt8,
+)
 from build_artifacts.steps.quantize import quantize
+from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
 from deployments.tuning.parity import cosines
 from tests.support.builders import tiny_checkpoint
-from tests.support.prepared_build import PreparedBuild, op_counts
+from tests.support.prepared_build import (
+    PreparedBuild,
+    RecordingRunner,
+    matrices,
+    op_counts,
+    plant_outlier,
+)
 
 
 @dataclass(frozen=True)
@@ -48,17 +61,21 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_families_have_constant_ranges(case: Case, tmp_path: Path) -> None:
+def prepare_case(case: Case, directory: Path) -> PreparedBuild:
     labels = ("A", "B", "C") if case.head in (ModelHead.TOKENS, ModelHead.LABELS) else ()
     source = tiny_checkpoint(
-        tmp_path / "model",
+        directory / "model",
         model_type=case.model_type,
         head=case.head,
         labels=labels,
         pooling=case.pooling,
     )
-    build = PreparedBuild.of(source, tmp_path / "work")
+    return PreparedBuild.of(source, directory / "work")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_families_have_constant_ranges(case: Case, tmp_path: Path) -> None:
+    build = prepare_case(case, tmp_path)
     graph = build.graphs.graph(CPU_INT8)
     counts = op_counts(graph)
     assert (
@@ -98,6 +115,31 @@ def test_pairs_match_operators(prepared_build: PreparedBuild, tmp_path: Path) ->
     outputs = prepared_build.answers(CPU_INT8, graph)
     operators = prepared_build.answers(CPU_INT8, prepared_build.graphs.graph(CPU_INT8))
     assert cosines(outputs, operators).min() > 0.9999
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)
+def test_openvino_passes_the_gate(case: Case, tmp_path: Path) -> None:
+    """The gate compares with fp32 torch, and batched with unbatched answers."""
+    pytest.importorskip("openvino", reason="`openvino` is not installed")
+    build = prepare_case(case, tmp_path)
+    runner = RecordingRunner(tmp_path / "gate")
+    accepted = build.accuracy_gate(runner, Gate()).first_accepted(OPENVINO_INT8)
+    assert accepted is not None, runner.lines("verify")
+    assert accepted.parity.batched_cosine_worst > 0.999
+    assert accepted.excluded_nodes == ()
+
+
+def test_layers_of_neurons_keep_one_width(tmp_path: Path) -> None:
+    """The planted neuron needs copies in its layer; the other layer gets as many empty neurons."""
+    source = plant_outlier(tiny_checkpoint(tmp_path / "model"), layer=0, factor=30.0)
+    build = PreparedBuild.of(source, tmp_path / "work")
+    graph = onnx.load(build.graphs.graph(CPU_INT8))
+    shapes = {i.name: tuple(i.dims) for i in graph.graph.initializer if i.name.endswith("_int8")}
+    inner = [shape for shape in shapes.values() if shape[0] < shape[1]]
+    float_graph = matrices(build.graphs.float_graph(CPU_FP32))
+    width = max(matrix.shape[1] for matrix in float_graph.values())
+    assert len(inner) == 2
+    assert {columns for _, columns in inner} == {width + 16}
 
 
 def test_excluded_nodes_read_float_activations(

@@ -1,0 +1,26 @@
+"""What the search presets may seal."""
+
+from __future__ import annotations
+
+import pytest
+
+from build_artifacts.recipes import SEARCH_PRESETS, DynamicInt8, SmoothedInt8
+
+
+def test_only_the_dynamic_preset_has_ranges_that_depend_on_the_batch() -> None:
+    presets = {
+        name
+        for name, preset in SEARCH_PRESETS.items()
+        for candidate in (*preset.candidates, preset.fallback)
+        if isinstance(candidate.quantization, DynamicInt8)
+    }
+    assert presets == {"dynamic"}
+
+
+@pytest.mark.parametrize("name", sorted(SEARCH_PRESETS.keys() - {"dynamic"}))
+def test_presets_start_with_smoothed_int8_and_compare_batched_answers(name: str) -> None:
+    preset = SEARCH_PRESETS[name]
+    assert isinstance(preset.candidates[0].quantization, SmoothedInt8)
+    assert preset.gate.batched_cosine_worst >= 0.999
+    assert preset.gate.batched_top1_agreement == 1
+    assert preset.gate.metric_drop <= 0.3
