@@ -76,6 +76,9 @@ DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-sst2-lora",
         evaluation=_HERE / "data" / "sst2-dev.tsv",
+        # Three of its 872 sentences are .34 points. int8 in blocks, nearly exact, loses two and
+        # takes 2.7 times as long.
+        gate=Gate(metric_drop=0.35),
     ),
     DemoModel(
         id="hundredfold/minilm-squad",
@@ -84,7 +87,8 @@ DEMO_MODELS = (
         task=TaskName.QUESTION_ANSWERING,
         adapter=_HERE / "adapters" / "minilm-squad-lora",
         evaluation=_HERE / "data" / "questions.json",
-        # One of its 97 questions is 1.03 points. int8 in blocks, nearly exact, loses .77.
+        # One of its 97 questions is 1.03 points. int8 in blocks, nearly exact, loses .77. On the 486
+        # questions of SQuAD 2.0's article "Warsaw" the sealed graph loses nothing.
         gate=Gate(metric_drop=1.1),
     ),
     DemoModel(
