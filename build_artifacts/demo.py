@@ -87,8 +87,8 @@ DEMO_MODELS = (
         task=TaskName.QUESTION_ANSWERING,
         adapter=_HERE / "adapters" / "minilm-squad-lora",
         evaluation=_HERE / "data" / "questions.json",
-        # One of its 97 questions is 1.03 points. int8 in blocks, nearly exact, loses .77. On the 486
-        # questions of SQuAD 2.0's article "Warsaw" the sealed graph loses nothing.
+        # One of its 97 questions is 1.03 points. int8 in blocks, nearly exact, loses .77. On 486
+        # questions of SQuAD 2.0 (the article "Warsaw") the sealed graph loses nothing.
         gate=Gate(metric_drop=1.1),
     ),
     DemoModel(
