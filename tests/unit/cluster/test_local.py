@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster.local import WRAPPER, LocalPorts, find_haproxy, local_environment
+from cluster.processes import find_free_port
+
+
+def test_haproxy_is_found_where_the_wrapper_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HUNDREDFOLD_HAPROXY", raising=False)
+    binary = find_haproxy()
+    for name, value in local_environment().items():
+        monkeypatch.setenv(name, value)
+    assert os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(WRAPPER)
+    assert find_haproxy() == binary
+    assert local_environment()["HUNDREDFOLD_HAPROXY"] == binary
+
+
+def test_sockets_of_a_node_are_short_enough() -> None:
+    edge = Path("/tmp/hundredfold-1000-01234567")
+    path = Path(local_environment(edge=edge)["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+    assert len(str(path.parent / ("n" * 56) / path.name)) <= 107
+
+
+def test_metrics_port_is_the_given_one() -> None:
+    free = find_free_port(9101, 0)
+    assert LocalPorts.choose(reserved=8000, metrics=free).metrics == free
+    assert LocalPorts.choose(reserved=9101).metrics != 9101
