@@ -13,7 +13,7 @@ from deployments.errors import ServeError
 
 START_S = 10.0  # until a new process answers on its admin socket
 POLL_S = 0.02
-COMMAND_S = 5.0
+COMMAND_S = 3.0  # until HAProxy has answered an admin command
 
 
 class EdgeError(ServeError):
@@ -74,6 +74,13 @@ class HaproxyProcess:
             finally:
                 writer.close()
 
+    async def is_serving(self) -> bool:
+        """Whether this process, not a predecessor at the same path, answers."""
+        try:
+            return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n")
+        except OSError:
+            return False
+
     async def wait(self) -> int:
         """Wait until the process ends and return its exit code."""
         return await self._process.wait()
@@ -92,7 +99,7 @@ class HaproxyProcess:
     async def _wait_until_serving(self) -> None:
         try:
             async with asyncio.timeout(START_S):
-                while not await self._is_serving():
+                while not await self.is_serving():
                     if self._process.returncode is not None:
                         raise EdgeError(f"HAProxy ended at its start: {_tail(self.files.log)}")
                     await asyncio.sleep(POLL_S)
@@ -101,13 +108,6 @@ class HaproxyProcess:
             raise EdgeError(
                 f"HAProxy did not serve within {START_S:g} s: {_tail(self.files.log)}"
             ) from error
-
-    async def _is_serving(self) -> bool:
-        """Whether this process, not a predecessor at the same path, answers."""
-        try:
-            return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n")
-        except OSError:
-            return False
 
 
 def _tail(path: Path) -> str:

@@ -34,6 +34,7 @@ from cluster.edge.haproxy_config import (
 from cluster.edge.haproxy_process import EdgeError, HaproxyFiles, HaproxyProcess
 from deployments.errors import ServeError
 
+HEALTH_PERIOD_S = 1.0
 RETRY_S = 0.2  # between two starts of an HAProxy that ends at once
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -71,6 +72,7 @@ class Edge:
         self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # with those that drain
         self._attached: _Attached | None = None
         self._servers: dict[Path, asyncio.Server] = {}
+        self._health: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()  # one start of HAProxy at a time
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
@@ -98,8 +100,11 @@ class Edge:
     async def _start(self) -> None:
         await self._listen(control_socket(self.directory), self._attach)
         await self._replace(lambda paths: build_starting_config(paths, self._limits))
+        self._health = asyncio.create_task(self._check_health())
 
     async def _stop(self) -> None:
+        if self._health is not None:
+            self._health.cancel()
         for server in self._servers.values():
             server.close()
         self._current = None
@@ -193,6 +198,15 @@ class Edge:
             except (EdgeError, OSError) as error:
                 self._report(f"HAProxy does not start: {error}")
                 await asyncio.sleep(RETRY_S)
+
+    async def _check_health(self) -> None:
+        """Kill a HAProxy that hangs or is stopped, so that it is started again."""
+        while True:
+            await asyncio.sleep(HEALTH_PERIOD_S)
+            process = self._current
+            if process in self._processes and not await process.is_serving():
+                self._report("HAProxy does not answer")
+                process.kill()
 
 
 def control_socket(directory: Path) -> Path:

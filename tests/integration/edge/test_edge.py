@@ -59,6 +59,16 @@ def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
     assert "exit code -9" in edge.reports[0]
 
 
+def test_stopped_haproxy_is_replaced(edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.edge.haproxy_process.COMMAND_S", 0.5)
+    (stopped,) = edge.haproxies()
+    stopped.suspend()
+    wait_for(lambda: not stopped.is_running(), 10)
+    assert edge.post().status_code == 200
+    assert edge.is_healthy()
+    assert edge.reports[0] == "HAProxy does not answer"
+
+
 def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:
     before = edge.haproxies()
     edge.replace_manager()
