@@ -23,7 +23,7 @@ test-fast: .venv/dev-ready
 # Everything. Integration tests share builds per file; the cluster tests have the machine alone.
 test: .venv/dev-ready .venv-clients/ready
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
-	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/end_to_end
 
 lint: .venv/dev-ready

@@ -52,6 +52,7 @@ def quick_config() -> dict[str, Any]:
     deployments = {d["name"]: d for d in application["deployments"]}
     for deployment in deployments.values():
         deployment["health_check_period_s"] = 1  # a replica that died is replaced after the next
+        deployment["graceful_shutdown_wait_loop_s"] = 0.5  # the first wait of a replica that ends
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling["policy"]["policy_kwargs"] = {"target_load": 200}  # tokens
