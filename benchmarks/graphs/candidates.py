@@ -43,7 +43,7 @@ OPENVINO = tuple(
 OPENVINO_BASELINES = tuple(recipe.name for recipe in OPENVINO)
 # Ranges of the whole batch: its answers depend on the batch.
 DYNAMIC = CPU_INT8_DYNAMIC.name
-_BASELINES = {
+BASELINES = {
     CPU_INT8_DYNAMIC: "the same rewrites with dynamic int8",
     **{
         recipe: f"OpenVINO, {type(recipe.quantization).__name__}, without buckets and run at "
@@ -113,7 +113,7 @@ def _collect(
     _add_sealed(
         collected, TuningTarget(request.artifact, manifest, Device.CPU, encoders.single_pass)
     )
-    for recipe in _BASELINES:
+    for recipe in BASELINES:
         _add_baseline(collected, recipe, prepared, graphs, encoders.single_pass)
     return collected
 
@@ -159,7 +159,7 @@ def _add_baseline(
     collected.candidates.append(
         GraphCandidate(
             name=recipe.name,
-            what=_BASELINES[recipe],
+            what=BASELINES[recipe],
             open=partial(open_engine, spec),
             must_pass_gate=False,
         )

@@ -10,6 +10,7 @@ from build_artifacts.smoothing.products import FloatArray
 from build_artifacts.smoothing.ranges import (
     ByteRange,
     Int8Weights,
+    choose_range,
     choose_saturation,
     even_channels,
 )
@@ -70,6 +71,22 @@ def test_evening_reduces_the_error_of_a_loud_channel() -> None:
 def test_activations_that_cannot_be_shifted_are_only_scaled() -> None:
     observed = observe(normal(50, 4) + 3)
     assert not even_channels(observed, [normal(4, 2)], centered=False).shift.any()
+
+
+def test_range_excludes_a_rare_value_if_others_gain_more() -> None:
+    even, weights = RNG.uniform(-1, 1, size=(2000, 16)).astype(np.float32), [normal(16, 8)]
+    assert choose_range(observe(even), weights) == ByteRange.covering(observe(even))
+    peaked = RNG.laplace(size=(2000, 16)).astype(np.float32)
+    assert choose_range(observe(peaked), weights).scale < ByteRange.covering(observe(peaked)).scale
+
+
+def test_steeper_copies_of_gelu_reduce_the_error() -> None:
+    def gelu(values: FloatArray) -> FloatArray:
+        return values / (1 + np.exp(-1.702 * values))
+
+    rows = gelu(normal(300, 64))
+    rows[:, 7] = gelu(RNG.uniform(-2, 12, size=300).astype(np.float32))
+    assert choose_saturation(observe(rows), normal(64, 8), gelu).slope > 1
 
 
 def test_copies_of_rectified_neurons_sum_to_the_neuron() -> None:
