@@ -101,6 +101,7 @@ class LimitSettings(_Settings):
     request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts once per use
     inflight_items: int = Field(4_096, ge=1)
     inflight_body_bytes: int = Field(64_000_000, ge=1)
+    inflight_response_bytes: int = Field(256_000_000, ge=1)
     inflight_generations: int = Field(256, ge=1)  # generations in flight
     choices: int = Field(8, ge=1)  # answers per prompt: `n`, `best_of`
 

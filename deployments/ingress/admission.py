@@ -25,6 +25,9 @@ class Admission:
         self.items = Capacity(lambda: self.limits.inflight_items, "texts")
         self.generations = Capacity(lambda: self.limits.inflight_generations, "completions")
         self.body_bytes = Capacity(lambda: self.limits.inflight_body_bytes, "body bytes")
+        self.response_bytes = Capacity(
+            lambda: self.limits.inflight_response_bytes, "bytes of large answers"
+        )
 
     def limit_texts(self, inputs: TaskInput) -> TaskInput:
         """Truncate texts where the request allows it. Raises TooManyItems or InputTooLong."""

@@ -17,6 +17,7 @@ from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.pipeline import RequestPipeline
 
@@ -41,6 +42,9 @@ def build_http_app(
     return HttpApplication(
         RouteTable(build_routes(apis)),
         body_bytes=pipeline.admission.body_bytes,
+        large_responses=LargeResponseSender(
+            pipeline.admission.response_bytes, lambda: pipeline.settings.stream_write_timeout_s
+        ),
         record_rejection=pipeline.record_rejection,
         lifespan=pipeline.monitor.refreshing,
         in_flight=idle_cores or nullcontext(),

@@ -17,11 +17,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.capacity import Capacity
-from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
+from deployments.errors import MethodNotAllowed, Overloaded, ServeError, UnknownRoute
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.errors import truncate_error
+from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.router import RouteTable, WrongMethod
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -47,12 +48,14 @@ class HttpApplication:
         self,
         table: RouteTable,
         body_bytes: Capacity,
+        large_responses: LargeResponseSender,
         record_rejection: RecordRejection,
         lifespan: Lifespan,
         in_flight: AbstractContextManager[object] = _NOTHING,
     ) -> None:
         self.table = table
         self._body_bytes = body_bytes
+        self._large_responses = large_responses
         self._record_rejection = record_rejection
         self._lifespan = lifespan
         self._in_flight = in_flight
@@ -77,9 +80,23 @@ class HttpApplication:
         try:
             with self._in_flight:
                 response = await self._handle(request, scope)
-                await response(scope, receive, send)
+                if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
+                    await response(scope, receive, send)
+                else:
+                    await self._send_large(response, scope, receive, send)
         finally:
             body.release()
+
+    async def _send_large(
+        self, response: Response, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            size = self._large_responses.reserve(response)
+        except Overloaded as error:
+            error.recorded = True  # the request is already in the metrics
+            await self._respond(scope, error)(scope, receive, send)
+        else:
+            await self._large_responses.send(response, size, send)
 
     async def _handle(self, request: Request, scope: Scope) -> Response:
         try:

@@ -15,6 +15,7 @@ from deployments.ingress.http import router
 from deployments.ingress.http.api import ErrorFormat
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.router import OperationRoute, RouteTable
 
 
@@ -47,11 +48,16 @@ ROUTES = [
 ]
 
 
+def large_sender() -> LargeResponseSender:
+    return LargeResponseSender(Capacity(lambda: 1_000_000, "bytes"), lambda: 30.0)
+
+
 def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
     recorded = [] if rejections is None else rejections
     return HttpApplication(
         RouteTable(ROUTES),
         Capacity(lambda: 1_000, "body bytes"),
+        large_sender(),
         lambda error, _seconds: recorded.append(error),
         no_lifespan,
     )
@@ -149,7 +155,11 @@ async def test_lifespan_is_entered_and_left() -> None:
         events.append("ended")
 
     app = HttpApplication(
-        RouteTable([]), Capacity(lambda: 1, "body bytes"), lambda error, seconds: None, lifespan
+        RouteTable([]),
+        Capacity(lambda: 1, "body bytes"),
+        large_sender(),
+        lambda error, seconds: None,
+        lifespan,
     )
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
 

@@ -1,0 +1,62 @@
+"""Large answers: sent in chunks within a time limit, their bytes counted until they are sent.
+
+The HTTP server stores what it cannot send. It takes a whole body at once, but of a body in chunks
+only the next one while the client does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import Send
+
+from deployments.capacity import Capacity
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+CHUNK_BYTES = 1 << 16
+# A client that reads slower is disconnected. Each answer has the write timeout of streams in
+# addition.
+MIN_BYTES_PER_S = 100_000
+
+
+class LargeResponseSender:
+    """Sends answers of more than CHUNK_BYTES; `write_timeout_s` returns the present setting."""
+
+    def __init__(self, capacity: Capacity, write_timeout_s: Callable[[], float]) -> None:
+        self._capacity = capacity
+        self._write_timeout_s = write_timeout_s
+
+    def reserve(self, response: Response) -> int:
+        """Reserve the bytes of an answer; one above the limit needs all. Raises Overloaded."""
+        size = min(len(response.body), self._capacity.limit)
+        self._capacity.reserve(size)
+        return size
+
+    async def send(self, response: Response, size: int, send: Send) -> None:
+        """Send an answer and release its `size`. The server closes an incomplete connection."""
+        body = bytes(response.body)
+        start = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": response.raw_headers,
+        }
+        try:
+            async with asyncio.timeout(self._write_timeout_s() + len(body) / MIN_BYTES_PER_S):
+                await send(start)
+                for offset in range(0, len(body), CHUNK_BYTES):
+                    end = offset + CHUNK_BYTES
+                    await send(
+                        {
+                            "type": "http.response.body",
+                            "body": body[offset:end],
+                            "more_body": end < len(body),
+                        }
+                    )
+        except (TimeoutError, OSError) as exc:
+            log.info("answer of %d bytes not sent, the client does not read: %r", len(body), exc)
+        finally:
+            self._capacity.release(size)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Scope
+
+from deployments.capacity import Capacity
+from deployments.errors import ServeError
+from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
+from deployments.ingress.http.router import OperationRoute, RouteTable
+from tests.support.fakes import wait_until
+
+SCOPE: Scope = {
+    "type": "http",
+    "method": "GET",
+    "path": "/",
+    "headers": [],
+    "query_string": b"",
+}
+
+
+@asynccontextmanager
+async def no_lifespan() -> AsyncIterator[None]:
+    yield
+
+
+class Server:
+    """The application and the messages of its answers. `stops_after`: the client reads no more."""
+
+    def __init__(self, body: bytes, limit: int = 1 << 20, write_timeout_s: float = 30.0) -> None:
+        self.budget = Capacity(lambda: limit, "bytes of large answers")
+        self.rejections: list[ServeError] = []
+
+        async def answer(request: Request) -> Response:
+            return Response(body, headers={"x-test": "1"})
+
+        self.app = HttpApplication(
+            RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT)]),
+            Capacity(lambda: 1_000, "body bytes"),
+            LargeResponseSender(self.budget, lambda: write_timeout_s),
+            lambda error, _seconds: self.rejections.append(error),
+            no_lifespan,
+        )
+
+    async def get(self, stops_after: int | None = None) -> list[Message]:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            if len(sent) == stops_after:
+                await asyncio.Event().wait()
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await self.app(dict(SCOPE), receive, send)
+        return sent
+
+
+def body_of(sent: list[Message]) -> bytes:
+    return b"".join(message.get("body", b"") for message in sent[1:])
+
+
+async def test_small_answer_is_one_message() -> None:
+    server = Server(b"x" * CHUNK_BYTES)
+    sent = await server.get()
+    assert len(sent) == 2
+    assert server.budget.used == 0
+
+
+async def test_large_answer_is_sent_in_chunks() -> None:
+    body = bytes(range(256)) * 600
+    server = Server(body)
+    sent = await server.get()
+    assert [message["type"] for message in sent] == ["http.response.start"] + [
+        "http.response.body"
+    ] * 3
+    assert max(len(message["body"]) for message in sent[1:]) == CHUNK_BYTES
+    assert [message["more_body"] for message in sent[1:]] == [True, True, False]
+    assert body_of(sent) == body
+    headers = dict(sent[0]["headers"])
+    assert (headers[b"content-length"], headers[b"x-test"]) == (b"153600", b"1")
+    assert server.budget.used == 0
+
+
+async def test_unread_answers_count_and_further_ones_are_refused() -> None:
+    server = Server(b"x" * 400_000)
+    unread = [asyncio.create_task(server.get(stops_after=2)) for _ in range(2)]
+    await wait_until(lambda: server.budget.used == 800_000)
+    sent = await server.get()
+    assert sent[0]["status"] == 429
+    assert b"retry-after" in dict(sent[0]["headers"])
+    (rejection,) = server.rejections
+    assert rejection.recorded
+    for task in unread:
+        task.cancel()
+    await asyncio.gather(*unread, return_exceptions=True)
+    assert server.budget.used == 0
+    assert len(body_of(await server.get())) == 400_000
+
+
+async def test_answer_above_the_budget_is_sent_alone() -> None:
+    server = Server(b"x" * 400_000, limit=100_000)
+    assert len(body_of(await server.get())) == 400_000
+    assert server.budget.used == 0
+
+
+async def test_answer_that_nobody_reads_is_given_up(monkeypatch) -> None:
+    monkeypatch.setattr("deployments.ingress.http.large_responses.MIN_BYTES_PER_S", 1e9)
+    server = Server(b"x" * 400_000, write_timeout_s=0.01)
+    sent: list[Message] = await server.get(stops_after=2)
+    assert len(sent) == 2, "the rest is dropped, and the server closes the connection"
+    assert server.budget.used == 0
