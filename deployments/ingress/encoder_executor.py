@@ -37,8 +37,9 @@ class EncoderExecutor:
         """Return the result and whether it came from the cache. Raises ServeError."""
         is_long = request.characters > self._settings.batching.long_call_chars
         key = BatchKey(request.model.ref, request.task, request.device, is_long)
+        deadline_s = deadline_after(self._settings.timeout_s)
         if not self.uses_cache(request.options):
-            return await self._compute(key, request), False
+            return await self._compute(key, request, deadline_s), False
         cache_key = (key, request.inputs)
         cached = self.cache.get(cache_key)
         if cached is not None:
@@ -47,18 +48,21 @@ class EncoderExecutor:
             return cached._replace(compute_type="cache", timings=timings), True
         result = await self.cache.compute_once(
             cache_key,
-            lambda: self._compute(key, request),
+            lambda: self._compute(key, request, deadline_s),
+            deadline_s,
             variant=bool(request.options.wait_for_model),
         )
         return result, False
 
-    async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
+    async def _compute(
+        self, key: BatchKey, request: ResolvedRequest, deadline_s: float
+    ) -> CallResult:
         call = Call(
             texts=request.inputs.texts,
             fields=request.inputs.fields,
             options=request.inputs.options,
             truncation=request.inputs.truncation,
-            deadline_s=deadline_after(self._settings.timeout_s),
+            deadline_s=deadline_s,
             windowing=request.inputs.windowing,
         )
         wait_s = None if request.options.wait_for_model else self._settings.cold_start_wait_s

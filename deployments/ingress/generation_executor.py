@@ -87,7 +87,7 @@ class GenerationExecutor:
     async def stream(
         self, plan: GenerationPlan, on_end: Callable[[GenerationStream, int], None]
     ) -> GenerationStream:
-        """Return the stream once every completion has started. Raises ServeError.
+        """Return the stream once every prompt has started. Raises ServeError.
 
         `on_end` is called once, with the HTTP status that the request ends with.
         """
@@ -97,6 +97,7 @@ class GenerationExecutor:
             plan.model,
             lambda status: on_end(stream, status),
             max_buffered_tokens=self._settings.stream_buffer_tokens,
+            choices_per_prompt=plan.candidates,
             fallback=plan.fallback,
         )
         await stream.start(sources, lambda number: self._with_timeout(plan, number))

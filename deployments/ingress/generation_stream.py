@@ -44,15 +44,20 @@ class GenerationStream:
         on_end: Callable[[int], None],
         *,
         max_buffered_tokens: int,
+        choices_per_prompt: int = 1,
         fallback: Device | None = None,
     ) -> None:
         self.model = model
         self.fallback = fallback
-        self.started: tuple[Started, ...] = ()  # one per choice, once all have started
+        # One per choice, once a choice of each prompt has started; that of the first choice of the
+        # prompt stands in for choices that wait for a KV slot.
+        self.started: tuple[Started, ...] = ()
         self.finished: list[Finished] = []  # in the order of their end
         self._on_end = on_end
+        self._choices_per_prompt = choices_per_prompt
         self._started_choices: dict[int, Started] = {}
-        self._started_s = 0.0  # time.perf_counter when all had started
+        self._started_prompts: dict[int, Started] = {}
+        self._started_s = 0.0  # time.perf_counter when every prompt had started
         self._token_counts: dict[int, int] = {}  # of each unfinished completion
         self._chunks: list[ChoiceChunk] = []
         self._buffered_tokens = 0
@@ -64,11 +69,13 @@ class GenerationStream:
         self._changed = asyncio.Event()
 
     async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
-        """Read all `sources`, source i inside `with_timeout(i)`, until every one has started.
+        """Read all `sources`, source i inside `with_timeout(i)`, until every prompt has started.
 
-        If one raises before, close all and raise its exception.
+        Its other choices may wait for a KV slot meanwhile. If a source raises before, close all and
+        raise its exception.
         """
         self._running = len(sources)
+        self._token_counts = dict.fromkeys(range(len(sources)), 0)
         self._tasks = [
             asyncio.create_task(self._read(choice, source, with_timeout(choice)))
             for choice, source in enumerate(sources)
@@ -78,6 +85,8 @@ class GenerationStream:
         try:
             while not self.started:
                 await self._wait_for_change()
+            if self._failure is not None:
+                raise self._failure
         except BaseException:
             await self.aclose()
             raise
@@ -152,11 +161,18 @@ class GenerationStream:
 
     def _start_choice(self, choice: int, started: Started) -> None:
         self._started_choices[choice] = started
-        self._token_counts[choice] = 0
-        if len(self._started_choices) == len(self._tasks):
-            self.started = tuple(self._started_choices[i] for i in range(len(self._tasks)))
+        per_prompt, choices = self._choices_per_prompt, len(self._tasks)
+        self._started_prompts.setdefault(choice // per_prompt, started)
+        if len(self._started_prompts) * per_prompt < choices:
+            return
+        if not self.started:
             self._started_s = time.perf_counter()
-            self._changed.set()
+            self._buffered_tokens = 0  # nobody could read them
+        self.started = tuple(
+            self._started_choices.get(i, self._started_prompts[i // per_prompt])
+            for i in range(choices)
+        )
+        self._changed.set()
 
     def _add_chunk(self, chunk: ChoiceChunk) -> None:
         self._chunks.append(chunk)
@@ -167,7 +183,7 @@ class GenerationStream:
             self.finished.append(chunk.chunk.finished)
             del self._token_counts[chunk.choice]
         self._changed.set()
-        if self._buffered_tokens > self._max_buffered_tokens:
+        if self.started and self._buffered_tokens > self._max_buffered_tokens:
             self._fail(DeadlineExceeded("the client reads the stream too slowly"))
 
     def _take_chunks(self) -> list[ChoiceChunk]:

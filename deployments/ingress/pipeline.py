@@ -147,7 +147,7 @@ class RequestPipeline:
         )
 
     async def stream(self, request: GenerationRequest) -> GenerationStream:
-        """Return the stream once every completion has started. Raises ServeError."""
+        """Return the stream once every prompt has started. Raises ServeError."""
         span = RequestSpan(self._recorder)
         with span.close_on_error() as context:
             if request.candidates != request.choices:

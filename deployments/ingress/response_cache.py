@@ -13,6 +13,8 @@ import numpy as np
 import orjson
 
 from deployments.config import CacheSettings
+from deployments.deadlines import enforce_deadline, is_expired
+from deployments.errors import DeadlineExceeded
 from deployments.messages import BatchKey, CallResult
 from deployments.tasks import TaskInput
 
@@ -87,20 +89,30 @@ class ResponseCache(Generic[V]):
         self,
         key: Hashable,
         compute: Callable[[], Coroutine[Any, Any, V]],
+        deadline_s: float,
         *,
         variant: Hashable = None,
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers with the same key share it.
 
-        Callers with another `variant`, such as another timeout, do not share it. The computation is
-        cancelled with its last caller.
+        `compute` ends at the caller's deadline itself. Who joins waits until the own one (time.time),
+        and computes again if that of the first caller ends before. Callers with another `variant` do
+        not share. The computation is cancelled with its last caller.
         """
         flight_key = (key, variant)
-        flight = self._in_flight.get(flight_key)
-        if flight is None:
-            task = asyncio.ensure_future(self._compute(key, flight_key, compute()))
-            flight = _InFlight(task, waiters=0)
-            self._in_flight[flight_key] = flight
+        while (flight := self._in_flight.get(flight_key)) is not None:
+            try:
+                async with enforce_deadline(deadline_s, "the request exceeded its deadline"):
+                    return await self._join(flight_key, flight)
+            except DeadlineExceeded:
+                if is_expired(deadline_s):
+                    raise
+        task = asyncio.ensure_future(self._compute(key, flight_key, compute()))
+        flight = _InFlight(task, waiters=0)
+        self._in_flight[flight_key] = flight
+        return await self._join(flight_key, flight)
+
+    async def _join(self, flight_key: Hashable, flight: _InFlight[V]) -> V:
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)

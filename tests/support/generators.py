@@ -33,6 +33,7 @@ class ScriptedReply(NamedTuple):
     breaks: ServeError | None = None  # raised instead of the last chunk
     hangs: bool = False  # instead of the last chunk
     is_silent: bool = False  # hangs before the first event
+    waits_for: asyncio.Event | None = None  # before the first event
     logprob: float = -0.5  # of each token
     cached_tokens: int = 1
 
@@ -81,6 +82,8 @@ async def _stream_reply(
         raise reply.refusal
     if reply.is_silent:
         await asyncio.Event().wait()
+    if reply.waits_for is not None:
+        await reply.waits_for.wait()
     yield build_started(call, reply)
     for number, piece in enumerate(reply.pieces):
         yield Chunk(piece, (build_token(call, reply, number, piece),))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from deployments.config import IngressUserConfig
 from deployments.errors import EngineFailed
 from deployments.messages import FinishReason
 from tests.support.fakes import wait_until
@@ -31,6 +33,40 @@ async def test_finish_early_ends_completions_with_the_reason_length(writing_stor
     assert record.timings.tokens == 4 + 2 * 3
     await stream.aclose()
     assert harness.statuses == [200]
+
+
+async def test_stream_starts_while_other_choices_wait_for_a_slot(writing_store: Path) -> None:
+    replies = iter((HANGS, ScriptedReply(is_silent=True)))
+    harness = GenerationHarness(writing_store, lambda call: next(replies))
+    stream = await harness.pipeline.stream(build_request(choices=2))
+    assert len(stream.started) == 2
+    texts = []
+    async for part in stream:
+        texts.append((part.choice, part.chunk.text))
+        if len(texts) == 3:
+            break
+    assert texts == [(0, "a"), (0, "b"), (0, "c")]
+    ends = [part.chunk.finished for part in await stream.finish_early()]
+    assert [end.generated_tokens for end in ends if end is not None] == [3, 0]
+    assert harness.is_idle()
+
+
+async def test_tokens_before_the_start_of_all_prompts_are_not_read_too_slowly(
+    writing_store: Path,
+) -> None:
+    writes = ScriptedReply(("word",) * 20)
+    waits = asyncio.Event()
+    replies = iter((writes, ScriptedReply(waits_for=waits)))
+    settings = IngressUserConfig(stream_buffer_tokens=5)
+    harness = GenerationHarness(writing_store, lambda call: next(replies), settings)
+    request = build_request(further_prompts=("two",))
+    starting = asyncio.create_task(harness.pipeline.stream(request))
+    await wait_until(lambda: harness.generator.events_read > 20)
+    assert not starting.done()
+    waits.set()
+    stream = await starting
+    parts = [part async for part in stream]
+    assert sum(len(part.chunk.tokens) for part in parts if part.choice == 0) == 21
 
 
 async def test_finish_early_after_the_end_has_no_effect(writing_store: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from deployments.config import CacheSettings
-from deployments.errors import Overloaded
+from deployments.deadlines import deadline_after
+from deployments.errors import DeadlineExceeded, Overloaded
 from deployments.ingress.response_cache import ENTRY_OVERHEAD_BYTES, ResponseCache
-from tests.support.fakes import FakeClock
+from tests.support.fakes import FakeClock, far_deadline
 
 MakeCache = Callable[..., ResponseCache[str]]
 
@@ -89,7 +90,9 @@ def test_new_value_replaces_the_old_value_and_its_bytes(make_cache: MakeCache) -
 
 async def test_concurrent_requests_share_one_computation(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
-    requests = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(5)]
+    requests = [
+        asyncio.create_task(cache.compute_once("key", compute, far_deadline())) for _ in range(5)
+    ]
     await asyncio.sleep(0)
     compute.result.set_result("value")
     assert await asyncio.gather(*requests) == ["value"] * 5
@@ -100,24 +103,28 @@ async def test_concurrent_requests_share_one_computation(make_cache: MakeCache) 
 async def test_different_keys_are_computed_separately(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
     compute.result.set_result("value")
-    await asyncio.gather(*(cache.compute_once(key, compute) for key in "ab"))
+    await asyncio.gather(*(cache.compute_once(key, compute, far_deadline()) for key in "ab"))
     assert compute.begun == 2
 
 
 async def test_failure_is_raised_for_all_requests_and_not_cached(make_cache: MakeCache) -> None:
     cache, failing, working = make_cache(), Computation(), Computation()
-    requests = [asyncio.create_task(cache.compute_once("key", failing)) for _ in range(2)]
+    requests = [
+        asyncio.create_task(cache.compute_once("key", failing, far_deadline())) for _ in range(2)
+    ]
     await asyncio.sleep(0)
     failing.result.set_exception(Overloaded("full"))
     outcomes = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Overloaded, Overloaded]
     working.result.set_result("better")
-    assert await cache.compute_once("key", working) == "better"
+    assert await cache.compute_once("key", working, far_deadline()) == "better"
 
 
 async def test_cancelled_request_does_not_affect_the_others(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
-    leaving, staying = (asyncio.create_task(cache.compute_once("key", compute)) for _ in range(2))
+    leaving, staying = (
+        asyncio.create_task(cache.compute_once("key", compute, far_deadline())) for _ in range(2)
+    )
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
@@ -128,7 +135,9 @@ async def test_cancelled_request_does_not_affect_the_others(make_cache: MakeCach
 
 async def test_last_cancelled_request_ends_the_computation(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
-    requests = [asyncio.create_task(cache.compute_once("key", compute)) for _ in range(2)]
+    requests = [
+        asyncio.create_task(cache.compute_once("key", compute, far_deadline())) for _ in range(2)
+    ]
     await asyncio.sleep(0)
     for task in requests:
         task.cancel()
@@ -141,10 +150,10 @@ async def test_cancelled_computation_is_restarted_by_the_next_request(
     make_cache: MakeCache,
 ) -> None:
     cache, abandoned, fresh = make_cache(), Computation(), Computation()
-    leaving = asyncio.create_task(cache.compute_once("key", abandoned))
+    leaving = asyncio.create_task(cache.compute_once("key", abandoned, far_deadline()))
     await asyncio.sleep(0)
     leaving.cancel()
-    request = asyncio.create_task(cache.compute_once("key", fresh))
+    request = asyncio.create_task(cache.compute_once("key", fresh, far_deadline()))
     fresh.result.set_result("value")
     assert await request == "value"
     assert fresh.begun == 1
@@ -163,11 +172,41 @@ async def test_different_variants_are_computed_separately(make_cache: MakeCache)
         return compute
 
     await asyncio.gather(
-        cache.compute_once("key", counted("patient"), variant=True),
-        cache.compute_once("key", counted("hasty"), variant=False),
-        cache.compute_once("key", counted("hasty too"), variant=False),
+        cache.compute_once("key", counted("patient"), far_deadline(), variant=True),
+        cache.compute_once("key", counted("hasty"), far_deadline(), variant=False),
+        cache.compute_once("key", counted("hasty too"), far_deadline(), variant=False),
     )
     assert calls == ["patient", "hasty"]
+
+
+async def test_joined_request_computes_again_after_the_deadline_of_the_first(
+    make_cache: MakeCache,
+) -> None:
+    cache, expired, fresh = make_cache(), Computation(), Computation()
+    first = asyncio.create_task(cache.compute_once("key", expired, far_deadline()))
+    await asyncio.sleep(0)
+    joined = [
+        asyncio.create_task(cache.compute_once("key", fresh, far_deadline())) for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    assert (expired.begun, fresh.begun) == (1, 0)
+    expired.result.set_exception(DeadlineExceeded("the deadline of the first"))
+    with pytest.raises(DeadlineExceeded, match="of the first"):
+        await first
+    fresh.result.set_result("value")
+    assert await asyncio.gather(*joined) == ["value"] * 3
+    assert fresh.begun == 1
+
+
+async def test_joined_request_keeps_an_earlier_deadline(make_cache: MakeCache) -> None:
+    cache, compute = make_cache(), Computation()
+    first = asyncio.create_task(cache.compute_once("key", compute, far_deadline()))
+    await asyncio.sleep(0)
+    with pytest.raises(DeadlineExceeded):
+        await cache.compute_once("key", compute, deadline_after(0.01))
+    compute.result.set_result("value")
+    assert await first == "value"
+    assert compute.begun == 1
 
 
 def test_smaller_limit_applies_at_once(make_cache: MakeCache) -> None:
