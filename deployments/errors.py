@@ -19,6 +19,8 @@
     ├── EngineFailed                500
     │   └── EngineLost              the engine must be replaced
     ├── ModelLoading                503  the deployment is starting
+    ├── ModelUnavailable            503  the model keeps failing
+    ├── ReplicasLost                503  replicas ended during the request
     ├── ArtifactError               503  a sealed model that must not be used
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
@@ -172,6 +174,18 @@ class EngineLost(EngineFailed):
     """The engine cannot be used again; the replica must be replaced."""
 
 
+def hide_details(error: Exception) -> ServeError:
+    """Return the error that clients get: foreign exceptions may quote paths, tensors and texts.
+
+    Log them. Own errors stay as they are, unless an engine wraps a foreign one.
+    """
+    is_foreign = isinstance(error, EngineFailed) and error.__cause__ is not None
+    if isinstance(error, ServeError) and not is_foreign:
+        return error
+    kind = EngineLost if isinstance(error, EngineLost) else EngineFailed
+    return kind("the model failed on this request; the log of its replica has the reason")
+
+
 class ModelLoading(ServeError):
     """The deployment is starting and the request does not wait for it."""
 
@@ -181,6 +195,18 @@ class ModelLoading(ServeError):
         super().__init__(message)
         self.estimated_time_s = estimated_time_s
         self.retry_after_s = estimated_time_s
+
+
+class ModelUnavailable(ServeError):
+    """The model failed repeatedly and is not asked for some seconds."""
+
+    status, code, retryable, retry_after_s = 503, "model_unavailable", True, 5.0
+
+
+class ReplicasLost(ServeError):
+    """Several replicas ended while they computed the call."""
+
+    status, code, retryable, retry_after_s = 503, "replicas_lost", True, 5.0
 
 
 class DeadlineExceeded(ServeError):

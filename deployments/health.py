@@ -1,29 +1,44 @@
-"""Health of a worker: calls that hang, calls that keep failing, a lost engine."""
+"""Health of a worker: calls that hang, calls that keep failing, a lost engine.
+
+A model that keeps failing is quarantined: it rejects its calls, except for single ones that probe
+whether it works again. Its replica goes on serving the others.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from deployments.errors import EngineFailed, EngineLost
+from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 
 # A forward pass, a generation step and a tokenization call take seconds at most.
 HANG_TIMEOUT_S = 60.0
-# Consecutive failed calls after which the health check fails and Ray Serve replaces the replica.
-# An engine that is lost for good raises the same errors as one that gets a bad input.
+# Consecutive failed calls after which a model is quarantined. An engine that is lost for good raises
+# the same errors as one that gets a bad input.
 MAX_CONSECUTIVE_FAILURES = 10
+# s until the first probe of a quarantined model, doubled by each that fails.
+MIN_QUARANTINE_S = 1.0
+MAX_QUARANTINE_S = 30.0
+# Consecutive failed probes, half a minute or more, after which Ray Serve replaces a replica in which
+# nothing else works.
+MAX_FAILED_PROBES = 5
 
 
 class WorkerHealth:
     """Calls of one engine or thread, checked by the health check of its replica. Thread-safe."""
 
     def __init__(self, subject: str) -> None:
-        self._subject = subject
+        self.subject = subject
         self._started_s: dict[int, float] = {}  # running calls, time.perf_counter
         self._numbers = itertools.count()
         self._failures = 0  # consecutive
+        self._failing_since_s = 0.0  # time.perf_counter
+        self._succeeded_s = 0.0  # time.perf_counter
+        self._probe_s = 0.0  # time.perf_counter from which a call may probe
+        self._is_probing = False
+        self.failed_probes = 0  # consecutive
         self._lost: EngineLost | None = None
 
     @contextmanager
@@ -41,23 +56,68 @@ class WorkerHealth:
         started_s = list(self._started_s.values())
         return time.perf_counter() - min(started_s) if started_s else 0.0
 
+    def admit(self) -> None:
+        """Raise ModelUnavailable in quarantine, unless the call is the next probe."""
+        if self._failures < MAX_CONSECUTIVE_FAILURES:
+            return
+        wait_s = self._probe_s - time.perf_counter()
+        if wait_s > 0:
+            error = ModelUnavailable(
+                f"{self.subject} failed {self._failures} times in a row; it is tried again within "
+                f"{wait_s:.0f} s"
+            )
+            error.retry_after_s = wait_s
+            raise error
+        self._is_probing = True
+        self._probe_s = time.perf_counter() + self._quarantine_s()
+
     def record_success(self) -> None:
-        self._failures = 0
+        self._succeeded_s = time.perf_counter()
+        if self._failures:
+            self._failures = self.failed_probes = 0
+            self._is_probing = False
 
     def record_failure(self, error: Exception | None = None) -> None:
         """Count a failed call. After EngineLost the worker stays unhealthy."""
+        if self._failures == 0:
+            self._failing_since_s = time.perf_counter()
         self._failures += 1
         if isinstance(error, EngineLost):
             self._lost = error
+        if self._is_probing:
+            self._is_probing = False
+            self.failed_probes += 1
+        if self._failures == MAX_CONSECUTIVE_FAILURES or self.failed_probes:
+            self._probe_s = time.perf_counter() + self._quarantine_s()
+
+    def has_succeeded_since(self, other: WorkerHealth) -> bool:
+        """Whether a call succeeded after `other` began to fail."""
+        return self._succeeded_s > other._failing_since_s
+
+    def _quarantine_s(self) -> float:
+        return min(MIN_QUARANTINE_S * 2.0**self.failed_probes, MAX_QUARANTINE_S)
 
     def check(self) -> None:
-        """Raise EngineFailed if the replica must be replaced."""
+        """Raise EngineFailed if the engine is lost or a call hangs."""
         if self._lost is not None:
             raise EngineLost(self._lost.message)
-        if self._failures >= MAX_CONSECUTIVE_FAILURES:
-            raise EngineFailed(f"{self._subject}: the last {self._failures} calls failed")
         if (running_s := self.running_s()) > HANG_TIMEOUT_S:
             raise EngineFailed(
-                f"{self._subject}: a call has run for {running_s:.0f} s; "
+                f"{self.subject}: a call has run for {running_s:.0f} s; "
                 f"the limit is {HANG_TIMEOUT_S:.0f} s"
             )
+
+
+def check_workers(workers: Iterable[WorkerHealth]) -> None:
+    """Raise EngineFailed if the replica of these workers must be replaced.
+
+    A model that keeps failing is no reason while another works.
+    """
+    workers = list(workers)
+    for worker in workers:
+        worker.check()
+    for failing in workers:
+        if failing.failed_probes >= MAX_FAILED_PROBES and not any(
+            worker.has_succeeded_since(failing) for worker in workers
+        ):
+            raise EngineFailed(f"{failing.subject}: the last {failing.failed_probes} probes failed")

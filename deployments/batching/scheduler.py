@@ -7,6 +7,7 @@ thread is busy. There is no background task that could die unnoticed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,20 @@ from deployments.batching.batches import collate, plan_batch
 from deployments.config import BatchSettings
 from deployments.deadlines import is_expired
 from deployments.engines.base import EncoderEngine
-from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError, WrongTask
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    Overloaded,
+    ServeError,
+    WrongTask,
+    hide_details,
+)
 from deployments.health import WorkerHealth
 from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 class LonePass(NamedTuple):
@@ -138,7 +149,7 @@ class BatchScheduler:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
         `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
-        WrongTask. Raises Overloaded if the queue is full. Cancelling the future, or passing
+        WrongTask. Raises Overloaded if the queue is full, ModelUnavailable in quarantine. Cancelling the future, or passing
         `deadline_s` (time.time), drops the items that have not started.
         """
         if self._draining:
@@ -150,6 +161,7 @@ class BatchScheduler:
                 f"The encoder queue is full: {waiting} items wait, the maximum is {limit}. "
                 "Retry later."
             )
+        self.health[model].admit()
         call = _PendingCall(
             future=asyncio.get_running_loop().create_future(),
             deadline_s=deadline_s,
@@ -224,8 +236,11 @@ class BatchScheduler:
     def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: _PassResult) -> None:
         self._busy -= 1
         health = self.health[model]
-        if all(isinstance(result, EngineFailed) for result in done.results):
-            health.record_failure()
+        first = done.results[0]
+        if isinstance(first, EngineFailed) and all(
+            isinstance(result, EngineFailed) for result in done.results
+        ):
+            health.record_failure(first)
         else:
             health.record_success()
         self._dispatch()  # first: an idle engine thread costs more than a late result
@@ -248,28 +263,34 @@ class BatchScheduler:
 
 
 def _run(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) -> _PassResult:
-    """Run one forward pass in an engine thread; never raises.
-
-    If a pass fails as a whole, each item runs alone, so that only the faulty items fail.
-    """
+    """Run one forward pass in an engine thread; never raises."""
     done = _PassResult(engine.info.compute_type, started_s=time.perf_counter())
     if unpooled and not engine.info.supports_unpooled:
         done.results.extend([_unpooled_not_supported(engine)] * len(items))
         return done
+    done.results.extend(_compute(engine, items, unpooled))
+    done.forward_s = time.perf_counter() - done.started_s
+    return done
+
+
+def _compute(
+    engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool
+) -> list[NDArray[np.float32] | ServeError]:
+    """Run a pass. If it fails as a whole, run its halves, so that only the faulty items fail."""
     try:
         outputs = engine.run(collate(items, unpooled=unpooled)).items
         if len(outputs) != len(items):
             raise EngineFailed(f"the engine returned {len(outputs)} outputs for {len(items)} items")
-        done.results.extend(_reject_nonfinite(outputs))
-    except EngineFailed as error:
-        if len(items) == 1:
-            done.results.append(error)
-        else:
-            done.results.extend(_run(engine, [item], unpooled).results[0] for item in items)
-    except Exception as error:  # noqa: BLE001  callers must get an answer for any exception
-        done.results.extend([EngineFailed(f"bug: the engine raised {error!r}")] * len(items))
-    done.forward_s = time.perf_counter() - done.started_s
-    return done
+        return _reject_nonfinite(outputs)
+    except Exception as error:
+        if len(items) == 1 or isinstance(error, EngineLost):
+            log.error("%s: a pass failed", engine.info.compute_type, exc_info=error)
+            return [hide_details(error)] * len(items)
+    middle = len(items) // 2
+    return [
+        *_compute(engine, items[:middle], unpooled),
+        *_compute(engine, items[middle:], unpooled),
+    ]
 
 
 def _unpooled_not_supported(engine: EncoderEngine) -> WrongTask:

@@ -34,6 +34,8 @@ from deployments.errors import EngineFailed, Overloaded
 _PACKAGES = Path(deployments.__file__).parents[1]
 # s until a trial is given up that gets no CPU time.
 WAIT_S = 10.0
+# s until the end of a server is seen, whose children end a moment earlier.
+END_S = 0.05
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 16
 STARTED = b"+"
@@ -101,7 +103,7 @@ class GrammarTrials:
             answer = server.ask(request)
             if len(answer) > len(STARTED):
                 return Trial(*orjson.loads(answer.removeprefix(STARTED)))
-            if answer and server.is_running:
+            if answer and not server.has_ended():
                 return None
             self._discard(server)
         raise EngineFailed("the process that compiles grammars ended twice")
@@ -148,9 +150,13 @@ class _Server:
         with suppress(OSError):  # it ended; the first trial notices
             self._control.sendall(len(tokenizer).to_bytes(LENGTH_BYTES) + tokenizer)
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether the server ended with the child of the last trial."""
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def ask(self, request: bytes) -> bytes:
         """STARTED and the result of one trial; without result if the child was killed.

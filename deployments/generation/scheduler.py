@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from deployments.config import SchedulingSettings
 from deployments.deadlines import is_expired
 from deployments.engines.decoder import DecoderEngine
-from deployments.errors import DeadlineExceeded, EngineFailed, Overloaded, ServeError
+from deployments.errors import DeadlineExceeded, Overloaded, ServeError, hide_details
 from deployments.generation.job import Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.health import WorkerHealth
@@ -55,7 +55,11 @@ class GenerationLoop:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Raises Overloaded if the queue is full or the loop is closing."""
+        """Queue a job.
+
+        Raises Overloaded if the queue is full or the loop is closing, ModelUnavailable in
+        quarantine.
+        """
         limit = self.settings.max_waiting_requests
         with self._changed:
             if self._is_closing:
@@ -65,6 +69,7 @@ class GenerationLoop:
                     f"The generation queue is full: {len(self._waiting)} requests wait, the "
                     f"maximum is {limit}. Retry later."
                 )
+            self.health.admit()
             self._waiting.append(job)
             self._changed.notify()
 
@@ -96,10 +101,11 @@ class GenerationLoop:
                 try:
                     self._step()
                 except ServeError as error:
-                    self._fail(error)
+                    log.error("a step of %s failed", self._model_id, exc_info=error)
+                    self._fail(hide_details(error))
                 except Exception as error:
                     log.error("bug: a step of %s raised", self._model_id, exc_info=error)
-                    self._fail(EngineFailed(f"bug: a step raised {error!r}"))
+                    self._fail(hide_details(error))
                 self._publish_events()
 
     def _wait_for_work(self) -> bool:
@@ -165,7 +171,6 @@ class GenerationLoop:
             return self._waiting.popleft() if fits else None
 
     def _fail(self, error: ServeError) -> None:
-        log.error("%s: %s", self._model_id, error)
         self._executor.fail_all(error)
         self._record(0, NO_OUTPUT, self.health.running_s())  # no job is active now
 

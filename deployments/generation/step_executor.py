@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.config import SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, Logits
-from deployments.errors import EngineLost, ServeError
+from deployments.errors import EngineLost, ServeError, hide_details
 from deployments.generation.job import Job
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
 from deployments.generation.slots import (
@@ -131,9 +131,9 @@ class StepExecutor:
             return self._prefill_chunk(job, max_tokens, settings)
         except EngineLost:
             raise
-        except ServeError as error:
-            log.error("prefill of a prompt of %d tokens failed: %s", len(job.prompt), error)
-            self._fail(job, error)
+        except Exception as error:
+            log.error("prefill of a prompt of %d tokens failed", len(job.prompt), exc_info=error)
+            self._fail(job, hide_details(error))
             return 0
 
     def _prefill_chunk(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
@@ -245,8 +245,10 @@ class StepExecutor:
         """Pass logits [sequences, V] to a job. Return whether it continues."""
         try:
             parents, chunk = job.accept_logits(logits)
-        except ServeError as error:
-            self._fail(job, error)
+        except Exception as error:
+            if not isinstance(error, ServeError):
+                log.error("bug: an answer failed", exc_info=error)
+            self._fail(job, hide_details(error))
             return False
         if chunk is not None:
             self.events.append(JobEvent(job.number, chunk))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import enforce_deadline
-from deployments.errors import DeadlineExceeded, EngineFailed, ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, ReplicasLost, ServeError
 from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
 from deployments.transports.base import EncoderClient
 
@@ -113,7 +114,12 @@ class MicroBatchRouter:
                 sent = _Sent(calls, timeout)
                 for pending in calls:
                     pending.sent = sent
-                await self._clients[key.device].infer(batch, deliver)
+                try:
+                    await self._clients[key.device].infer(batch, deliver)
+                except ReplicasLost:
+                    if len(calls) == 1:
+                        raise
+                    await self._infer_one_by_one(key, calls)
         except Exception as exc:  # noqa: BLE001  every caller gets it
             error = exc
         finally:
@@ -122,16 +128,41 @@ class MicroBatchRouter:
         for pending in calls:
             pending.settle(error)
 
+    async def _infer_one_by_one(self, key: BatchKey, calls: Sequence[PendingCall]) -> None:
+        """Send the unanswered calls of a micro-batch alone: one may end every replica it reaches.
+
+        One after the other, so that the guilty one takes no other with it.
+        """
+        for pending in calls:
+            if pending.outcome.done():
+                continue
+
+            def deliver(_index: int, outcome: Outcome, pending: PendingCall = pending) -> None:
+                pending.settle(outcome)
+
+            try:
+                await self._clients[key.device].infer(CallBatch(key, (pending.call,)), deliver)
+            except ServeError as error:
+                pending.settle(error)
+
 
 def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
     """Collect calls with @serve.batch, which works inside a Serve replica only."""
     from ray import serve
 
     slots = BatchSlots(send, settings)
-    collect: Submit = serve.batch(
+    collect: Callable[[PendingCall], Coroutine[Any, Any, None]] = serve.batch(
         max_batch_size=settings.max_batch_size, batch_wait_timeout_s=settings.batch_wait_timeout_s
     )(slots.start)
-    return partial(slots.submit, collect)
+
+    async def collect_any(call: PendingCall) -> None:
+        # @serve.batch splits batches by a header of the client. Without context it sees none.
+        if serve.get_multiplexed_model_id():
+            await asyncio.create_task(collect(call), context=Context())
+        else:
+            await collect(call)
+
+    return partial(slots.submit, collect_any)
 
 
 class BatchSlots:

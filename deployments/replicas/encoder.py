@@ -13,9 +13,11 @@ from itertools import islice
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.scheduler import BatchScheduler, CallOutputs
+from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
-from deployments.errors import EngineFailed, InputTooLong, ServeError
+from deployments.errors import InputTooLong, ServeError, hide_details
+from deployments.health import check_workers
 from deployments.machine import usable_cores
 from deployments.messages import (
     BatchKey,
@@ -44,6 +46,8 @@ MAX_TOKEN_VALUES = 1 << 22
 # Vocabulary scores of all masks of one call, held until its last pass ends: 512 MB. Masks are
 # short to send: a body full of them would need 40 GB.
 MAX_MASK_VALUES = 1 << 27
+# Both kinds of values of all calls in the replica.
+MAX_OUTPUT_VALUES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class _Submitted:
     call: TokenizedCall
     items: Sequence[TokenizedItem]
     outputs: asyncio.Future[CallOutputs]
+    large_values: int  # of outputs that count against the budget of the replica
 
 
 class _DoneCalls:
@@ -97,6 +102,7 @@ class EncoderReplica:
             for ref in opened
             if any(TASKS[task].needs_vocabulary for task in self._registered[ref].tasks)
         }
+        self._output_values = Capacity(lambda: MAX_OUTPUT_VALUES, "values of large outputs")
         self._lone_passes = LonePassPlanner(
             {ref: targets[ref] for ref in opened if device is Device.CPU},
             threads=max(usable_cores(), settings.intra_op_threads),
@@ -148,6 +154,7 @@ class EncoderReplica:
             for call in submitted:
                 if isinstance(call, _Submitted):
                     call.outputs.cancel()
+                    self._output_values.release(call.large_values)
 
     def _submit(
         self, key: BatchKey, call: TokenizedCall | ServeError, items: Iterator[TokenizedItem]
@@ -159,11 +166,18 @@ class EncoderReplica:
         if model not in self._engines:
             return load_error(model, self._failed)
         try:
-            _check_output_size(call_items, self._registered[model].manifest, unpooled=unpooled)
-            outputs = self._scheduler.submit(model, call_items, call.deadline_s, unpooled=unpooled)
+            values = _count_large_values(
+                call_items, self._registered[model].manifest, unpooled=unpooled
+            )
+            self._output_values.reserve(values)
         except ServeError as error:
             return error
-        return _Submitted(call, call_items, outputs)
+        try:
+            outputs = self._scheduler.submit(model, call_items, call.deadline_s, unpooled=unpooled)
+        except ServeError as error:
+            self._output_values.release(values)
+            return error
+        return _Submitted(call, call_items, outputs, values)
 
     async def _finish(self, batch: TokenizedBatch, submitted: _Submitted | ServeError) -> Outcome:
         if isinstance(submitted, ServeError):
@@ -189,7 +203,7 @@ class EncoderReplica:
             return error
         except Exception as error:
             log.error("bug: task %s failed to decode", batch.key.task, exc_info=error)
-            return EngineFailed(f"bug: decoding the output raised {error!r}")
+            return hide_details(error)
         return CallResult(
             value=value,
             compute_type=done.compute_type,
@@ -199,8 +213,7 @@ class EncoderReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        for health in self._scheduler.health.values():
-            health.check()
+        check_workers(self._scheduler.health.values())
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""
@@ -215,10 +228,13 @@ class EncoderReplica:
         self._engines[model] = engine
 
 
-def _check_output_size(
+def _count_large_values(
     items: Sequence[TokenizedItem], manifest: ArtifactManifest, *, unpooled: bool
-) -> None:
-    """Raise InputTooLong for more tokens or masks than one response can hold."""
+) -> int:
+    """Count the values of token vectors or mask scores; other outputs are small.
+
+    Raises InputTooLong for more tokens or masks than one response can hold.
+    """
     if unpooled:
         tokens = sum(len(item.ids) for item in items)
         max_tokens = MAX_TOKEN_VALUES // manifest.output_width
@@ -228,7 +244,8 @@ def _check_output_size(
                 "Send fewer or shorter texts.",
                 field="inputs",
             )
-    elif manifest.head is ModelHead.MASKS:
+        return tokens * manifest.output_width
+    if manifest.head is ModelHead.MASKS:
         masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
         max_masks = MAX_MASK_VALUES // manifest.output_width
         if masks > max_masks:
@@ -236,3 +253,5 @@ def _check_output_size(
                 f"`inputs` has {masks} mask tokens; the maximum is {max_masks}. Send fewer texts.",
                 field="inputs",
             )
+        return masks * manifest.output_width
+    return 0

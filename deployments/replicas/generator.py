@@ -20,6 +20,7 @@ from deployments.generation.grammar_trials import FULL, QUICK
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
+from deployments.health import check_workers
 from deployments.messages import (
     Chunk,
     Completion,
@@ -169,8 +170,7 @@ class GeneratorReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        for model in self._models.values():
-            model.loop.health.check()
+        check_workers(model.loop.health for model in self._models.values())
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.deadlines import is_expired
-from deployments.errors import DeadlineExceeded, ServeError
+from deployments.errors import DeadlineExceeded, ServeError, hide_details
 from deployments.health import WorkerHealth
 from deployments.messages import (
     Call,
@@ -30,6 +31,8 @@ from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry, load_error
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 T = TypeVar("T")
 
@@ -143,7 +146,7 @@ class TokenizerReplica:
         lookups, hits = tokenizer.lookups
         expired = [is_expired(call.deadline_s) for call in batch.calls]
         live = [call for call, late in zip(batch.calls, expired, strict=True) if not late]
-        outcomes = iter(tokenizer.tokenize(live))
+        outcomes = iter(_tokenize_calls(tokenizer, live))
         for call, is_late in zip(batch.calls, expired, strict=True):
             outcome = _deadline_error() if is_late else next(outcomes)
             if isinstance(outcome, ServeError):
@@ -158,6 +161,19 @@ class TokenizerReplica:
             TokenizeRecord(batch.key.model.id, tokenize_s, all_lookups - lookups, all_hits - hits)
         )
         return TokenizedBatch(batch.key, flat, tuple(calls), tokenize_s)
+
+
+def _tokenize_calls(
+    tokenizer: CachingTokenizer, calls: Sequence[Call]
+) -> list[TokenizedTexts | ServeError]:
+    """Tokenize calls together; if that fails, one by one, so that only the faulty ones fail."""
+    try:
+        return list(tokenizer.tokenize(calls))
+    except Exception as error:
+        if len(calls) == 1:
+            log.error("bug: a call cannot be tokenized", exc_info=error)
+            return [hide_details(error)]
+    return [_tokenize_calls(tokenizer, [call])[0] for call in calls]
 
 
 def _deadline_error() -> DeadlineExceeded:

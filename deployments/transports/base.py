@@ -30,7 +30,7 @@ class EncoderClient(Protocol):
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         """Deliver the outcome of every call at least once, in any order, then return.
 
-        Raises Overloaded if a queue is full, EngineFailed if several replicas were lost.
+        Raises Overloaded if a queue is full, ReplicasLost if several replicas were lost.
         """
         ...
 

@@ -13,7 +13,7 @@ from ray.serve._private import replica as serve_replica
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from deployments.errors import EngineFailed, Overloaded, ServeError
+from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ServeError
 from deployments.messages import (
     CallBatch,
     Chunk,
@@ -139,7 +139,7 @@ async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
 async def retry(send: Callable[[], Awaitable[T]], replicas: int = 1) -> T:
     """Await `send`; retry once for each of the `replicas` that may be lost. Calls are idempotent.
 
-    Raises EngineFailed if more are lost, Overloaded if a queue is full.
+    Raises ReplicasLost if more are lost, Overloaded if a queue is full.
     """
     for _ in range(replicas):
         try:
@@ -149,7 +149,9 @@ async def retry(send: Callable[[], Awaitable[T]], replicas: int = 1) -> T:
     try:
         return await _translate_backpressure(send)
     except (RayActorError, DeploymentUnavailableError) as exc:
-        raise EngineFailed(f"{replicas + 1} replicas were lost during this request") from exc
+        raise ReplicasLost(
+            f"{replicas + 1} replicas were lost during this request; retry later"
+        ) from exc
 
 
 async def _translate_backpressure(send: Callable[[], Awaitable[T]]) -> T:

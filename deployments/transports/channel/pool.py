@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, ReplicasLost
 from deployments.transports.channel.client import ClientConnection, ReplicaLost, Request
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from deployments.transports.channel.frames import AnswerFrame
@@ -109,7 +109,7 @@ class ReplicaPool:
     async def call(self, request: Request) -> AnswerFrame:
         """Return the answer; if the replica is lost, of another one.
 
-        Raises the replica's ServeError, EngineFailed after MAX_TRIES, NoChannel if no replica is
+        Raises the replica's ServeError, ReplicasLost after MAX_TRIES, NoChannel if no replica is
         connected.
         """
         for _ in range(MAX_TRIES):
@@ -118,7 +118,7 @@ class ReplicaPool:
                 return await connection.call(request)
             except ReplicaLost:
                 log.warning("%s: a replica was lost during a call", self._name)
-        raise EngineFailed(f"{MAX_TRIES} replicas were lost during this request")
+        raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
     async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the events; a replica that is lost before the first is replaced. See `call`.
@@ -137,8 +137,8 @@ class ReplicaPool:
             except ReplicaLost:
                 log.warning("%s: a replica was lost during a stream", self._name)
                 if has_started and not request.is_repeatable:
-                    break
-        raise EngineFailed("the replica was lost during this request")
+                    raise EngineFailed("the replica was lost during this request") from None
+        raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
     async def _choose(self) -> ClientConnection:
         """Wait for credit; return the connection with the least load, on the own node if equal."""

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from deployments.deadlines import deadline_after
-from deployments.errors import EngineFailed, ServeError
+from deployments.errors import EngineFailed, ServeError, hide_details
 from deployments.transports.channel.codec import encode_error
 from deployments.transports.channel.connection import FrameConnection
 from deployments.transports.channel.endpoint import (
@@ -215,9 +215,8 @@ class ServerConnection(FrameConnection):
             self.abort()
         except Exception as error:
             log.error("bug: a call over a channel failed", exc_info=error)
-            failure = EngineFailed(f"bug: the replica raised {error!r}")
             self._release(id)
-            self.send(FrameType.ERROR, id, encode_error(failure))
+            self.send(FrameType.ERROR, id, encode_error(hide_details(error)))
         else:
             self._release(id)
             other_load = self._server.load - self._load

@@ -29,6 +29,8 @@ CONTRACT = [
     (errors.Overloaded, 429, "overloaded", True),
     (errors.EngineLost, 500, "engine_failed", False),
     (errors.ModelLoading, 503, "model_loading", True),
+    (errors.ModelUnavailable, 503, "model_unavailable", True),
+    (errors.ReplicasLost, 503, "replicas_lost", True),
     (errors.ArtifactMissing, 503, "artifact_missing", False),
     (errors.ManifestInvalid, 503, "manifest_invalid", False),
     (errors.ManifestTooNew, 503, "manifest_too_new", False),
@@ -88,4 +90,6 @@ def test_retry_after_is_set_for_temporary_errors_only() -> None:
     assert {kind: seconds for kind, seconds in seconds_by_error.items() if seconds is not None} == {
         errors.Overloaded: 1.0,
         errors.ModelLoading: 12.5,
+        errors.ModelUnavailable: 5.0,
+        errors.ReplicasLost: 5.0,
     }

@@ -3,23 +3,85 @@
 import pytest
 
 from deployments import health
-from deployments.errors import EngineFailed, EngineLost
-from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
+from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
+from deployments.health import (
+    MAX_CONSECUTIVE_FAILURES,
+    MAX_FAILED_PROBES,
+    MAX_QUARANTINE_S,
+    MIN_QUARANTINE_S,
+    WorkerHealth,
+    check_workers,
+)
+from tests.support.fakes import FakeClock
 
 
 def test_check_passes_for_an_idle_worker() -> None:
     WorkerHealth("model").check()
 
 
-def test_check_fails_after_consecutive_failures_until_a_success() -> None:
-    worker = WorkerHealth("model")
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr("deployments.health.time.perf_counter", clock)
+    return clock
+
+
+def quarantined(subject: str = "model") -> WorkerHealth:
+    worker = WorkerHealth(subject)
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        worker.check()
+        worker.admit()
         worker.record_failure()
-    with pytest.raises(EngineFailed, match=f"model: the last {MAX_CONSECUTIVE_FAILURES} calls"):
-        worker.check()
+    return worker
+
+
+def test_model_is_quarantined_until_a_probe_succeeds(clock: FakeClock) -> None:
+    worker = quarantined()
+    with pytest.raises(ModelUnavailable, match=f"model failed {MAX_CONSECUTIVE_FAILURES} times"):
+        worker.admit()
+    clock.now_s += MIN_QUARANTINE_S
+    worker.admit()
+    with pytest.raises(ModelUnavailable):
+        worker.admit()  # while the probe runs
     worker.record_success()
-    worker.check()
+    worker.admit()
+    worker.admit()
+    check_workers([worker])
+
+
+def test_failed_probe_doubles_the_quarantine(clock: FakeClock) -> None:
+    worker = quarantined()
+    pauses = []
+    for _ in range(8):
+        with pytest.raises(ModelUnavailable) as raised:
+            worker.admit()
+        assert raised.value.retry_after_s is not None
+        pauses.append(raised.value.retry_after_s)
+        clock.now_s += raised.value.retry_after_s
+        worker.admit()
+        worker.record_failure()
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_probe_without_outcome_is_followed_by_another(clock: FakeClock) -> None:
+    worker = quarantined()
+    for _ in range(3):
+        clock.now_s += MIN_QUARANTINE_S
+        worker.admit()
+        with pytest.raises(ModelUnavailable):
+            worker.admit()
+
+
+def test_replica_is_replaced_only_if_no_other_model_works(clock: FakeClock) -> None:
+    failing, other = WorkerHealth("failing"), WorkerHealth("other")
+    for _ in range(MAX_CONSECUTIVE_FAILURES + MAX_FAILED_PROBES):
+        check_workers([failing, other])
+        clock.now_s += MAX_QUARANTINE_S
+        failing.admit()
+        failing.record_failure()
+    with pytest.raises(EngineFailed, match="failing: the last 5 probes failed"):
+        check_workers([failing, other])
+    other.record_success()
+    check_workers([failing, other])
 
 
 def test_check_fails_for_good_after_engine_lost() -> None:

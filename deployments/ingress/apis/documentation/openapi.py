@@ -28,6 +28,7 @@ from deployments.errors import (
     InvalidField,
     MalformedBody,
     ModelLoading,
+    ModelUnavailable,
     Overloaded,
     ServeError,
     TooManyItems,
@@ -67,6 +68,7 @@ BODY_ERRORS: tuple[ServeError, ...] = (
     EngineFailed("the engine failed"),
     _REFUSED,
     _LOADING,
+    ModelUnavailable("org/name failed 10 times in a row; it is tried again within 4 s"),
     DeadlineExceeded("the request took more than 30 seconds"),
 )
 

@@ -11,7 +11,7 @@ import pytest
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.forward_pass import Batch, Outputs
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, EngineLost
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
     TIMEOUT_S,
@@ -32,7 +32,17 @@ async def test_failing_item_fails_alone(make_loop: MakeLoop) -> None:
         await bad
     assert (await good).rows == [[1]]
     assert (await third).rows == [[3]]
-    assert engine.passes == [[1, 2, 3], [1], [2], [3]]
+    assert engine.passes == [[1, 2, 3], [1], [2, 3], [2], [3]]
+
+
+async def test_failing_item_of_a_long_list_is_found_by_halves(make_loop: MakeLoop) -> None:
+    engine = FakeEngine(failing={13})
+    loop = make_loop(engine)
+    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in range(1, 17)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(outcomes.pop(12), EngineFailed)
+    assert [outcome.rows for outcome in outcomes] == [[[n]] for n in range(1, 17) if n != 13]
+    assert len(engine.passes) == 1 + 2 * 4
 
 
 async def test_nan_row_fails_alone(make_loop: MakeLoop) -> None:
@@ -71,6 +81,46 @@ def divide_by_zero(batch: Batch) -> Outputs:
 
 def drop_row(batch: Batch) -> Outputs:
     return Outputs(np.ones((len(batch.input_ids) - 1, 1), dtype=np.float32))
+
+
+async def test_any_exception_fails_its_item_alone_without_details(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def act(batch: Batch) -> Outputs:
+        markers = batch.input_ids[:, 0]
+        if 2 in markers:
+            raise IndexError("/secret/path of a node")
+        return Outputs(markers[:, None].astype(np.float32))
+
+    loop = BatchScheduler(
+        {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
+    )
+    good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
+    with pytest.raises(EngineFailed, match="failed on this request") as raised:
+        await bad
+    assert "secret" not in str(vars(raised.value))
+    assert "secret" in caplog.text
+    assert (await good).rows == [[1]]
+    await loop.drain()
+
+
+async def test_lost_engine_fails_a_list_at_once(make_loop: MakeLoop) -> None:
+    passes = []
+
+    def act(batch: Batch) -> Outputs:
+        passes.append(len(batch.input_ids))
+        raise EngineLost("all processes have ended")
+
+    loop = BatchScheduler(
+        {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
+    )
+    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in range(4)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EngineLost] * 4
+    assert passes == [4]
+    with pytest.raises(EngineLost):
+        loop.health[MODEL].check()
+    await loop.drain()
 
 
 @pytest.mark.parametrize("act", [divide_by_zero, drop_row])

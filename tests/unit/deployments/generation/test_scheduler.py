@@ -7,7 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, Overloaded
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    ModelUnavailable,
+    Overloaded,
+)
 from deployments.generation.beam_search import BeamSearch, BeamSearchJob
 from deployments.generation.job import Job
 from deployments.health import MAX_CONSECUTIVE_FAILURES
@@ -223,6 +229,29 @@ def test_failed_step_ends_only_its_jobs(make_harness) -> None:
     assert again == alone
 
 
+def test_bug_in_one_answer_fails_that_answer_only(make_harness, monkeypatch) -> None:
+    harness = make_harness(FakeDecoder())
+    buggy, other = (harness.job([n, n + 1, 5], new_tokens=6) for n in range(2))
+    accept, steps = buggy.accept_logits, []
+
+    def fail_later(logits):
+        steps.append(logits)
+        if len(steps) > 2:
+            raise IndexError("the text of a client")
+        return accept(logits)
+
+    monkeypatch.setattr(buggy, "accept_logits", fail_later)
+    harness.run_jobs(buggy, other)
+    failure = harness.collector.events[buggy.number][-1]
+    assert isinstance(failure, EngineFailed)
+    assert "client" not in failure.message
+    assert len(harness.collector.tokens(other)) == 6
+    (again,) = harness.run_jobs(harness.job([1, 2, 5], new_tokens=6))
+    assert again == harness.collector.tokens(other)
+    harness.loop.close()
+    harness.loop.health.check()
+
+
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
 def test_engine_lost_is_stored(make_harness, failure: EngineFailed) -> None:
     harness = make_harness(FakeDecoder(failing_decode=2, failure=failure))
@@ -238,20 +267,20 @@ def test_engine_lost_is_stored(make_harness, failure: EngineFailed) -> None:
         harness.loop.health.check()
 
 
-def test_consecutive_failures_lose_the_engine(make_harness) -> None:
+def test_consecutive_failures_quarantine_the_model(make_harness) -> None:
     class Broken(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):
             raise EngineFailed("an illegal access")
 
     harness = make_harness(Broken())
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        harness.loop.health.check()
         job = harness.job([1, 2, 5])
         harness.run_jobs(job)
         assert isinstance(harness.collector.events[job.number][-1], EngineFailed)
+    with pytest.raises(ModelUnavailable, match=f"failed {MAX_CONSECUTIVE_FAILURES} times"):
+        harness.loop.submit(harness.job([1, 2, 5]))
+    harness.loop.health.check()
     harness.loop.close()
-    with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} calls failed"):
-        harness.loop.health.check()
 
 
 def test_successful_call_resets_the_failures(make_harness) -> None:

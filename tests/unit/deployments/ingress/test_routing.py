@@ -4,10 +4,17 @@ import asyncio
 import time
 
 import pytest
+from ray.serve import context
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import MicroBatchSettings
-from deployments.errors import DeadlineExceeded, EngineFailed, InputTooLong, Overloaded
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InputTooLong,
+    Overloaded,
+    ReplicasLost,
+)
 from deployments.ingress.routing import (
     BatchSlots,
     MicroBatchRouter,
@@ -162,6 +169,66 @@ async def test_lone_call_is_sent_without_collecting() -> None:
     assert (await route.run(SHORT, call("a"))).value == "a"
     assert (await route.run(SHORT, call("b"))).value == "b"
     assert encoder.lists == [["a"], ["b"]]
+
+
+class PoisonedEncoder(EchoEncoder):
+    """Answers the first call, then loses its replicas if the micro-batch contains `poison`."""
+
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        texts = [call.texts[0] for call in batch.calls]
+        if "poison" not in texts:
+            await super().infer(batch, deliver)
+            return
+        self.lists.append(texts)
+        if texts[0] != "poison":
+            deliver(0, CallResult(texts[0], "fake"))
+        raise ReplicasLost("3 replicas were lost")
+
+
+async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered() -> None:
+    encoder = PoisonedEncoder()
+    route = router(encoder, batch_by(4))
+    outcomes = await asyncio.gather(
+        *(route.run(SHORT, call(text)) for text in ("a", "poison", "b", "c")),
+        return_exceptions=True,
+    )
+    poisoned = outcomes.pop(1)
+    assert [outcome.value for outcome in outcomes] == ["a", "b", "c"]
+    assert isinstance(poisoned, ReplicasLost)
+    assert (poisoned.status, poisoned.retryable, poisoned.retry_after_s) == (503, True, 5.0)
+    assert encoder.lists == [["a", "poison", "b", "c"], ["poison"], ["b"], ["c"]]
+
+
+async def test_model_header_of_clients_splits_no_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It reads the options of the replica, and there is none.
+    warning = "_warn_if_max_batch_size_exceeds_max_ongoing_requests"
+    monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
+    encoder, release = EchoEncoder(), asyncio.Event()
+
+    async def send(calls: list[PendingCall]) -> None:
+        await release.wait()
+        encoder.lists.append([pending.call.texts[0] for pending in calls])
+        for pending in calls:
+            pending.settle(CallResult("done", "fake"))
+
+    submit = serve_micro_batches(send, MicroBatchSettings(max_concurrent_batches=1))
+
+    async def request(number: int) -> None:
+        # Ray Serve sets the context of a request from its headers.
+        context._serve_request_context.set(
+            context._RequestContext(multiplexed_model_id=f"client {number}")
+        )
+        pending = PendingCall(call(str(number)), asyncio.get_running_loop().create_future())
+        await submit(pending)
+        await pending.outcome
+
+    tasks = [asyncio.create_task(request(number)) for number in range(6)]
+    await asyncio.sleep(0.05)
+    release.set()
+    await asyncio.gather(*tasks)
+    assert encoder.lists == [["0"], ["1", "2", "3", "4", "5"]]
 
 
 async def test_call_without_an_outcome_fails() -> None:

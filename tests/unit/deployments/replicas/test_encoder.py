@@ -20,6 +20,7 @@ from deployments.errors import (
     HardwareUnavailable,
     InputTooLong,
     InvalidField,
+    ModelUnavailable,
     Overloaded,
     UnknownModel,
     WrongTask,
@@ -217,7 +218,7 @@ async def test_task_bug_fails_its_call_but_not_the_encoder(
         (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(failed, EngineFailed)
-    assert "no such thing" in failed.message
+    assert "no such thing" not in failed.message, "it is in the log"
     assert isinstance(answered, CallResult)
 
 
@@ -269,6 +270,20 @@ async def test_token_embeddings_beyond_the_limit_are_rejected(
     assert all(isinstance(outcome, CallResult) for outcome in await encoder.replica.infer(batch))
 
 
+async def test_large_outputs_of_all_calls_share_a_budget(
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.encoder.MAX_OUTPUT_VALUES", 8 * WIDTH)
+    calls = unpooled(encoder.batch(call(5), call(5)))
+    accepted, refused = await encoder.replica.infer(calls)
+    assert isinstance(accepted, CallResult)
+    assert isinstance(refused, Overloaded)
+    assert "large outputs" in refused.message
+    (again,) = await encoder.replica.infer(unpooled(encoder.batch(call(5))))
+    assert isinstance(again, CallResult)
+    assert encoder.replica._output_values.used == 0
+
+
 async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +323,7 @@ async def test_cancelled_batch_is_dropped_before_the_engine(encoder: EncoderHarn
     assert len(encoder.passes.records) <= 4
 
 
-async def test_check_health_fails_after_consecutive_failures(
+async def test_failing_model_is_quarantined_and_its_replica_lives(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (engine,) = {id(engine): engine for engine in encoder.replica._engines.values()}.values()
@@ -319,13 +334,15 @@ async def test_check_health_fails_after_consecutive_failures(
     with monkeypatch.context() as patch:
         patch.setattr(engine, "run", broken)
         for _ in range(MAX_CONSECUTIVE_FAILURES):
-            await encoder.replica.check_health()
             (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
             assert isinstance(failed, EngineFailed)
-        with pytest.raises(EngineFailed, match=f"the last {MAX_CONSECUTIVE_FAILURES} calls"):
-            await encoder.replica.check_health()
-    await encoder.replica.infer(encoder.batch(call(2)))
-    await encoder.replica.check_health()
+        (refused,) = await encoder.replica.infer(encoder.batch(call(2)))
+        assert isinstance(refused, ModelUnavailable)
+        await encoder.replica.check_health()
+    monkeypatch.setattr("deployments.health.time.perf_counter", lambda: time.monotonic() + 60)
+    for _ in range(2):
+        (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
+        assert isinstance(answered, CallResult), "reopened by a probe"
 
 
 async def test_empty_queue_accepts_a_call_of_any_size(encoder: EncoderHarness) -> None:

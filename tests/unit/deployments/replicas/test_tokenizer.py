@@ -105,6 +105,26 @@ async def test_too_long_call_leaves_no_gap_in_the_ids(
     assert all(len(item.ids) <= MAX_TOKENS for item in encoded.items())
 
 
+async def test_call_that_breaks_the_tokenizer_fails_alone(
+    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenize = CachingTokenizer.tokenize
+
+    def fail_on_poison(tokenizer: CachingTokenizer, calls: Sequence[Call]) -> object:
+        if any("poison" in call.texts for call in calls):
+            raise TypeError("the text of a client")
+        return tokenize(tokenizer, calls)
+
+    monkeypatch.setattr(CachingTokenizer, "tokenize", fail_on_poison)
+    calls = call("good film"), call("poison"), call("night")
+    encoded = await make_replica(TokenizeLog()).tokenize_batch(batch(tiny_store, *calls))
+    before, failed, after = encoded.calls
+    assert isinstance(failed, EngineFailed)
+    assert "client" not in failed.message
+    assert (before.lengths, after.lengths) == ((4,), (3,))
+    assert [len(item.ids) for item in encoded.items()] == [4, 3]
+
+
 async def test_second_segment_starts_are_sent_for_pairs_only(
     make_replica, tiny_store: Path
 ) -> None:

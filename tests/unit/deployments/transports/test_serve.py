@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.artifacts.types import Device, TaskName
-from deployments.errors import EngineFailed, Overloaded, ServeError, UnknownToken
+from deployments.errors import Overloaded, ReplicasLost, ServeError, UnknownToken
 from deployments.messages import (
     BatchKey,
     Call,
@@ -95,7 +95,7 @@ async def test_infer_survives_a_lost_tokenizer_and_a_lost_encoder(
 @pytest.mark.parametrize("error", [RayActorError, unavailable])
 async def test_infer_fails_when_more_replicas_are_lost(error: Callable[[], Exception]) -> None:
     tokenizer, encoder = FakeHandle("1", "2", "3"), FakeHandle(error(), error(), error())
-    with pytest.raises(EngineFailed, match="3 replicas were lost"):
+    with pytest.raises(ReplicasLost, match="3 replicas were lost"):
         await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH)
 
 
@@ -136,7 +136,7 @@ async def test_tokenizer_client_returns_results_and_raises_errors() -> None:
 async def test_tokenizer_client_retries_a_lost_replica_once() -> None:
     assert await call_both(unavailable(), ("answer",)) == [("answer",)] * 2
     failures = await call_both(unavailable(), unavailable(), ("too late",))
-    assert [type(failure) for failure in failures] == [EngineFailed] * 2
+    assert [type(failure) for failure in failures] == [ReplicasLost] * 2
 
 
 CALL = GenerationCall(KEY.model, "Once", GenerationOptions(), deadline_s=0.0)
