@@ -50,7 +50,7 @@ def test_run_returns_the_memory_or_the_error(trials: GrammarTrials) -> None:
 def test_trial_beyond_its_limits_is_killed(trials: GrammarTrials, limits: TrialLimits) -> None:
     assert trials.run(COSTLY, limits) is None
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "the next one runs"
-    (server,) = children()
+    (server,) = psutil.Process().children()
     assert server.memory_info().rss < 100 << 20
 
 
@@ -70,16 +70,16 @@ async def test_grammars_compile_while_others_run_without_end(trials: GrammarTria
 
 async def test_killed_server_is_replaced(trials: GrammarTrials) -> None:
     trials.run(SIMPLE, QUICK)
-    (server,) = children()
+    (server,) = psutil.Process().children()
     server.kill()
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "killed between trials"
-    (server,) = children()
+    (server,) = psutil.Process().children()
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(trials.run, COSTLY, TrialLimits(2.0, 16 << 30))
         await wait_until(lambda: len(children()) == 2)
         server.kill()
         assert running.result() is None, "killed amid a trial, which is repeated"
-    (replacement,) = children()
+    (replacement,) = psutil.Process().children()
     assert replacement.pid != server.pid
 
 
