@@ -15,14 +15,14 @@ from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 
 # A forward pass, a generation step and a tokenization call take seconds at most.
 HANG_TIMEOUT_S = 60.0
-# Consecutive failed calls after which a model is quarantined. An engine that is lost for good raises
-# the same errors as one that gets a bad input.
+# Consecutive failed calls after which a model is quarantined. An engine that is lost for good
+# raises the same errors as one that gets a bad input.
 MAX_CONSECUTIVE_FAILURES = 10
 # s until the first probe of a quarantined model, doubled by each that fails.
 MIN_QUARANTINE_S = 1.0
 MAX_QUARANTINE_S = 30.0
-# Consecutive failed probes, half a minute or more, after which Ray Serve replaces a replica in which
-# nothing else works.
+# Consecutive failed probes, half a minute or more, after which Ray Serve replaces a replica in
+# which nothing else works.
 MAX_FAILED_PROBES = 5
 
 

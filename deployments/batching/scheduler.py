@@ -149,8 +149,9 @@ class BatchScheduler:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
         `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
-        WrongTask. Raises Overloaded if the queue is full, ModelUnavailable in quarantine. Cancelling the future, or passing
-        `deadline_s` (time.time), drops the items that have not started.
+        WrongTask. Raises Overloaded if the queue is full, ModelUnavailable in quarantine.
+        Cancelling the future, or passing `deadline_s` (time.time), drops the items that have not
+        started.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")

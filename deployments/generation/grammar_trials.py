@@ -174,7 +174,8 @@ class _Server:
                 return _read_all(ours)
             except TimeoutError as error:
                 raise Overloaded(
-                    f"this host was too busy to compile the grammar within {WAIT_S:g} s; retry later"
+                    f"the grammar was not compiled within {WAIT_S:g} s: this host is too busy; "
+                    "retry later"
                 ) from error
             except OSError:
                 return b""

@@ -95,9 +95,9 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers with the same key share it.
 
-        `compute` ends at the caller's deadline itself. Who joins waits until the own one (time.time),
-        and computes again if that of the first caller ends before. Callers with another `variant` do
-        not share. The computation is cancelled with its last caller.
+        `compute` ends at the caller's deadline itself. Who joins waits until the own one
+        (time.time), and computes again if that of the first caller ends before. Callers with
+        another `variant` do not share. The computation is cancelled with its last caller.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:
