@@ -12,6 +12,7 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import InputTooLong, InvalidField, UnknownToken
+from deployments.generation.grammar_trials import QUICK
 from deployments.generation.job import Job
 from deployments.generation.preparation import RequestPreparer
 from deployments.messages import (
@@ -58,8 +59,7 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
         GenerationOptions(**said),
         far_deadline(),
     )
-    preparer = preparation(directory, encoder=encoder)
-    return preparer.build_job(call, None).prompt
+    return preparation(directory, encoder=encoder).build_job(call, None).prompt
 
 
 def preparation(
@@ -146,7 +146,7 @@ def test_tokenizer_without_grammar_support_serves_other_requests(directory: Path
     words.save(str(directory / TOKENIZER_NAME))
     assert prepared(directory, "the river") == words.encode("the river").ids
     with pytest.raises(InvalidField, match="does not support grammars") as refused:
-        prepared(directory, "the river", grammar=Grammar("regex", "[a-z]+"))
+        preparation(directory).compile_grammar(Grammar("regex", "[a-z]+"), QUICK)
     assert refused.value.field == "grammar"
 
 
