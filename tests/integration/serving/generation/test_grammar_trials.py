@@ -86,7 +86,7 @@ async def test_killed_server_is_replaced(trials: GrammarTrials) -> None:
 OWNER = """
 import sys, threading, time
 from deployments.generation.grammar_trials import GrammarTrials
-from tests.unit.deployments.generation import test_grammar_trials as tests
+from tests.integration.serving.generation import test_grammar_trials as tests
 trials = GrammarTrials(tests.byte_level().to_str(), (0,))
 trials.run(tests.SIMPLE, tests.QUICK)
 threading.Thread(target=trials.run, args=(tests.COSTLY, tests.ENDLESS)).start()
