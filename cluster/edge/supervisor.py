@@ -154,9 +154,10 @@ class Edge:
         """Pass one admin command to HAProxy, under the pid that Ray Serve knows."""
         with contextlib.suppress(OSError):
             line = await reader.readline()
-            if self._attached is not None and self._current is not None:
+            attached = self._attached  # may end while HAProxy answers
+            if attached is not None and self._current is not None:
                 answer = await self._current.command(line)
-                pid = b"\nPid: %d\n" % self._attached.pid
+                pid = b"\nPid: %d\n" % attached.pid
                 writer.write(re.sub(rb"\nPid: \d+\n", pid, answer))
                 await writer.drain()
         writer.close()
