@@ -18,7 +18,7 @@ from cluster.local import LocalPorts
 from cluster.processes import ChildProcesses
 from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
 
-OBJECT_STORE_BYTES = 256 << 20  # almost unused, because messages are sent by gRPC
+OBJECT_STORE_BYTES = 256 << 20  # almost unused: no message between replicas passes through it
 MAX_STARTS = 3  # of a child that ended, before the launcher gives up
 # s in which the end of one child may end the other: `ray start` checks its processes every second.
 SETTLE_S = 1.5

@@ -1,8 +1,8 @@
 """HAProxy's configuration: that of Ray Serve with this project's edge, and one for the start.
 
 Ray Serve generates the whole file from a template without hooks. The routes and servers stay as it
-wrote them; what it cannot be told is edited. An edit that finds nothing raises UnknownTemplate, so
-that a new version of Ray cannot drop it silently.
+wrote them; what it has no setting for is edited. An edit that finds nothing raises UnknownTemplate,
+so that a new version of Ray cannot drop it silently.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _write_error(directory: Path, status: int) -> Path:
 
 
 def has_routes(text: str) -> bool:
-    """Whether Ray Serve has told HAProxy of an application."""
+    """Whether the configuration of Ray Serve routes to an application."""
     return "\n    use_backend " in text
 
 
@@ -108,7 +108,7 @@ def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
     """
     metrics = find_metrics_paths(text)
     edits = (
-        # Nobody listens for logs on this host; the ingress counts and logs requests.
+        # No program receives HAProxy's log on this host; the ingress counts and logs requests.
         (r"^    log \S+ local0 info\n", ""),
         (r"^    stats socket .*\n", _admin_socket(paths)),
         (r"^(frontend prometheus\n)    bind :(\d+)\n", r"\1    bind 127.0.0.1:\2\n"),

@@ -89,7 +89,7 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._lock = Lock()
         self._trials = GrammarTrials(tokenizer_json, eos_token_ids)
-        # By digest of the source, the latest last.
+        # Trials by digest of the source, the last used at the end; the first is dropped.
         self._results: OrderedDict[tuple[bytes, TrialLimits], Trial | None] = OrderedDict()
 
     def open(self) -> None:

@@ -34,7 +34,8 @@ from deployments.errors import EngineFailed, Overloaded
 _PACKAGES = Path(deployments.__file__).parents[1]
 # s until a trial is given up that gets no CPU time.
 WAIT_S = 10.0
-# s until the end of a server is seen, whose children end a moment earlier.
+# s to wait for the exit of a server after the end of a child: the children of a killed server end
+# with it, a moment before its exit is seen.
 END_S = 0.05
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 16
@@ -59,8 +60,8 @@ class TrialLimits(NamedTuple):
     nice: int = 0
 
 
-# Nearly all grammars take milliseconds. Others get the whole limit in a second trial, so that those
-# who send them wait for each other only.
+# Nearly all grammars compile in milliseconds. One that exceeds QUICK is tried again with FULL, in a
+# thread for such grammars only, so that it delays no quick one.
 QUICK = TrialLimits(cpu_s=0.1, memory_bytes=128 << 20)
 FULL = TrialLimits(cpu_s=1.0, memory_bytes=128 << 20, nice=10)
 

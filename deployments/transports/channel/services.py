@@ -66,7 +66,8 @@ def encoder_service(
         message: memoryview, deadline_s: float
     ) -> AsyncGenerator[bytes, None]:
         calls = codec.decode_call_batch(message, deadline_s)
-        async with aclosing(replica.stream(await tokenizer.tokenize_batch(calls))) as parts:
+        tokenized = await tokenizer.tokenize_batch(calls)
+        async with aclosing(replica.stream(tokenized)) as parts:
             async for outcomes in parts:
                 yield codec.encode_outcomes(outcomes)
 
