@@ -28,8 +28,22 @@ def trials() -> Iterator[GrammarTrials]:
     opened.close()
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+class Processes:
+    """Processes that a test started; engines of other tests may keep their own servers."""
+
+    def __init__(self) -> None:
+        self._before = set(psutil.Process().children())
+
+    def servers(self) -> list[psutil.Process]:
+        return [one for one in psutil.Process().children() if one not in self._before]
+
+    def trials(self) -> list[psutil.Process]:
+        return [trial for server in self.servers() for trial in server.children()]
+
+
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
 
 
 def test_run_returns_the_memory_or_the_error(trials: GrammarTrials) -> None:
@@ -47,52 +61,58 @@ def test_run_returns_the_memory_or_the_error(trials: GrammarTrials) -> None:
     [QUICK, FULL, TrialLimits(cpu_s=100.0, memory_bytes=20 << 20)],
     ids=["quick", "full", "memory"],
 )
-def test_trial_beyond_its_limits_is_killed(trials: GrammarTrials, limits: TrialLimits) -> None:
+def test_trial_beyond_its_limits_is_killed(
+    processes: Processes, trials: GrammarTrials, limits: TrialLimits
+) -> None:
     assert trials.run(COSTLY, limits) is None
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "the next one runs"
-    (server,) = psutil.Process().children()
+    (server,) = processes.servers()
     assert server.memory_info().rss < 100 << 20
 
 
-async def test_grammars_compile_while_others_run_without_end(trials: GrammarTrials) -> None:
+async def test_grammars_compile_while_others_run_without_end(
+    processes: Processes, trials: GrammarTrials
+) -> None:
     trials.run(SIMPLE, QUICK)
     with ThreadPoolExecutor(3) as threads:
         running = [threads.submit(trials.run, COSTLY, ENDLESS) for _ in range(3)]
-        await wait_until(lambda: len(children()) == 4)
+        await wait_until(lambda: len(processes.trials()) == 3)
         assert isinstance(trials.run(SIMPLE, QUICK), Trial)
         assert not any(one.done() for one in running)
         trials.close()
         for one in running:
             with pytest.raises(EngineFailed, match="stopping"):
                 one.result()
-    await wait_until(lambda: not children())
+    await wait_until(lambda: not processes.servers())
 
 
-async def test_killed_server_is_replaced(trials: GrammarTrials) -> None:
+async def test_killed_server_is_replaced(processes: Processes, trials: GrammarTrials) -> None:
     trials.run(SIMPLE, QUICK)
-    (server,) = psutil.Process().children()
+    (server,) = processes.servers()
     server.kill()
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "killed between trials"
-    (server,) = psutil.Process().children()
+    (server,) = processes.servers()
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(trials.run, COSTLY, TrialLimits(2.0, 16 << 30))
-        await wait_until(lambda: len(children()) == 2)
+        await wait_until(lambda: len(processes.trials()) == 1)
         server.kill()
         assert running.result() is None, "killed amid a trial, which is repeated"
-    (replacement,) = psutil.Process().children()
+    (replacement,) = processes.servers()
     assert replacement.pid != server.pid
 
 
 OWNER = """
-import sys, threading, time
+import threading, time, psutil
 from deployments.generation.grammar_trials import GrammarTrials
 from tests.integration.serving.generation import test_grammar_trials as tests
 trials = GrammarTrials(tests.byte_level().to_str(), (0,))
 trials.run(tests.SIMPLE, tests.QUICK)
 threading.Thread(target=trials.run, args=(tests.COSTLY, tests.ENDLESS)).start()
-while len(tests.children()) < 2:
+descendants = []
+while len(descendants) < 2:
     time.sleep(0.01)
-print(*(child.pid for child in tests.children()), flush=True)
+    descendants = psutil.Process().children(recursive=True)
+print(*(process.pid for process in descendants), flush=True)
 """
 
 
