@@ -49,7 +49,9 @@ def _build_both(path: str, what: str, body: Mapping[str, Any]) -> Iterator[Hosti
 
 
 def _build_attack(path: str, what: str, body: Mapping[str, Any]) -> HostileRequest:
-    return HostileRequest(f"{path}: {what}", build_post(path, orjson.dumps(body)), ANSWERED)
+    return HostileRequest(
+        f"{path}: {what}", build_post(path, orjson.dumps(body)), ANSWERED, may_be_late=True
+    )
 
 
 # For both routes of OpenAI's API.

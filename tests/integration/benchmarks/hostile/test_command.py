@@ -11,7 +11,12 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.hostile import command as hostile_command
-from benchmarks.hostile.command import HostileCounts, read_replica_memory
+from benchmarks.hostile.command import (
+    HostileCounts,
+    build_generated,
+    compare_memory,
+    read_replica_memory,
+)
 from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_complete, parse_response
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.support.fakes import FailingEncoder
@@ -72,6 +77,18 @@ def test_count_sorts_statuses_into_failures_and_unexpected() -> None:
     counts.count(HostileRequest("made", b"", frozenset()), 418)
     assert counts.unexpected == {"200 refused": 1}
     assert set(counts.failures) == {"500 refused", "504 refused", "-1 refused"}
+
+
+def test_only_generation_may_end_at_the_time_limit() -> None:
+    counts = HostileCounts()
+    for path in ("/models/a%2Fb", "/v1/chat/completions", "/models/a%2Fc"):
+        counts.count(build_generated(f"POST {path} HTTP/1.1".encode(), "a/b"), 504)
+    assert counts.failures == {"504 POST /models/a%2Fc": 1}
+
+
+def test_compare_memory_ignores_replicas_that_start_or_stop() -> None:
+    assert compare_memory({"a": 100, "stopped": 50}, {"a": 130, "started": 50}) == 1.3
+    assert compare_memory({"a": 100}, {"b": 100}) is None
 
 
 def test_is_complete_requires_the_content_length() -> None:
