@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from deployments.fair_queue import MAX_IDLE_CLIENTS, FairQueue
+
+
+def take_all(queue: FairQueue[str]) -> list[str]:
+    return [queue.take_first() for _ in range(len(queue))]
+
+
+def test_one_client_is_served_in_order() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item, cost in (("a", 5.0), ("b", 1.0), ("c", 3.0)):
+        queue.push(item, cost=cost)
+    assert list(queue) == ["a", "b", "c"]
+    assert queue.first == "a"
+    assert take_all(queue) == ["a", "b", "c"]
+    assert queue.first is None
+
+
+def test_later_client_does_not_wait_for_all_items_of_an_earlier_one() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(5):
+        queue.push(f"greedy {number}", cost=1.0, client="greedy")
+    queue.take_first()
+    queue.push("quiet", cost=1.0, client="quiet")
+    assert take_all(queue)[:2] == ["quiet", "greedy 1"]
+
+
+def test_lower_priority_waits_for_all_others() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("batch", cost=1.0, priority=1)
+    queue.push("interactive", cost=100.0, priority=0)
+    queue.push("another", cost=100.0, client="other", priority=0)
+    assert take_all(queue) == ["interactive", "another", "batch"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_get_equal_shares_of_cost(seed: int) -> None:
+    """Clients with items of different cost, all with more than their share queued."""
+    chance = random.Random(seed)
+    sizes = {"small": 1.0, "medium": 7.0, "large": 30.0}
+    queue: FairQueue[tuple[str, float]] = FairQueue()
+    served: Counter[str] = Counter()
+
+    def refill(client: str) -> None:
+        cost = sizes[client] * chance.uniform(0.5, 1.5)
+        queue.push((client, cost), cost=cost, client=client)
+
+    for client in sizes:
+        for _ in range(chance.randint(2, 60)):
+            refill(client)
+    while sum(served.values()) < 3_000:
+        client, cost = queue.take_first()
+        served[client] += cost  # type: ignore[assignment]
+        refill(client)
+    largest = 1.5 * max(sizes.values())
+    assert max(served.values()) - min(served.values()) <= 2 * largest
+
+
+def test_removed_items_are_not_charged() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("other 1", cost=1.0, client="other")
+    for number in range(9):
+        queue.push(f"gone {number}", cost=10.0, client="gone")
+    queue.push("other 2", cost=1.0, client="other")
+    assert queue.take_last() == "gone 8"
+    assert len(queue.discard(lambda item: item.startswith("gone"))) == 8
+    queue.push("back", cost=1.0, client="gone")
+    assert take_all(queue) == ["other 1", "back", "other 2"]
+
+
+def test_idle_clients_are_forgotten() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("stays", cost=1.0, priority=1)
+    for number in range(1_000):
+        queue.push("one", cost=1.0, client=f"client {number}")
+        queue.take_first()
+    known = sum(len(group.next_start) for group in queue._classes.values())
+    assert known <= MAX_IDLE_CLIENTS + 2
+    assert queue.take_first() == "stays"
+    assert not queue._classes
