@@ -28,7 +28,17 @@ def test_later_client_does_not_wait_for_all_items_of_an_earlier_one() -> None:
         queue.push(f"greedy {number}", cost=1.0, client="greedy")
     queue.take_first()
     queue.push("quiet", cost=1.0, client="quiet")
-    assert take_all(queue)[:2] == ["quiet", "greedy 1"]
+    assert take_all(queue)[:2] == ["greedy 1", "quiet"]
+
+
+def test_clients_that_come_and_go_do_not_starve_a_large_item() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("large", cost=10.0, client="patient")
+    served = []
+    for number in range(15):
+        queue.push(f"small {number}", cost=1.0, client=f"client {number}")
+        served.append(queue.take_first())
+    assert served.index("large") == 9
 
 
 def test_lower_priority_waits_for_all_others() -> None:
@@ -74,13 +84,22 @@ def test_removed_items_are_not_charged() -> None:
     assert take_all(queue) == ["other 1", "back", "other 2"]
 
 
+def test_queue_is_empty_after_all_items_are_removed() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item in ("a", "b"):
+        queue.push(item, cost=1.0, client=item)
+    assert queue.discard(lambda item: True) == ["a", "b"]
+    queue.push("c", cost=1.0, client="a")
+    assert take_all(queue) == ["c"]
+
+
 def test_idle_clients_are_forgotten() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push("stays", cost=1.0, priority=1)
     for number in range(1_000):
         queue.push("one", cost=1.0, client=f"client {number}")
         queue.take_first()
-    known = sum(len(group.next_start) for group in queue._classes.values())
+    known = sum(len(group.last_finish) for group in queue._classes.values())
     assert known <= MAX_IDLE_CLIENTS + 2
     assert queue.take_first() == "stays"
     assert not queue._classes
