@@ -41,6 +41,7 @@ from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
 from deployments.ingress.tokenization import TokenizationService
+from deployments.load import LoadMeter
 from deployments.messages import (
     CallBatch,
     Chunk,
@@ -90,12 +91,13 @@ class _ChannelHooks:
     """What Ray Serve calls in every deployment with a channel."""
 
     _channel: ReplicaChannel
+    _meter: LoadMeter
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return self._channel.load()
+        return self._meter.load().to_metrics()
 
 
 class Tokenizer(_ChannelHooks):
@@ -103,7 +105,7 @@ class Tokenizer(_ChannelHooks):
 
     def __init__(self, args: AppArgs) -> None:
         prepare_replica()
-        self._replica = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
+        self._replica = self._meter = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
         self._channel = ReplicaChannel(tokenizer_service(self._replica), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -132,7 +134,9 @@ class Encoder(_ChannelHooks):
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica()
-        self._replica = EncoderReplica(args, device, DeferredRecorder(EncoderMetrics()))
+        self._replica = self._meter = EncoderReplica(
+            args, device, DeferredRecorder(EncoderMetrics())
+        )
         self._replica.start()
         self._passes = args.encoders[device].concurrent_passes
         self._tokenizer = TokenizerReplica(
@@ -166,7 +170,9 @@ class Generator(_ChannelHooks):
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica()
-        self._replica = GeneratorReplica(args, device, DeferredRecorder(GeneratorMetrics()))
+        self._replica = self._meter = GeneratorReplica(
+            args, device, DeferredRecorder(GeneratorMetrics())
+        )
         self._replica.start()
         self._channel = ReplicaChannel(generator_service(self._replica), args.transport)
 

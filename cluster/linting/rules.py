@@ -12,6 +12,7 @@ from ray.serve.config import AutoscalingConfig
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
 from cluster.linting.schema import Finding
+from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
     GENERATOR_ONGOING_REQUESTS,
     AppArgs,
@@ -49,6 +50,7 @@ def check_rules(config: Any) -> Iterator[Finding]:
             yield from _queue_unlimited(entry)
             yield from _look_back_too_short(entry)
             yield from _target_unreachable(entry)
+            yield from _invalid_policy_targets(entry)
             if entry.ours and entry.name != INGRESS:
                 yield from _channel_without_hooks(application, entry)
             if entry.ours and entry.name in GENERATORS:
@@ -117,6 +119,18 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
             f"{target:g} must be below max_ongoing_requests ({ongoing:g}), "
             "or no load ever adds a replica",
         )
+
+
+def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[Finding]:
+    """Serve's controller creates the policy only after the config is deployed."""
+    policy = _mapping(_mapping(entry.raw, "autoscaling_config"), "policy")
+    if policy.get("policy_function") != POLICY:
+        return
+    try:
+        ScaleOnLoad(**_mapping(policy, "policy_kwargs"))
+    except (TypeError, ValueError) as exc:
+        message = str(exc).removeprefix("ScalingTargets.__new__() ")
+        yield (*entry.path, "autoscaling_config", "policy", "policy_kwargs"), message
 
 
 def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:

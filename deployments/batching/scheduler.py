@@ -31,6 +31,7 @@ from deployments.errors import (
     hide_details,
 )
 from deployments.health import WorkerHealth
+from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 
@@ -129,6 +130,8 @@ class BatchScheduler:
         self._concurrent_passes = concurrent_passes
         self._plan_lone_pass = plan_lone_pass
         self._busy = 0
+        self._meter = BusyMeter(concurrent_passes)
+        self._token_rates = {model: WorkRate() for model in engines}  # s per token, of all threads
         self._draining = False
         self._waiting: dict[_BatchGroup, list[_QueuedItem]] = {}
         self._pool = ThreadPoolExecutor(concurrent_passes, thread_name_prefix="engine")
@@ -137,6 +140,14 @@ class BatchScheduler:
     def waiting_items(self) -> int:
         """Items that no pass has taken yet."""
         return sum(map(len, self._waiting.values()))
+
+    def load(self) -> Load:
+        """Return the share of engine threads in use, and the measured time of the queue."""
+        queued_s = sum(
+            self._token_rates[group.model].predict_s(sum(len(item.tokens.ids) for item in items))
+            for group, items in self._waiting.items()
+        )
+        return Load(self._meter.take(), queued_s)
 
     def submit(
         self,
@@ -216,6 +227,7 @@ class BatchScheduler:
         lone = self._plan_if_alone(group, items)
         engine = lone.engine or self._engines[group.model]
         self._busy += 1
+        self._meter.start()
         health = self.health[group.model]
 
         def run() -> _PassResult:
@@ -236,6 +248,7 @@ class BatchScheduler:
 
     def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: _PassResult) -> None:
         self._busy -= 1
+        self._meter.end()
         health = self.health[model]
         first = done.results[0]
         if isinstance(first, EngineFailed) and all(
@@ -249,6 +262,7 @@ class BatchScheduler:
             _deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
+        self._token_rates[model].record(sum(lengths), done.forward_s / self._concurrent_passes)
         self._recorder.record(
             ForwardPassRecord(
                 model=model.id,

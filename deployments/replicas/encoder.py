@@ -18,6 +18,7 @@ from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
 from deployments.errors import InputTooLong, ServeError, hide_details
 from deployments.health import check_workers
+from deployments.load import Load
 from deployments.machine import usable_cores
 from deployments.messages import (
     BatchKey,
@@ -210,6 +211,10 @@ class EncoderReplica:
             truncated=call.truncated,
             timings=done.timings._replace(tokenize_s=batch.tokenize_s),
         )
+
+    def load(self) -> Load:
+        """Return the load; `busy` is the mean since the last call."""
+        return self._scheduler.load()
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""

@@ -21,6 +21,7 @@ from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
 from deployments.health import check_workers
+from deployments.load import Load, WorkRate
 from deployments.messages import (
     Chunk,
     Completion,
@@ -95,6 +96,7 @@ class GeneratorReplica:
         self._long_grammars = ThreadPoolExecutor(1, "long-grammars")
         self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
         self._models, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
+        self._answer_rates = {ref: WorkRate() for ref in self._models}  # s per answer in a KV slot
 
     def start(self) -> None:
         """Start the loop of every model."""
@@ -134,8 +136,12 @@ class GeneratorReplica:
             async with self._run_job(call) as buffer:
                 while True:
                     event = await buffer.take()
+                    finished = event.finished if isinstance(event, Chunk) else None
+                    if finished is not None:
+                        times = finished.timings
+                        self._answer_rates[call.model].record(1, times.prefill_s + times.decode_s)
                     yield event
-                    if isinstance(event, Chunk) and event.finished is not None:
+                    if finished is not None:
                         return
         except ServeError as error:
             yield error
@@ -167,6 +173,19 @@ class GeneratorReplica:
             return await run(self._quick_grammars, compile, grammar, QUICK)
         except GrammarTooCostly:
             return await run(self._long_grammars, compile, grammar, FULL)
+
+    def load(self) -> Load:
+        """Return the share of KV slots in use, and the time that waiting requests need.
+
+        The models share the device: two with half of their slots in use fill it.
+        """
+        busy = queued_s = 0.0
+        for ref, model in self._models.items():
+            active, waiting = model.loop.load
+            slots = model.decoder.info.slots
+            busy += active / slots
+            queued_s += self._answer_rates[ref].predict_s(waiting / slots)
+        return Load(min(busy, 1.0), queued_s)
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""

@@ -16,6 +16,7 @@ from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.deadlines import is_expired
 from deployments.errors import DeadlineExceeded, ServeError, hide_details
 from deployments.health import WorkerHealth
+from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import (
     Call,
     CallBatch,
@@ -61,6 +62,9 @@ class TokenizerReplica:
         self._inspectors: dict[ModelRef, TokenInspector] = {}  # opened on first use
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._health = WorkerHealth("the tokenizer thread")
+        self._meter = BusyMeter(1)
+        self._character_rate = WorkRate()
+        self._characters = 0  # of the calls in the thread and its queue
         # A tokenizer serves one caller at a time. The thread goes on with a batch whose caller
         # disconnected, so the event loop needs the lock as well.
         self._tokenizers_in_use = threading.Lock()
@@ -71,12 +75,21 @@ class TokenizerReplica:
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         """Replace the texts of all calls by token ids; a call that fails becomes its error."""
-        if _is_short(batch) and self._tokenizers_in_use.acquire(blocking=False):
+        characters = _count_characters(batch)
+        is_short = characters <= INLINE_CHARACTERS
+        if is_short and self._tokenizers_in_use.acquire(blocking=False):
             try:
-                return self._tokenize(batch)
+                with self._meter.running():
+                    return self._tokenize(batch)
             finally:
                 self._tokenizers_in_use.release()
-        return await self._in_thread(lambda: self._tokenize_in_thread(batch))
+        self._characters += characters
+        try:
+            tokenized = await self._in_thread(lambda: self._tokenize_in_thread(batch))
+        finally:
+            self._characters -= characters
+        self._character_rate.record(characters, tokenized.tokenize_s)
+        return tokenized
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         """Return the tokens of each text."""
@@ -91,6 +104,10 @@ class TokenizerReplica:
             request.model,
             lambda inspector: inspector.texts(request.sequences, skip_special=request.skip_special),
         )
+
+    def load(self) -> Load:
+        """Return the share of time spent on texts, and the measured time of the queue."""
+        return Load(self._meter.take(), self._character_rate.predict_s(self._characters))
 
     async def check_health(self) -> None:
         """Raise EngineFailed if the thread hangs. The queue length does not count."""
@@ -121,7 +138,7 @@ class TokenizerReplica:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def run() -> T:
-            with self._health.running():
+            with self._health.running(), self._meter.running():
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
@@ -180,9 +197,8 @@ def _deadline_error() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline passed in the tokenizer queue")
 
 
-def _is_short(batch: CallBatch) -> bool:
-    texts = (text for call in batch.calls for text in call.texts)
-    return sum(map(count_characters, texts)) <= INLINE_CHARACTERS
+def _count_characters(batch: CallBatch) -> int:
+    return sum(count_characters(text) for call in batch.calls for text in call.texts)
 
 
 def _tokenized_call(call: Call, outcome: TokenizedTexts) -> TokenizedCall:

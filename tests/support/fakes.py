@@ -76,6 +76,9 @@ class FakeEngine:
         if not held:
             self._open.set()
 
+    def hold(self) -> None:
+        self._open.clear()
+
     def release(self) -> None:
         self._open.set()
 

@@ -1,4 +1,4 @@
-"""What Ray Serve calls in a replica: metadata, load, health, and the end of a channel server."""
+"""What Ray Serve calls in a replica: metadata, health, and the end of a channel server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Literal
 import ray
 from ray import serve
 
-from deployments.autoscaling import LOAD
 from deployments.config import ray_tls_files
 from deployments.transports.channel.directory import DIRECTORY
 from deployments.transports.channel.pool import ReplicaPool
@@ -53,10 +52,6 @@ class ReplicaChannel:
         """Raise EngineFailed if the server stopped listening."""
         if self._server is not None:
             self._server.check_health()
-
-    def load(self) -> dict[str, float]:
-        """Return the cost of the calls in progress, which Serve's handles do not see."""
-        return {LOAD: 0.0 if self._server is None else float(self._server.load)}
 
     async def close(self) -> None:
         """Answer the accepted calls, as long as Serve's shutdown timeout allows."""

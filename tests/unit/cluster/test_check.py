@@ -17,6 +17,7 @@ APP = "applications.0"
 INGRESS, TOKENIZER, CPU_ENCODER, GPU_ENCODER, CPU_GENERATOR = (
     f"{APP}.deployments.{i}" for i in range(5)
 )
+TARGETS = f"{CPU_ENCODER}.autoscaling_config.policy.policy_kwargs"
 
 
 def create_config(changes: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +177,13 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             f"{CPU_ENCODER}.autoscaling_config",
             "ScaleOnLoad",
         ),
+        (
+            {f"{TARGETS}.shrink_busy": 0.7},
+            TARGETS,
+            "`shrink_busy` (0.7) must be above 0 and below `target_busy` (0.7)",
+        ),
+        ({f"{TARGETS}.drain_s": 0}, TARGETS, "`drain_s` is 0"),
+        ({f"{TARGETS}.target_load": 4096}, TARGETS, "unexpected keyword argument 'target_load'"),
         ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
         ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),
         ({f"{INGRESS}.num_replicas": None}, f"{INGRESS}.num_replicas", "fixed num_replicas"),

@@ -1,52 +1,132 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from deployments.autoscaling import LOAD, ScaleOnLoad
+from deployments.autoscaling import BUSY, QUEUED_S, ScaleOnLoad, ScalingTargets, count_replicas
 
-
-@dataclass
-class FakeContext:
-    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
-    total_num_requests: float
-    config: AutoscalingConfig
-
-
+TARGETS = ScalingTargets(target_busy=0.7, shrink_busy=0.6, drain_s=5)
 CONFIG = AutoscalingConfig(target_ongoing_requests=4)
 POLICY = "deployments.autoscaling:ScaleOnLoad"
 
 
+class FakeContext(NamedTuple):
+    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
+    total_queued_requests: float = 0.0
+    target_num_replicas: int = 1
+    config: AutoscalingConfig = CONFIG
+
+
 @pytest.mark.parametrize(
-    ("reported", "through_handles", "replicas"),
+    ("busy", "queued_s", "current", "replicas"),
     [
-        ({"a": 800.0, "b": 400.0}, 0.0, 3.0),
-        ({"a": 800.0}, 4.0, 3.0),
-        ({"a": 0.0}, 0.0, 0.0),
-        ({}, 6.0, 1.5),
+        (0.0, 0.0, 0, 0),
+        (0.0, 0.0, 1, 0),  # Serve's min_replicas keeps the last one
+        (0.7, 0.0, 1, 1),
+        (0.71, 0.0, 1, 2),
+        (1.0, 0.0, 1, 2),  # saturated, and nothing known of its queue
+        (1.0, 10.0, 1, 5),  # (1 + 10 / 5) / 0.7
+        (2.0, 60.0, 2, 20),
+        (8.0, 0.0, 8, 12),
+        (0.0, 3.5, 1, 1),
+        (0.0, 3.6, 1, 2),
     ],
 )
-def test_replicas_follow_the_load_of_all_transports(
-    reported: dict[str, float], through_handles: float, replicas: float
+def test_replicas_follow_busy_share_and_queue(
+    busy: float, queued_s: float, current: int, replicas: int
 ) -> None:
-    context = FakeContext({LOAD: reported, "other": {"a": 99.0}}, through_handles, CONFIG)
-    assert ScaleOnLoad(target_load=400)(context) == (replicas, {})
+    assert count_replicas(busy, queued_s, current, TARGETS) == replicas
 
 
-def test_without_reports_the_handles_count() -> None:
-    assert ScaleOnLoad(target_load=400)(FakeContext(None, 8.0, CONFIG)) == (2.0, {})
+@pytest.mark.parametrize(("busy", "replicas"), [(1.4, 2), (1.3, 3), (1.25, 3), (1.2, 2), (0.5, 1)])
+def test_removal_needs_less_load_than_no_addition(busy: float, replicas: int) -> None:
+    current = 2 if busy == 1.4 else 3
+    assert count_replicas(busy, 0.0, current, TARGETS) == replicas
 
 
-def test_target_of_zero_is_rejected() -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        ScaleOnLoad(target_load=0)
+@pytest.mark.parametrize("busy", [step / 20 for step in range(1, 161)])
+def test_result_is_stable(busy: float) -> None:
+    """Neither the chosen number nor any in the band asks for another at the same load."""
+    for current in range(1, 15):
+        chosen = count_replicas(busy, 0.0, current, TARGETS)
+        assert count_replicas(busy, 0.0, chosen, TARGETS) == chosen
+
+
+def test_one_hot_model_reaches_the_maximum_with_a_hidden_queue() -> None:
+    """Replicas that are full ask for more, however little of the queue they see."""
+    counts = [1]
+    while counts[-1] < 8:
+        counts.append(min(count_replicas(counts[-1], 0.0, counts[-1], TARGETS), 8))
+    assert counts == [1, 2, 3, 5, 8]
+
+
+@pytest.mark.parametrize(
+    ("reported", "in_handles", "current", "replicas"),
+    [
+        ({BUSY: {"a": 1.0, "b": 0.75}, QUEUED_S: {"a": 1.0, "b": 0.0}}, 0.0, 2, 3),
+        ({BUSY: {"a": 0.5}, QUEUED_S: {"a": 0.0}, "other": {"a": 99.0}}, 0.0, 1, 1),
+        ({BUSY: {"a": 0.5}, QUEUED_S: {"a": 0.0}}, 4.0, 1, 3),
+        ({}, 4.0, 1, 2),
+        (None, 0.0, 1, 0),
+    ],
+)
+def test_policy_sums_replicas_and_calls_in_handles(
+    reported: Mapping[str, Mapping[Any, float]] | None,
+    in_handles: float,
+    current: int,
+    replicas: int,
+) -> None:
+    policy = ScaleOnLoad(**TARGETS._asdict())
+    assert policy(FakeContext(reported, in_handles, current)) == (replicas, {})
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ({"target_busy": 0.0}, "below `target_busy`"),
+        ({"target_busy": 1.1}, "at most 1"),
+        ({"shrink_busy": 0.7}, "shrink_busy"),
+        ({"shrink_busy": 0.0}, "shrink_busy"),
+        ({"drain_s": 0.0}, "drain_s"),
+    ],
+)
+def test_invalid_targets_are_rejected(targets: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScaleOnLoad(**targets)
+
+
+def test_unknown_target_is_rejected() -> None:
+    with pytest.raises(TypeError, match="target_load"):
+        ScaleOnLoad(target_load=4096.0)
 
 
 def test_serve_loads_the_policy_by_its_name() -> None:
-    policy = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"target_load": 400})
+    policy = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"target_busy": 0.8})
     instance = policy.get_policy()(**policy.policy_kwargs)
-    assert instance(FakeContext({LOAD: {"a": 400.0}}, 0.0, CONFIG)) == (1.0, {})
+    assert instance(FakeContext({BUSY: {"a": 0.79}})) == (1, {})
+
+
+def test_serve_gives_the_policy_what_it_reads() -> None:
+    """`AutoscalingContext` has the fields of `ScalingContext`."""
+    missing: Any = None
+    context = AutoscalingContext(
+        **dict.fromkeys(("deployment_id", "deployment_name", "app_name"), missing),
+        current_num_replicas=1,
+        target_num_replicas=1,
+        running_replicas=[],
+        total_num_requests=0.0,
+        total_queued_requests=0.0,
+        aggregated_metrics={BUSY: {"a": 0.9}},
+        raw_metrics=None,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=2,
+        policy_state={},
+        last_scale_up_time=None,
+        last_scale_down_time=None,
+        current_time=None,
+        config=CONFIG,
+    )
+    assert ScaleOnLoad()(context) == (2, {})

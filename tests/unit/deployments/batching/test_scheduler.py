@@ -269,3 +269,28 @@ async def test_brief_lone_pass_runs_on_the_event_loop() -> None:
     assert threads[0] == event_loop
     assert event_loop not in threads[1:3], "one is long, the other has company"
     await loop.drain()
+
+
+async def test_load_is_the_busy_threads_and_the_measured_time_of_the_queue(
+    make_loop: MakeLoop,
+) -> None:
+    engine = FakeEngine()
+    loop = make_loop(engine, passes=2)
+    assert loop.load() == (0.0, 0.0)
+    await loop.submit(MODEL, [item(1, 10)], far_deadline())
+    assert 0 < loop.load().busy < 1
+
+    engine.hold()
+    running = [loop.submit(MODEL, [item(n, 10)], far_deadline()) for n in range(2)]
+    await wait_until(lambda: len(engine.passes) == 3)
+    loop.load()
+    waiting = [loop.submit(MODEL, [item(9, 20)], far_deadline())]
+    await asyncio.sleep(0)
+    busy, queued_s = loop.load()
+    assert busy == pytest.approx(1.0)
+    assert queued_s > 0
+    waiting.append(loop.submit(MODEL, [item(9, 40)], far_deadline()))
+    assert loop.load().queued_s == pytest.approx(3 * queued_s)
+    engine.release()
+    await asyncio.gather(*running, *waiting)
+    assert loop.load().queued_s == 0.0

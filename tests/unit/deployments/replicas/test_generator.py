@@ -418,3 +418,24 @@ def test_open_decoder_closes_a_decoder_that_fails_warmup(
     with pytest.raises(EngineFailed, match="no memory left"):
         open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=100))
     assert len(closed) == 1
+
+
+async def test_load_is_the_used_slots_and_the_measured_time_of_waiting_requests(
+    store, refs
+) -> None:
+    async with replica(store) as running:
+        assert running.load() == (0.0, 0.0)
+        await complete(running, call(refs[DECODER]))
+        streams = [running.stream(call(refs[DECODER], max_new_tokens=150)) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        waiting = asyncio.ensure_future(running.complete(call(refs["tiny/speaker"])))
+        busy = running.load().busy
+        assert busy == 1.0
+        assert isinstance(await waiting, Completion)
+        waiting = asyncio.ensure_future(running.complete(call(refs[DECODER])))
+        await wait_until(lambda: running.load().queued_s > 0)
+        for stream in streams:
+            await stream.aclose()
+        assert isinstance(await waiting, Completion)
+        assert running.load() == (0.0, 0.0)

@@ -262,3 +262,34 @@ async def test_tokenize_and_decode_return_errors(make_replica, tiny_store: Path)
     unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))
     assert isinstance(missing, UnknownModel)
     assert isinstance(unknown, UnknownToken)
+
+
+async def test_load_counts_time_spent_on_texts_and_the_queue_of_the_thread(
+    make_replica, tiny_store: Path
+) -> None:
+    recorder = BlockingRecorder()
+    recorder.release.set()
+    replica = make_replica(recorder)
+    assert replica.load() == (0.0, 0.0)
+    await replica.tokenize_batch(batch(tiny_store, call("night")))
+    await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
+    busy, queued_s = replica.load()
+    assert busy > 0
+    assert queued_s == 0.0
+    recorder.release.clear()
+    recorder.recorded.clear()
+    running = asyncio.ensure_future(
+        replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
+    )
+    await wait_until(lambda: bool(recorder.recorded))
+    one = replica.load().queued_s
+    queued = asyncio.ensure_future(
+        replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
+    )
+    await asyncio.sleep(0)
+    assert replica.load() == (pytest.approx(1.0), pytest.approx(2 * one))
+    queued.cancel()
+    await asyncio.gather(queued, return_exceptions=True)
+    assert replica.load().queued_s == pytest.approx(one)
+    recorder.release.set()
+    await running
