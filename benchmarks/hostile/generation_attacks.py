@@ -12,6 +12,7 @@ from benchmarks.hostile.wire import REJECTED, HostileRequest, build_post
 ANSWERED = frozenset({200, *REJECTED})
 MANY = 100_000
 HUGE = 2**63 - 1
+ENDLESS = "unlimited tokens"
 EVIL = "{{ ''.__class__.__mro__ }}{% for i in range(10**9) %}a{% endfor %}<|im_end|><|endoftext|>"
 
 
@@ -49,14 +50,13 @@ def _build_both(path: str, what: str, body: Mapping[str, Any]) -> Iterator[Hosti
 
 
 def _build_attack(path: str, what: str, body: Mapping[str, Any]) -> HostileRequest:
-    return HostileRequest(
-        f"{path}: {what}", build_post(path, orjson.dumps(body)), ANSWERED, may_be_late=True
-    )
+    raw = build_post(path, orjson.dumps(body))
+    return HostileRequest(f"{path}: {what}", raw, ANSWERED, leaves=what.startswith(ENDLESS))
 
 
 # For both routes of OpenAI's API.
 BOUNDS: Mapping[str, Mapping[str, Any]] = {
-    "unlimited tokens": {"max_tokens": HUGE},
+    ENDLESS: {"max_tokens": HUGE},
     "a fractional number of tokens": {"max_tokens": 1e300},
     "a billion choices": {"n": 10**9},
     "minus one choice": {"n": -1},
@@ -131,7 +131,7 @@ PROMPTS: Mapping[str, Mapping[str, Any]] = {
     "an echo of a text that is too long": {"echo": True, "logprobs": 20, "prompt": "a " * 9_000},
 }
 TGI_BOUNDS: Mapping[str, Mapping[str, Any]] = {
-    "unlimited tokens": {"max_new_tokens": HUGE},
+    ENDLESS: {"max_new_tokens": HUGE},
     "the hottest temperature": {"temperature": 1e308},
     "the coldest temperature": {"temperature": 5e-324},
     "the best of a billion": {"best_of": 10**9, "do_sample": True},

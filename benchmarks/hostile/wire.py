@@ -18,15 +18,15 @@ REJECTED = frozenset({400, 404, 413, 415, 422, CLOSED})
 class HostileRequest:
     """A request and its expected statuses.
 
-    `stalls`: the request is incomplete, and the connection stays open. `may_be_late`: a valid
-    request without an end that is near, which the server ends at its time limit (504).
+    `stalls`: the request is incomplete, and the connection stays open. `leaves`: the answer may
+    take minutes; the client leaves before.
     """
 
     name: str
     raw: bytes
     statuses: frozenset[int]  # expected; empty: any status below 500 and 503
     stalls: bool = False
-    may_be_late: bool = False
+    leaves: bool = False
 
 
 def build_request(
