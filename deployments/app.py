@@ -23,6 +23,7 @@ from deployments.config import (
     IngressUserConfig,
     TokenizerUserConfig,
 )
+from deployments.deadlines import deadline_after
 from deployments.errors import ServeError
 from deployments.idle_cores import IdleCores
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
@@ -78,6 +79,8 @@ from deployments.transports.serve import (
     ServeGeneratorClient,
     ServeTokenizerClient,
     bind_grpc_to_node,
+    to_deadlines,
+    to_remaining,
 )
 
 
@@ -112,7 +115,7 @@ class Tokenizer(_ChannelHooks):
         self._replica.configure(TokenizerUserConfig.parse(user_config))
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
-        return await self._replica.tokenize_batch(batch)
+        return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         return await self._replica.tokenize(request)
@@ -152,7 +155,7 @@ class Encoder(_ChannelHooks):
         self._channel.resize_window(encoder_window(settings.batching, self._passes))
 
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
-        return await self._replica.infer(batch)
+        return await self._replica.infer(to_deadlines(batch))
 
     async def check_health(self) -> None:
         self._channel.check_health()
@@ -180,12 +183,12 @@ class Generator(_ChannelHooks):
         self._replica.configure(GeneratorUserConfig.parse(user_config).scheduling)
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
-        return await self._replica.complete(call)
+        return await self._replica.complete(_with_deadline(call))
 
     async def stream(
         self, call: GenerationCall
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
-        async with aclosing(self._replica.stream(call)) as stream:
+        async with aclosing(self._replica.stream(_with_deadline(call))) as stream:
             async for event in stream:
                 yield event
 
@@ -196,6 +199,10 @@ class Generator(_ChannelHooks):
     async def __del__(self) -> None:
         await self._channel.close()
         await self._replica.close()
+
+
+def _with_deadline(call: GenerationCall) -> GenerationCall:
+    return call._replace(deadline_s=deadline_after(call.deadline_s))
 
 
 class Clients(NamedTuple):

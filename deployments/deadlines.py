@@ -1,6 +1,7 @@
-"""Deadlines of requests: seconds of the wall clock (`time.time`), because they cross processes.
+"""Deadlines of requests: seconds of this process's monotonic clock.
 
-The ingress sets the deadline of a call once. Every later hop compares it with its own clock.
+The ingress sets the deadline of a call once. Between processes the remaining time travels, because
+their clocks differ: in frames of channels, and by `to_remaining` in calls through handles.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from deployments.errors import DeadlineExceeded
 
 
 def deadline_after(timeout_s: float) -> float:
-    return time.time() + timeout_s
+    return time.monotonic() + timeout_s
 
 
 def remaining_s(deadline_s: float) -> float:
     """Return the seconds until the deadline; negative after it."""
-    return deadline_s - time.time()
+    return deadline_s - time.monotonic()
 
 
 def is_expired(deadline_s: float) -> bool:
-    return time.time() > deadline_s
+    return time.monotonic() > deadline_s
 
 
 class enforce_deadline:

@@ -49,6 +49,10 @@ class Truncation(StrEnum):
     KEEP_END = "keep-end"
 
 
+# Interactive work runs first. Batch work gets a small share of the time while both wait.
+Priority = Literal["interactive", "batch"]
+
+
 class Windowing(NamedTuple):
     """Sliding windows of a task that returns character positions.
 
@@ -269,7 +273,7 @@ class GenerationOptions(NamedTuple):
 
 
 class GenerationCall(NamedTuple):
-    """A request for one answer. `deadline_s` is wall-clock time, because it crosses processes."""
+    """A request for one answer. `deadline_s`: see deployments.deadlines."""
 
     model: ModelRef
     prompt: Prompt

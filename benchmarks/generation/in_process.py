@@ -14,6 +14,7 @@ from benchmarks.common.local_model import LocalModel
 from benchmarks.generation.streams import StreamRequest, StreamResult
 from deployments.artifacts.types import TaskName
 from deployments.config import GeneratorSettings, SchedulingSettings
+from deployments.deadlines import deadline_after
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.errors import ServeError
@@ -91,7 +92,7 @@ class InProcessGenerator:
         options = GenerationOptions(
             sampling=GREEDY, max_new_tokens=request.new_tokens, min_new_tokens=request.new_tokens
         )
-        call = GenerationCall(self._ref, request.prompt, options, time.time() + REQUEST_TIMEOUT_S)
+        call = GenerationCall(self._ref, request.prompt, options, deadline_after(REQUEST_TIMEOUT_S))
         submitted_s = time.perf_counter()
         job = self._preparation.build_job(call, None)
         recorder = self._recorders[job.number] = _TokenRecorder(request, self._events)

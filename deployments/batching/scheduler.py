@@ -71,7 +71,7 @@ class _PendingCall:
     """One submitted call until all of its items are computed."""
 
     future: asyncio.Future[CallOutputs]
-    deadline_s: float  # time.time
+    deadline_s: float  # see deployments.deadlines
     rows: list[NDArray[np.float32] | None]
     missing: int
     tokens: int
@@ -161,7 +161,7 @@ class BatchScheduler:
 
         `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
         WrongTask. Raises Overloaded if the queue is full, ModelUnavailable in quarantine.
-        Cancelling the future, or passing `deadline_s` (time.time), drops the items that have not
+        Cancelling the future, or passing `deadline_s`, drops the items that have not
         started.
         """
         if self._draining:

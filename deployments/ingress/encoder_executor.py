@@ -37,7 +37,7 @@ class EncoderExecutor:
         """Return the result and whether it came from the cache. Raises ServeError."""
         is_long = request.characters > self._settings.batching.long_call_chars
         key = BatchKey(request.model.ref, request.task, request.device, is_long)
-        deadline_s = deadline_after(self._settings.timeout_s)
+        deadline_s = deadline_after(request.options.limit_timeout(self._settings.timeout_s))
         if not self.uses_cache(request.options):
             return await self._compute(key, request, deadline_s), False
         cache_key = (key, request.inputs)
@@ -50,7 +50,7 @@ class EncoderExecutor:
             cache_key,
             lambda: self._compute(key, request, deadline_s),
             deadline_s,
-            variant=bool(request.options.wait_for_model),
+            variant=(bool(request.options.wait_for_model), request.options.priority),
         )
         return result, False
 

@@ -30,7 +30,7 @@ class GenerationPlan:
     calls: tuple[GenerationCall, ...]  # `candidates` for each prompt
     candidates: int
     prompts: int
-    deadline_s: float  # time.time
+    deadline_s: float  # see deployments.deadlines
     waits_for_model: bool  # until the deadline, whether or not a replica runs
 
     def call_field_names(self, number: int) -> Mapping[str, str]:
@@ -59,7 +59,8 @@ class GenerationExecutor:
         self, request: GenerationRequest, model: RegisteredModel, choice: DeviceChoice
     ) -> GenerationPlan:
         """Build one call per candidate of each prompt; all share one deadline."""
-        deadline_s = deadline_after(self._settings.generation_timeout_s)
+        timeout_s = self._settings.generation_timeout_s
+        deadline_s = deadline_after(request.request_options.limit_timeout(timeout_s))
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
             options = options._replace(logprobs=0)  # the ranking needs those of the tokens

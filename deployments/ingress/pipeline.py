@@ -117,14 +117,18 @@ class RequestPipeline:
             context.items = len(texts)
             with self.admission.items.hold(len(texts)):
                 return await self._tokenization.tokenize(
-                    model.ref, texts, self.settings, special=special
+                    model.ref,
+                    texts,
+                    self.settings.limits,
+                    timeout_s=request.options.limit_timeout(self.settings.timeout_s),
+                    special=special,
                 )
 
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """Decode each sequence of `inputs`, which are TokenIdInputs. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
             model = self._select_model(request, "decode", context)
-            return await self._decode(request.inputs, model, context, skip_special=skip_special)
+            return await self._decode(request, model, context, skip_special=skip_special)
 
     async def complete(self, request: GenerationRequest) -> GenerationResponse:
         """Generate all completions of a request. Raises ServeError."""
@@ -176,7 +180,7 @@ class RequestPipeline:
         task = resolve_task(selection)
         context.task = task
         parsed = TASKS[task].parse(
-            await self._read_inputs(request.inputs, model, context),
+            await self._read_inputs(request, model, context),
             request.parameters,
             model.manifest,
         )
@@ -195,28 +199,34 @@ class RequestPipeline:
         )
 
     async def _read_inputs(
-        self, inputs: Any, model: RegisteredModel, context: RequestContext
+        self, request: InferenceRequest, model: RegisteredModel, context: RequestContext
     ) -> Any:
         """Return JSON inputs, in which texts replace token ids."""
-        if not isinstance(inputs, TokenIdInputs):
-            return inputs
-        texts = await self._decode(inputs, model, context, skip_special=True)
-        return replace_ids_with_texts(inputs, texts)
+        if not isinstance(request.inputs, TokenIdInputs):
+            return request.inputs
+        texts = await self._decode(request, model, context, skip_special=True)
+        return replace_ids_with_texts(request.inputs, texts)
 
     async def _decode(
         self,
-        inputs: TokenIdInputs,
+        request: InferenceRequest,
         model: RegisteredModel,
         context: RequestContext,
         *,
         skip_special: bool,
     ) -> tuple[str, ...]:
+        """`request.inputs` are TokenIdInputs."""
+        inputs: TokenIdInputs = request.inputs
         sequences = len(inputs.sequences)
         check_count(inputs.path, sequences, self.settings.limits.items)
         context.items = sequences
         with self.admission.items.hold(sequences):
             return await self._tokenization.decode(
-                model.ref, inputs, self.settings, skip_special=skip_special
+                model.ref,
+                inputs,
+                self.settings.limits,
+                timeout_s=request.options.limit_timeout(self.settings.timeout_s),
+                skip_special=skip_special,
             )
 
     def _select_model(

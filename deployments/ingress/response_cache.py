@@ -14,7 +14,7 @@ import orjson
 
 from deployments.config import CacheSettings
 from deployments.deadlines import enforce_deadline, is_expired
-from deployments.errors import DeadlineExceeded
+from deployments.errors import DeadlineExceeded, Overloaded
 from deployments.messages import BatchKey, CallResult
 from deployments.tasks import TaskInput
 
@@ -95,8 +95,8 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers with the same key share it.
 
-        `compute` ends at the caller's deadline itself. Who joins waits until the own one
-        (time.time), and computes again if that of the first caller ends before. Callers with
+        `compute` ends at the caller's deadline itself. Who joins waits until the own one,
+        and computes again if the first caller had less time and got no result. Callers with
         another `variant` do not share. The computation is cancelled with its last caller.
         """
         flight_key = (key, variant)
@@ -104,7 +104,7 @@ class ResponseCache(Generic[V]):
             try:
                 async with enforce_deadline(deadline_s, "the request exceeded its deadline"):
                     return await self._join(flight_key, flight)
-            except DeadlineExceeded:
+            except (DeadlineExceeded, Overloaded):
                 if is_expired(deadline_s):
                     raise
         task = asyncio.ensure_future(self._compute(key, flight_key, compute()))

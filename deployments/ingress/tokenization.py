@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.config import IngressUserConfig, LimitSettings
+from deployments.config import LimitSettings
 from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import InputTooLong, UnknownToken
 from deployments.messages import DecodeRequest, ModelRef, TextTokens, TokenizeRequest
@@ -119,8 +119,9 @@ class TokenizationService:
         self,
         model: ModelRef,
         texts: tuple[str, ...],
-        settings: IngressUserConfig,
+        limits: LimitSettings,
         *,
+        timeout_s: float,
         special: bool,
     ) -> list[TokenizedText]:
         """Tokenize each text without truncation.
@@ -128,14 +129,14 @@ class TokenizationService:
         Raises InputTooLong when all texts together exceed `limits.item_chars`: the description of a
         token is twenty times as long as the token.
         """
-        length, max_chars = sum(map(len, texts)), settings.limits.item_chars
+        length, max_chars = sum(map(len, texts)), limits.item_chars
         if length > max_chars:
             raise InputTooLong(
                 f"`inputs` has {length} characters in total; the maximum is {max_chars}. Send "
                 "fewer or shorter texts.",
                 field="inputs",
             )
-        async with _with_timeout(settings):
+        async with _with_timeout(timeout_s):
             tokens = await self._client.tokenize(TokenizeRequest(model, texts, special))
         return list(map(TokenizedText, texts, tokens))
 
@@ -143,15 +144,16 @@ class TokenizationService:
         self,
         model: ModelRef,
         inputs: TokenIdInputs,
-        settings: IngressUserConfig,
+        limits: LimitSettings,
         *,
+        timeout_s: float,
         skip_special: bool,
     ) -> tuple[str, ...]:
         """Return the text of each sequence. Raises InputTooLong or UnknownToken."""
-        _check_lengths(inputs, settings.limits)
+        _check_lengths(inputs, limits)
         request = DecodeRequest(model, inputs.sequences, skip_special)
         try:
-            async with _with_timeout(settings):
+            async with _with_timeout(timeout_s):
                 return await self._client.decode(request)
         except UnknownToken as error:
             raise UnknownToken(f"`{inputs.path}`: {error.message}", field=inputs.path) from None
@@ -169,7 +171,7 @@ def _check_lengths(inputs: TokenIdInputs, limits: LimitSettings) -> None:
 
 
 @asynccontextmanager
-async def _with_timeout(settings: IngressUserConfig) -> AsyncIterator[None]:
-    message = f"the tokenizer did not answer within {settings.timeout_s:g} s"
-    async with enforce_deadline(deadline_after(settings.timeout_s), message):
+async def _with_timeout(timeout_s: float) -> AsyncIterator[None]:
+    message = f"the tokenizer did not answer within {timeout_s:g} s"
+    async with enforce_deadline(deadline_after(timeout_s), message):
         yield

@@ -13,6 +13,7 @@ from ray.serve._private import replica as serve_replica
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
+from deployments.deadlines import deadline_after, remaining_s
 from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ServeError
 from deployments.messages import (
     CallBatch,
@@ -23,6 +24,7 @@ from deployments.messages import (
     Outcome,
     Started,
     TextTokens,
+    TokenizedBatch,
     TokenizeRequest,
 )
 from deployments.transports.base import Deliver, unwrap
@@ -30,6 +32,7 @@ from deployments.transports.base import Deliver, unwrap
 log = logging.getLogger("ray.serve.hundredfold")
 
 T = TypeVar("T")
+B = TypeVar("B", CallBatch, TokenizedBatch)
 
 # Plain pickle instead of cloudpickle: messages are data, and cloudpickle runs a Python hook for
 # every object.
@@ -53,6 +56,24 @@ def bind_grpc_to_node() -> None:
     serve_replica.add_port_to_grpc_server = add_port_of_node
 
 
+def to_remaining(batch: B) -> B:
+    """Replace each deadline by the seconds left; `to_deadlines` of the receiver undoes it."""
+    return _convert_deadlines(batch, remaining_s)
+
+
+def to_deadlines(batch: B) -> B:
+    """Replace the seconds left by deadlines of this process."""
+    return _convert_deadlines(batch, deadline_after)
+
+
+def _convert_deadlines(batch: B, convert: Callable[[float], float]) -> B:
+    calls = (
+        call if isinstance(call, ServeError) else call._replace(deadline_s=convert(call.deadline_s))
+        for call in batch.calls
+    )
+    return batch._replace(calls=tuple(calls))
+
+
 class ServeEncoderClient:
     """An EncoderClient over two handles.
 
@@ -66,7 +87,8 @@ class ServeEncoderClient:
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         outcomes: list[Outcome] = await retry(
-            lambda: self._infer.remote(self._tokenize_batch.remote(batch)), replicas=2
+            lambda: self._infer.remote(self._tokenize_batch.remote(to_remaining(batch))),
+            replicas=2,
         )
         for index, outcome in enumerate(outcomes):
             deliver(index, outcome)
@@ -99,7 +121,7 @@ class ServeGeneratorClient:
 
     async def complete(self, call: GenerationCall) -> Completion:
         outcome: Completion | ServeError = await retry(
-            lambda: cancel_with_caller(self._complete.remote(call))
+            lambda: cancel_with_caller(self._complete.remote(_with_remaining(call)))
         )
         return unwrap(outcome)
 
@@ -107,7 +129,7 @@ class ServeGeneratorClient:
         """Stream from a replica; retry once if it is lost before the first event."""
         has_started = False
         for is_last_try in (False, True):
-            response = self._stream.remote(call)
+            response = self._stream.remote(_with_remaining(call))
             try:
                 async for event in response:
                     has_started = True
@@ -121,6 +143,10 @@ class ServeGeneratorClient:
                 log.warning("replica lost, retrying once: %s", exc)
             finally:
                 response.cancel()
+
+
+def _with_remaining(call: GenerationCall) -> GenerationCall:
+    return call._replace(deadline_s=remaining_s(call.deadline_s))
 
 
 async def cancel_with_caller(response: DeploymentResponse[T]) -> T:

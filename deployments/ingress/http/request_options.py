@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from deployments.artifacts.types import Device
 from deployments.errors import InvalidField
+from deployments.messages import Priority
 from deployments.tasks.inputs import parse_parameters
 
 TRUE_WORDS = {"1", "true"}
@@ -29,6 +33,9 @@ class RequestOptions(BaseModel):
     hardware: Literal["cpu", "gpu"] | None = None
     # Zero-shot responses in the format for clients older than mid-2025, whatever the user agent.
     legacy_format: bool | None = None
+    # Milliseconds until the client needs the answer; the configured timeout bounds it.
+    deadline_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
+    priority: Priority | None = None
 
     @property
     def device(self) -> Device | None:
@@ -42,6 +49,10 @@ class RequestOptions(BaseModel):
         """Whether the request fails without the device."""
         return self.hardware is not None or bool(self.require_gpu)
 
+    def limit_timeout(self, timeout_s: float) -> float:
+        """Return the seconds that the request may take, at most the configured `timeout_s`."""
+        return timeout_s if self.deadline_ms is None else min(timeout_s, self.deadline_ms / 1000)
+
 
 NO_OPTIONS = RequestOptions()
 
@@ -51,34 +62,66 @@ HEADERS = {
     "x-wait-for-model": "wait_for_model",
     "x-use-gpu": "use_gpu",
     "x-hardware": "hardware",
+    "x-request-timeout-ms": "deadline_ms",
+    "x-priority": "priority",
 }
+# Seconds after which OpenAI's clients give up: the names in Python and in JavaScript. They send
+# their default too, so any other header of a deadline wins.
+SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware"}
 OPTION_NAMES = frozenset({*HEADERS.values(), *HARDWARE_KEYS})  # those of every API
 
 
-def read_options(body: Any, headers: Mapping[str, str]) -> RequestOptions:
+def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
     """Read `options` of the body; headers fill in what the body omits.
 
-    Raises InvalidField or UnknownParameter.
+    The timeouts of OpenAI's clients end a request, but not an answer that `streams`. Raises
+    InvalidField or UnknownParameter.
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
-    body = body or {}
-    if not body and not any(header in headers for header in HEADERS):
-        return NO_OPTIONS
+    present = [(name, headers[name]) for name in HEADERS if name in headers]
+    timeout = next((headers[name] for name in SDK_TIMEOUT_HEADERS if name in headers), None)
+    if not body:
+        if not present and timeout is None:
+            return NO_OPTIONS
+        return _parse_headers(tuple(present), None if streams else timeout)
     # Any hardware option of the body overrides all hardware headers.
     in_body = {key for key, value in body.items() if value is not None}
     in_body |= HARDWARE_KEYS if HARDWARE_KEYS & in_body else set()
-    from_headers: dict[str, Any] = {}
-    for header, key in HEADERS.items():
-        if key not in in_body and (text := headers.get(header)) is not None:
-            from_headers.update(_parse_header(header, key, text.strip().lower()))
-    return parse_parameters(RequestOptions, {**body, **from_headers}, path="options")
+    from_headers = _parse_headers(
+        tuple((name, text) for name, text in present if HEADERS[name] not in in_body),
+        None if streams or "deadline_ms" in in_body else timeout,
+    )
+    options = {**body, **from_headers.model_dump(exclude_none=True)}
+    return parse_parameters(RequestOptions, options, path="options")
+
+
+@lru_cache(1_024)  # a client sends the same ones with each request
+def _parse_headers(present: tuple[tuple[str, str], ...], timeout: str | None) -> RequestOptions:
+    options: dict[str, Any] = {}
+    if timeout is not None:
+        with suppress(ValueError):
+            timeout_s = float(timeout)
+            options = {"deadline_ms": timeout_s * 1000} if 0 < timeout_s < math.inf else {}
+    for header, text in present:
+        options.update(_parse_header(header, HEADERS[header], text.strip().lower()))
+    return parse_parameters(RequestOptions, options, path="options")
 
 
 def _parse_header(header: str, key: str, word: str) -> dict[str, Any]:
-    if key == "hardware":
+    if key in ("hardware", "priority"):
         return {key: word}
+    if key == "deadline_ms":
+        try:
+            deadline_ms = float(word)
+        except ValueError:
+            deadline_ms = math.nan
+        if not 0 < deadline_ms < math.inf:
+            raise InvalidField(
+                f"header `{header}` must be a positive number of milliseconds", field=header
+            )
+        return {key: deadline_ms}
     if key == "use_gpu" and word == REQUIRED_WORD:
         return {"require_gpu": True}
     if word not in TRUE_WORDS | FALSE_WORDS:

@@ -7,9 +7,9 @@ error format of each operation.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 from starlette.responses import Response
@@ -40,6 +40,7 @@ from deployments.errors import (
 from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.http.api import ApiRoutes, ErrorFormat, Operation
 from deployments.ingress.http.request_options import HEADERS, REQUIRED_WORD
+from deployments.messages import Priority
 from deployments.tasks import list_task_names
 from deployments.tasks.inputs import JsonSchema
 
@@ -85,9 +86,11 @@ OpenAI's streams is `[DONE]`, which is not JSON.\
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 EVENTS = "text/event-stream"
 FLAGS = ["true", "false", "1", "0"]
-HEADER_VALUES = {
-    "hardware": [device.value for device in Device],
-    "use_gpu": [*FLAGS, REQUIRED_WORD],
+HEADER_SCHEMAS: Mapping[str, Any] = {
+    "hardware": {"type": "string", "enum": [device.value for device in Device]},
+    "use_gpu": {"type": "string", "enum": [*FLAGS, REQUIRED_WORD]},
+    "priority": {"type": "string", "enum": list(get_args(Priority))},
+    "deadline_ms": {"type": "number", "exclusiveMinimum": 0},
 }
 OPTIONS = {
     "x-use-cache": "`false` bypasses the response cache.",
@@ -97,6 +100,11 @@ OPTIONS = {
         "`x-compute-fallback` is set. With `required` the status is 400 instead."
     ),
     "x-hardware": "Device of the encoder.",
+    "x-request-timeout-ms": (
+        "Milliseconds until the client needs the answer. Status 429 at once if the server cannot "
+        "keep it, 504 if it passes."
+    ),
+    "x-priority": "`batch` lets interactive requests go first.",
 }
 
 
@@ -165,10 +173,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
             "name": header,
             "in": "header",
             "description": OPTIONS[header],
-            "schema": {
-                "type": "string",
-                "enum": list(HEADER_VALUES.get(key, FLAGS)),
-            },
+            "schema": HEADER_SCHEMAS.get(key, {"type": "string", "enum": FLAGS}),
         }
         for header, key in HEADERS.items()
     ]

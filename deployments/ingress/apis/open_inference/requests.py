@@ -23,13 +23,10 @@ from deployments.ingress.resolver import ModelSelection, resolve_task, task_dete
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
-# Parameters of the protocol, Triton and MLServer that have no effect here. The server has no
-# sequences and no priorities, and sets the deadline itself.
+# Parameters of the protocol, Triton and MLServer that have no effect here: there are no sequences.
 IGNORED_PARAMETERS = frozenset(
     {
         "binary_data_output",
-        "priority",
-        "timeout",
         "sequence_id",
         "sequence_start",
         "sequence_end",
@@ -69,7 +66,8 @@ def parse_tensor_request(
     }
     requested_task = _parse_task(used.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
     with rename_error_fields(OPTION_FIELD_NAMES):
-        options = read_options({name: used.pop(name) for name in OPTION_NAMES & set(used)}, headers)
+        in_body = {name: used.pop(name) for name in OPTION_NAMES & set(used)}
+        options = read_options({**in_body, **_parse_triton_options(in_body, used)}, headers)
     detect_task = task_detector(InferenceRequest(None, task=requested_task, parameters=used))
     task = resolve_task(ModelSelection(model, detect_task(model)))
     bound = bind_tensors(task, tensors)
@@ -91,6 +89,23 @@ def parse_tensor_request(
         task=task,
         names={task_field: client_name, **OPTION_FIELD_NAMES},
     )
+
+
+def _parse_triton_options(options: Mapping[str, Any], used: dict[str, Any]) -> dict[str, Any]:
+    """Convert Triton's `priority` (0 default, 1 highest) and take its `timeout` (microseconds).
+
+    https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
+    """
+    parsed: dict[str, Any] = {}
+    timeout_us, level = used.pop("timeout", None), options.get("priority")
+    if timeout_us is not None:
+        if type(timeout_us) is not int or timeout_us < 0:
+            raise InvalidField("`timeout` must be a number of microseconds", field="timeout")
+        if timeout_us:  # 0: no timeout
+            parsed["deadline_ms"] = timeout_us / 1000
+    if type(level) is int and level >= 0:
+        parsed["priority"] = "batch" if level > 1 else "interactive"
+    return parsed
 
 
 def _parse_task(name: Any) -> str | None:

@@ -181,7 +181,7 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response:
         raw, model = await self._read(request)
         body = parse_body(ChatBody, raw)
-        options = read_options(body.options, request.headers)
+        options = read_options(body.options, request.headers, streams=bool(body.stream))
         generation_request = parse_chat_request(body, model, options)
         with rename_error_fields(field_names(body)):
             if body.stream:
@@ -194,7 +194,7 @@ class OpenAIRoutes:
     async def completions(self, request: Request) -> Response:
         raw, model = await self._read(request)
         body = parse_body(CompletionBody, raw)
-        options = read_options(body.options, request.headers)
+        options = read_options(body.options, request.headers, streams=bool(body.stream))
         generation_request = parse_completion_request(body, model, options)
         with rename_error_fields(field_names(body)):
             if body.stream:

@@ -210,8 +210,8 @@ def test_waiting_job_can_be_cancelled(make_harness) -> None:
 def test_expired_jobs_get_deadline_exceeded(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=1, context=4096))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
-    running = harness.job([1, 2], options=endless, deadline_s=time.time() + 0.2)
-    waiting = harness.job([3, 4], deadline_s=time.time() + 0.1)
+    running = harness.job([1, 2], options=endless, deadline_s=time.monotonic() + 0.2)
+    waiting = harness.job([3, 4], deadline_s=time.monotonic() + 0.1)
     harness.run_jobs(running, waiting)
     for job in (running, waiting):
         assert isinstance(harness.collector.events[job.number][-1], DeadlineExceeded)

@@ -90,7 +90,7 @@ async def test_infer_returns_outcomes_in_order_including_errors(encoder: Encoder
     rejected = InputTooLong("too long", field="inputs")
     first, second, third, late = await encoder.replica.infer(
         encoder.batch(
-            call(3, 4, truncated=1), rejected, call(2), call(2, deadline_s=time.time() - 1)
+            call(3, 4, truncated=1), rejected, call(2), call(2, deadline_s=time.monotonic() - 1)
         )
     )
     assert np.shape(first.value) == (2, WIDTH)

@@ -97,7 +97,7 @@ def call(
     **options: object,
 ) -> GenerationCall:
     chosen = GenerationOptions(**{"sampling": GREEDY, "max_new_tokens": 12} | options)
-    return GenerationCall(model, prompt, chosen, deadline_s or time.time() + 60)
+    return GenerationCall(model, prompt, chosen, deadline_s or time.monotonic() + 60)
 
 
 async def complete(running: GeneratorReplica, request: GenerationCall) -> Completion:
@@ -337,7 +337,7 @@ async def test_unread_stream_blocks_no_other_call(store, refs) -> None:
 
 async def test_expired_call_returns_deadline_exceeded(store, refs) -> None:
     async with replica(store) as running:
-        late = call(refs[DECODER], deadline_s=time.time() - 1)
+        late = call(refs[DECODER], deadline_s=time.monotonic() - 1)
         events = [event async for event in running.stream(late)]
     (only,) = events
     assert isinstance(only, DeadlineExceeded)

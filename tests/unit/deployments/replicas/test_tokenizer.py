@@ -224,7 +224,7 @@ async def test_check_health_accepts_a_queue_and_rejects_a_hanging_thread(
 
 async def test_expired_call_is_not_tokenized(make_replica, tiny_store: Path) -> None:
     log = TokenizeLog()
-    late = call("night")._replace(deadline_s=time.time() - 1)
+    late = call("night")._replace(deadline_s=time.monotonic() - 1)
     encoded = await make_replica(log).tokenize_batch(
         batch(tiny_store, call("good film"), late, call("the"))
     )

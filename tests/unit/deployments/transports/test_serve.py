@@ -8,6 +8,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.artifacts.types import Device, TaskName
+from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded, ReplicasLost, ServeError, UnknownToken
 from deployments.messages import (
     BatchKey,
@@ -25,6 +26,7 @@ from deployments.transports.serve import (
     ServeEncoderClient,
     ServeGeneratorClient,
     ServeTokenizerClient,
+    to_deadlines,
 )
 from tests.support.fakes import collect_outcomes, far_deadline
 
@@ -74,7 +76,19 @@ async def test_infer_forwards_the_unresolved_tokenizer_response() -> None:
     assert await collect_outcomes(ServeEncoderClient(tokenizer, encoder), BATCH) == ANSWERS
     (argument,) = encoder.infer.sent
     assert isinstance(argument, asyncio.Future), "the encoder resolves it, not the ingress"
-    assert tokenizer.tokenize_batch.sent == [BATCH]
+    (sent,) = tokenizer.tokenize_batch.sent
+    assert sent.key == BATCH.key
+
+
+async def test_remaining_time_crosses_processes_instead_of_a_clock() -> None:
+    tokenizer, encoder = FakeHandle("encoded"), FakeHandle(ANSWERS)
+    deadline_s = deadline_after(3_600.0)
+    batch = BATCH._replace(calls=(BATCH.calls[0]._replace(deadline_s=deadline_s),))
+    await collect_outcomes(ServeEncoderClient(tokenizer, encoder), batch)
+    (sent,) = tokenizer.tokenize_batch.sent
+    assert sent.calls[0].deadline_s == pytest.approx(3_600, abs=60)
+    (received,) = to_deadlines(sent).calls
+    assert received.deadline_s == pytest.approx(deadline_s, abs=60)
 
 
 async def test_infer_serializes_with_pickle() -> None:

@@ -29,6 +29,27 @@ from deployments.ingress.http.request_options import RequestOptions, read_option
         ({"use_gpu": False}, {"x-hardware": "gpu"}, RequestOptions(use_gpu=False)),
         ({"use_gpu": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
         ({"hardware": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
+        ({"deadline_ms": 250}, {"x-request-timeout-ms": "9"}, RequestOptions(deadline_ms=250)),
+        (None, {"x-request-timeout-ms": " 1.5 "}, RequestOptions(deadline_ms=1.5)),
+        (None, {"x-stainless-read-timeout": "600"}, RequestOptions(deadline_ms=600_000)),
+        (None, {"x-stainless-timeout": "60"}, RequestOptions(deadline_ms=60_000)),
+        (None, {"x-stainless-timeout": "None"}, RequestOptions()),
+        (
+            {"use_cache": False},
+            {"x-stainless-read-timeout": "2.5"},
+            RequestOptions(use_cache=False, deadline_ms=2_500),
+        ),
+        (
+            None,
+            {"x-stainless-read-timeout": "600", "x-request-timeout-ms": "50"},
+            RequestOptions(deadline_ms=50),
+        ),
+        (None, {"x-priority": "Batch"}, RequestOptions(priority="batch")),
+        (
+            {"priority": "interactive"},
+            {"x-priority": "batch"},
+            RequestOptions(priority="interactive"),
+        ),
     ],
 )
 def test_body_options_override_headers(
@@ -48,6 +69,10 @@ def test_body_options_override_headers(
         ({"use_gpus": True}, {}, UnknownParameter, "options.use_gpus"),
         (None, {"x-use-gpu": "maybe"}, InvalidField, "x-use-gpu"),
         (None, {"x-hardware": "abacus"}, InvalidField, "options.hardware"),
+        (None, {"x-request-timeout-ms": "soon"}, InvalidField, "x-request-timeout-ms"),
+        (None, {"x-request-timeout-ms": "-1"}, InvalidField, "x-request-timeout-ms"),
+        ({"deadline_ms": 0}, {}, InvalidField, "options.deadline_ms"),
+        (None, {"x-priority": "vip"}, InvalidField, "options.priority"),
     ],
 )
 def test_invalid_option_is_named(
@@ -71,3 +96,16 @@ def test_invalid_option_is_named(
 )
 def test_hardware_overrides_use_gpu(options: RequestOptions, device: Device | None) -> None:
     assert options.device is device
+
+
+def test_timeout_of_an_openai_client_does_not_end_a_stream() -> None:
+    headers = {"x-stainless-read-timeout": "5"}
+    assert read_options(None, headers, streams=True) == RequestOptions()
+    assert read_options({"use_cache": True}, headers, streams=True).deadline_ms is None
+
+
+@pytest.mark.parametrize(("deadline_ms", "timeout_s"), [(None, 30.0), (50, 0.05), (60_000, 30.0)])
+def test_deadline_of_the_client_is_bounded_by_the_timeout(
+    deadline_ms: float | None, timeout_s: float
+) -> None:
+    assert RequestOptions(deadline_ms=deadline_ms).limit_timeout(30.0) == timeout_s

@@ -19,8 +19,12 @@ from tritonclient.http import (
 )
 
 from deployments.artifacts.types import TaskName
+from deployments.config import AppArgs, ModelSettings
 from deployments.errors import EngineFailed, Overloaded, ServeError
+from deployments.ingress.apis.open_inference.requests import parse_tensor_request
+from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.messages import Call, CallBatch, CallResult
+from deployments.registry import ModelRegistry
 from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny
 from tests.support.in_process import InProcess
@@ -157,7 +161,7 @@ async def test_request_parameters_reach_the_task(tiny_store: Path) -> None:
             [texts("text", "good film")],
             parameters=mine,
             priority=3,
-            timeout=1,
+            timeout=10_000_000,
             sequence_id=7,
             sequence_start=True,
         )
@@ -258,3 +262,24 @@ async def test_encoder_failures_keep_their_status(
         response = await http.post(infer_path(EMBEDDER), json=ONE_TEXT)
     assert (response.status_code, response.headers.get("retry-after")) == (status, retry)
     assert response.json()["error"] == failure.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "deadline_ms", "priority"),
+    [
+        ({"timeout": 250_000, "priority": 2}, 250.0, "batch"),
+        ({"timeout": 0, "priority": 0}, None, "interactive"),
+        ({"priority": 1}, None, "interactive"),
+        ({"priority": "batch", "deadline_ms": 40}, 40, "batch"),
+        ({}, None, None),
+    ],
+)
+def test_timeout_and_priority_of_triton_are_options(
+    parameters: dict[str, Any], deadline_ms: float | None, priority: str | None, tiny_store: Path
+) -> None:
+    model = ModelRegistry.of(
+        AppArgs(store=tiny_store, models=(ModelSettings(id=EMBEDDER),), encoders={})
+    ).find(EMBEDDER)
+    tensors = {"text": Tensor("text", "BYTES", (1,), ["good"])}
+    options = parse_tensor_request(model, parameters, tensors, {}).inference_request.options
+    assert (options.deadline_ms, options.priority) == (deadline_ms, priority)
