@@ -283,10 +283,11 @@ def attack_parameters(path: str) -> Iterator[HostileRequest]:
         {"query": "a " * 5_000, "texts": ["b " * 100] * 1_000},
         {"text": "a", "text_pair": "b " * 50_000},
     )
+    bodies = [{"inputs": "a [MASK] b", "parameters": parameters} for parameters in PARAMETERS]
+    bodies += [{"inputs": shape, "parameters": {"truncate": True}} for shape in inputs]
     answered = frozenset({200, *REJECTED})
-    for parameters in PARAMETERS:
-        body = orjson.dumps({"inputs": "a [MASK] b", "parameters": parameters})
-        yield HostileRequest(f"{path} {str(parameters)[:40]}", build_post(path, body), answered)
-    for shape in inputs:
-        body = orjson.dumps({"inputs": shape, "parameters": {"truncate": True}})
-        yield HostileRequest(f"{path} {str(shape)[:40]}", build_post(path, body), answered)
+    for shown, body in zip((*PARAMETERS, *inputs), bodies, strict=True):
+        raw = build_post(path, orjson.dumps(body))
+        # Without a maximum a text may last as long as the model's context.
+        leaves = "/text-generation/" in path
+        yield HostileRequest(f"{path} {str(shown)[:40]}", raw, answered, leaves=leaves)
