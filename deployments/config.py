@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
+from deployments.health import HANG_TIMEOUT_S
 
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
 
@@ -83,6 +84,8 @@ class AppArgs(_Settings):
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     encoders: dict[Device, EncoderSettings]
     generators: dict[Device, GeneratorSettings] = {}
+    # A forward pass, step or tokenization that runs longer hangs, and its replica is replaced.
+    hang_timeout_s: float = Field(HANG_TIMEOUT_S, gt=0)
     # Calls between the deployments: direct connections, or Ray Serve handles only.
     transport: Literal["channel", "handle"] = "channel"
 

@@ -21,6 +21,7 @@
     ├── ModelLoading                503  the deployment is starting
     ├── ModelUnavailable            503  the model keeps failing
     ├── ReplicasLost                503  replicas ended during the request
+    ├── ReplicasSilent              503  no replica answers
     ├── ArtifactError               503  a sealed model that must not be used
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
@@ -207,6 +208,12 @@ class ReplicasLost(ServeError):
     """Several replicas ended while they computed the call."""
 
     status, code, retryable, retry_after_s = 503, "replicas_lost", True, 5.0
+
+
+class ReplicasSilent(ServeError):
+    """No replica answers, and no successor runs yet."""
+
+    status, code, retryable, retry_after_s = 503, "replicas_silent", True, 5.0
 
 
 class DeadlineExceeded(ServeError):

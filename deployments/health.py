@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 
-# A forward pass, a generation step and a tokenization call take seconds at most.
-HANG_TIMEOUT_S = 60.0
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# s that a call may run until it counts as hanging (`args.hang_timeout_s`). A legal call is bounded:
+# a forward pass by `max_batch_tokens` or one text of the model's length, a step by a prefill chunk
+# and a token per KV slot, a grammar by the limits of its trial. The models of docs/performance.md
+# need a fraction of a second. A machine that needs more than this answers nobody in time: three
+# such calls exceed `timeout_s`, and the linter holds the order of both.
+HANG_TIMEOUT_S = 10.0
+# A call may also run this many times as long as its size and the slowest calls before predict, so
+# that a long text on a slow machine is not taken for a hang where `hang_timeout_s` is too low.
+SLOW_FACTOR = 4.0
+# What the pace of the slowest call keeps with each call that succeeds; one stall is forgotten.
+PACE_DECAY = 0.95
 # Consecutive failed calls after which a model is quarantined. An engine that is lost for good
 # raises the same errors as one that gets a bad input.
 MAX_CONSECUTIVE_FAILURES = 10
@@ -31,7 +44,8 @@ class WorkerHealth:
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        self._started_s: dict[int, float] = {}  # running calls, time.perf_counter
+        self._running: dict[int, _RunningCall] = {}
+        self._pace_s = 0.0  # per unit of size, of the slowest recent call
         self._numbers = itertools.count()
         self._failures = 0  # consecutive
         self._failing_since_s = 0.0  # time.perf_counter
@@ -42,18 +56,29 @@ class WorkerHealth:
         self._lost: EngineLost | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Record the duration of one call."""
+    def running(self, size: int = 1) -> Iterator[None]:
+        """Record the duration of one call. `size` is its work, in units that all calls share."""
         number = next(self._numbers)
-        self._started_s[number] = time.perf_counter()
+        call = self._running[number] = _RunningCall(time.perf_counter(), max(size, 1))
         try:
             yield
         finally:
-            del self._started_s[number]
+            del self._running[number]
+            pace_s = (time.perf_counter() - call.started_s) / call.size
+            self._pace_s = max(self._pace_s * PACE_DECAY, pace_s)
+
+    def wrap(self, call: Callable[P, T]) -> Callable[P, T]:
+        """Return `call` with its duration recorded."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self.running():
+                return call(*args, **kwargs)
+
+        return run
 
     def running_s(self) -> float:
         """Return the age of the oldest running call; 0 if none is running."""
-        started_s = list(self._started_s.values())
+        started_s = [call.started_s for call in list(self._running.values())]
         return time.perf_counter() - min(started_s) if started_s else 0.0
 
     def admit(self) -> None:
@@ -97,25 +122,33 @@ class WorkerHealth:
     def _quarantine_s(self) -> float:
         return min(MIN_QUARANTINE_S * 2.0**self.failed_probes, MAX_QUARANTINE_S)
 
-    def check(self) -> None:
+    def check(self, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
         """Raise EngineFailed if the engine is lost or a call hangs."""
         if self._lost is not None:
             raise EngineLost(self._lost.message)
-        if (running_s := self.running_s()) > HANG_TIMEOUT_S:
-            raise EngineFailed(
-                f"{self.subject}: a call has run for {running_s:.0f} s; "
-                f"the limit is {HANG_TIMEOUT_S:.0f} s"
-            )
+        now_s = time.perf_counter()
+        for call in list(self._running.values()):
+            limit_s = max(hang_timeout_s, SLOW_FACTOR * self._pace_s * call.size)
+            if now_s - call.started_s > limit_s:
+                raise EngineFailed(
+                    f"{self.subject}: a call has run for {now_s - call.started_s:.0f} s; the limit "
+                    f"is {limit_s:.0f} s (`args.hang_timeout_s`)"
+                )
 
 
-def check_workers(workers: Iterable[WorkerHealth]) -> None:
+class _RunningCall(NamedTuple):
+    started_s: float  # time.perf_counter
+    size: int
+
+
+def check_workers(workers: Iterable[WorkerHealth], hang_timeout_s: float) -> None:
     """Raise EngineFailed if the replica of these workers must be replaced.
 
     A model that keeps failing is no reason while another works.
     """
     workers = list(workers)
     for worker in workers:
-        worker.check()
+        worker.check(hang_timeout_s)
     for failing in workers:
         if failing.failed_probes >= MAX_FAILED_PROBES and not any(
             worker.has_succeeded_since(failing) for worker in workers

@@ -7,6 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ray.serve._private.constants import (
+    DEFAULT_HEALTH_CHECK_PERIOD_S,
+    DEFAULT_HEALTH_CHECK_TIMEOUT_S,
+    REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
+)
 from ray.serve.config import AutoscalingConfig
 
 from cluster.environment import RAY_ENVIRONMENT
@@ -21,6 +26,7 @@ from deployments.config import (
     SchedulingSettings,
 )
 from deployments.errors import BadSetting
+from deployments.health import HANG_TIMEOUT_S
 from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 
 INGRESS = "Ingress"
@@ -33,7 +39,15 @@ HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
 AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
     name: field.default for name, field in AutoscalingConfig.model_fields.items()
 }
-DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {"max_ongoing_requests": 5}
+DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {
+    "max_ongoing_requests": 5,
+    "health_check_period_s": DEFAULT_HEALTH_CHECK_PERIOD_S,
+    "health_check_timeout_s": DEFAULT_HEALTH_CHECK_TIMEOUT_S,
+}
+# Serve replaces a replica after this number of failed checks, whose period it varies by a tenth.
+FAILED_CHECKS = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+HEALTH_PERIOD_SPREAD = 1.1
+APP_DEFAULTS: Mapping[str, Any] = {"hang_timeout_s": HANG_TIMEOUT_S}
 GENERATOR_DEFAULTS: Mapping[str, Any] = GeneratorSettings().model_dump()
 SCHEDULING_DEFAULTS: Mapping[str, Any] = SchedulingSettings().model_dump()
 GENERATORS: Mapping[str, str] = {
@@ -55,6 +69,8 @@ def check_rules(config: Any) -> Iterator[Finding]:
                 yield from _channel_without_hooks(application, entry)
             if entry.ours and entry.name in GENERATORS:
                 yield from _queue_limit_unreachable(application, entry)
+            if entry.ours:
+                yield from _found_too_late(application, entry)
             if entry.ours and entry.name == INGRESS:
                 yield from _ingress_that_scales(entry)
                 yield from _ingress_below_micro_batch(entry)
@@ -228,6 +244,41 @@ def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Fi
             f"{limit:g} s must be shorter than HAProxy's limit ({HAPROXY_TIMEOUT_S:g} s, "
             "in cluster/environment.py), which returns 500",
         )
+
+
+def _found_too_late(application: ApplicationEntry, entry: DeploymentEntry) -> Iterator[Finding]:
+    """Hold the time until Serve replaces a replica that hangs below half of `timeout_s`.
+
+    Its calls can then be repeated before their deadline.
+    """
+    limit_s = _request_timeout_s(application) / 2
+    period_s = _number(entry.raw, "health_check_period_s", DEPLOYMENT_DEFAULTS)
+    timeout_s = _number(entry.raw, "health_check_timeout_s", DEPLOYMENT_DEFAULTS)
+    hang_s = _number(_mapping(application.raw, "args"), "hang_timeout_s", APP_DEFAULTS)
+    if period_s is None or timeout_s is None or hang_s is None:
+        return
+    stopped_s = HEALTH_PERIOD_SPREAD * period_s + FAILED_CHECKS * max(timeout_s, period_s)
+    if stopped_s > limit_s:
+        yield (
+            (*entry.path, "health_check_timeout_s"),
+            f"a replica that hangs is replaced after {stopped_s:g} s ({FAILED_CHECKS} checks of "
+            f"{max(timeout_s, period_s):g} s); the limit is half of the Ingress's "
+            f"user_config.timeout_s, {limit_s:g} s. Shorten the checks or raise timeout_s",
+        )
+    hung_s = hang_s + FAILED_CHECKS * HEALTH_PERIOD_SPREAD * period_s
+    if entry.name != INGRESS and hung_s > limit_s:
+        yield (
+            (*entry.path, "health_check_period_s"),
+            f"a call that hangs is found after {hung_s:g} s (args.hang_timeout_s and "
+            f"{FAILED_CHECKS} checks); the limit is half of the Ingress's user_config.timeout_s, "
+            f"{limit_s:g} s. Shorten hang_timeout_s or the period, or raise timeout_s",
+        )
+
+
+def _request_timeout_s(application: ApplicationEntry) -> float:
+    entries = (entry for entry in application.deployments() if entry.name == INGRESS)
+    settings = next(map(_ingress_settings, entries), None)
+    return (settings or IngressUserConfig()).timeout_s
 
 
 def _scales(entry: DeploymentEntry) -> bool:

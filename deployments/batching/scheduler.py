@@ -230,8 +230,10 @@ class BatchScheduler:
         self._meter.start()
         health = self.health[group.model]
 
+        padded_tokens = len(items) * max(len(item.ids) for item in items)
+
         def run() -> _PassResult:
-            with health.running():
+            with health.running(padded_tokens):
                 return _run(engine, items, group.unpooled)
 
         if lone.is_brief:

@@ -28,7 +28,7 @@ from deployments.messages import (
     Truncation,
 )
 from deployments.registry import RegisteredModel
-from deployments.tokenization.encodings import open_tokenizer, truncate_item
+from deployments.tokenization.encodings import open_tokenizer, translate_panics, truncate_item
 
 
 class PromptTruncation(NamedTuple):
@@ -197,10 +197,11 @@ class RequestPreparer:
     def build_job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
         """The job of a call with its compiled `constraint`.
 
-        Raises InvalidField, InputTooLong, UnknownToken or EmptyInput.
+        Raises InvalidField, InputTooLong, UnknownToken, EmptyInput or EngineFailed.
         """
         options = call.options
-        ids = self._tokenize(call.prompt, options)
+        with translate_panics():
+            ids = self._tokenize(call.prompt, options)
         beams = None if options.beam_search is None else self._limit_beams(options.beam_search)
         if beams is not None:
             return BeamSearchJob(ids, options, beams, self._model, call.deadline_s)

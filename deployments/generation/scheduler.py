@@ -16,7 +16,13 @@ from collections.abc import Callable, Sequence
 from deployments.config import SchedulingSettings
 from deployments.deadlines import is_expired
 from deployments.engines.decoder import DecoderEngine
-from deployments.errors import DeadlineExceeded, Overloaded, ServeError, hide_details
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    Overloaded,
+    ServeError,
+    hide_details,
+)
 from deployments.generation.job import Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.health import WorkerHealth
@@ -86,6 +92,11 @@ class GenerationLoop:
     def load(self) -> tuple[int, int]:
         """The numbers of active and of waiting jobs."""
         return len(self._executor.active), len(self._waiting)
+
+    def check_thread(self) -> None:
+        """Raise EngineFailed if the thread ended by itself."""
+        if not (self._thread.is_alive() or self._is_closing or self._thread.ident is None):
+            raise EngineFailed(f"{self._model_id}: the thread of its steps has ended")
 
     def close(self) -> None:
         """Finish all active and waiting jobs, then stop. Blocks."""

@@ -26,6 +26,7 @@ from deployments.generation.slots import (
 )
 from deployments.health import WorkerHealth
 from deployments.messages import StreamEvent
+from deployments.tokenization.encodings import translate_panics
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -244,7 +245,8 @@ class StepExecutor:
     def _accept_logits(self, job: Job, logits: Logits) -> bool:
         """Pass logits [sequences, V] to a job. Return whether it continues."""
         try:
-            parents, chunk = job.accept_logits(logits)
+            with translate_panics():
+                parents, chunk = job.accept_logits(logits)
         except Exception as error:
             if not isinstance(error, ServeError):
                 log.error("bug: an answer failed", exc_info=error)

@@ -87,6 +87,7 @@ class EncoderReplica:
 
     def __init__(self, args: AppArgs, device: Device, recorder: ForwardPassRecorder) -> None:
         settings = args.encoders[device]
+        self._hang_timeout_s = args.hang_timeout_s
         check_providers(settings)
         registry = ModelRegistry.of(args)
         self._registered = {model.ref: model for model in registry.open_models()}
@@ -218,7 +219,7 @@ class EncoderReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        check_workers(self._scheduler.health.values())
+        check_workers(self._scheduler.health.values(), self._hang_timeout_s)
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""

@@ -20,7 +20,7 @@ from deployments.generation.grammar_trials import FULL, QUICK
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
-from deployments.health import check_workers
+from deployments.health import WorkerHealth, check_workers
 from deployments.load import Load, WorkRate
 from deployments.messages import (
     Chunk,
@@ -84,6 +84,7 @@ class GeneratorReplica:
 
     def __init__(self, args: AppArgs, device: Device, recorder: StepRecorder) -> None:
         self._hardware = args.generators[device]
+        self._hang_timeout_s = args.hang_timeout_s
         self._device = device
         self._recorder = recorder
         self._settings = SchedulingSettings()
@@ -94,6 +95,8 @@ class GeneratorReplica:
         self._prompt_executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._quick_grammars = ThreadPoolExecutor(QUICK_GRAMMAR_THREADS, "grammars")
         self._long_grammars = ThreadPoolExecutor(1, "long-grammars")
+        self._prompt_health = WorkerHealth("the prompt thread")
+        self._grammar_health = WorkerHealth("a grammar thread")
         self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
         self._models, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
         self._answer_rates = {ref: WorkRate() for ref in self._models}  # s per answer in a KV slot
@@ -155,8 +158,9 @@ class GeneratorReplica:
         if call.options.grammar is not None:
             constraint = await self._compile(model.preparer, call.options.grammar)
         with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
+            with_health = self._prompt_health.wrap(model.preparer.build_job)
             job = await self._event_loop.run_in_executor(
-                self._prompt_executor, model.preparer.build_job, call, constraint
+                self._prompt_executor, with_health, call, constraint
             )
             buffer = StreamBuffer()
             self._readers[job.number] = buffer
@@ -168,7 +172,8 @@ class GeneratorReplica:
                 model.loop.cancel(job)
 
     async def _compile(self, preparer: RequestPreparer, grammar: Grammar) -> Constraint:
-        run, compile = self._event_loop.run_in_executor, preparer.compile_grammar
+        run = self._event_loop.run_in_executor
+        compile = self._grammar_health.wrap(preparer.compile_grammar)
         try:
             return await run(self._quick_grammars, compile, grammar, QUICK)
         except GrammarTooCostly:
@@ -189,7 +194,11 @@ class GeneratorReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        check_workers(model.loop.health for model in self._models.values())
+        loops = [model.loop for model in self._models.values()]
+        for loop in loops:
+            loop.check_thread()
+        workers = (*(loop.health for loop in loops), self._prompt_health, self._grammar_health)
+        check_workers(workers, self._hang_timeout_s)
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""

@@ -30,6 +30,7 @@ from deployments.messages import (
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry, load_error
+from deployments.tokenization.encodings import translate_panics
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
 
@@ -53,6 +54,7 @@ class TokenizerReplica:
     ) -> None:
         """`generative` limits the models to one kind."""
         self._recorder = recorder
+        self._hang_timeout_s = args.hang_timeout_s
         registry = ModelRegistry.of(args)
         self._directories = {model.ref: model.directory for model in registry.open_models()}
         self._tokenizers, self._failed = registry.load_each(
@@ -111,7 +113,7 @@ class TokenizerReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if the thread hangs. The queue length does not count."""
-        self._health.check()
+        self._health.check(self._hang_timeout_s)
 
     def close(self) -> None:
         """Stop the thread after its queued calls."""
@@ -130,7 +132,8 @@ class TokenizerReplica:
 
         def run() -> T | ServeError:
             try:
-                return call(self._inspector(model))
+                with translate_panics():
+                    return call(self._inspector(model))
             except ServeError as error:
                 return error
 
@@ -185,7 +188,8 @@ def _tokenize_calls(
 ) -> list[TokenizedTexts | ServeError]:
     """Tokenize calls together; if that fails, one by one, so that only the faulty ones fail."""
     try:
-        return list(tokenizer.tokenize(calls))
+        with translate_panics():
+            return list(tokenizer.tokenize(calls))
     except Exception as error:
         if len(calls) == 1:
             log.error("bug: a call cannot be tokenized", exc_info=error)

@@ -6,14 +6,31 @@ with every remainder of the other: two segments of 100 kB would need gigabytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.errors import ArtifactError
+from deployments.errors import ArtifactError, EngineFailed
 from deployments.messages import TokenizedItem, Truncation
+
+
+@contextmanager
+def translate_panics() -> Iterator[None]:
+    """Raise EngineFailed for a panic of a library in Rust.
+
+    It is a BaseException, so that handlers of Exception would let it end a thread or the callers of
+    a whole batch. Its class cannot be imported.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise EngineFailed("the tokenizer panicked") from error
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:

@@ -68,6 +68,10 @@ class RunningReplica:
         for connection in tuple(self.server.connections):
             connection.abort()
 
+    def stop_listening(self) -> None:
+        for server in self.server._servers:
+            server.close()
+
     async def kill(self) -> None:
         await self.server.close(0)
 

@@ -49,6 +49,7 @@ class Request(NamedTuple):
     cost: int
     deadline_s: float = 0.0  # of methods that have one
     is_repeatable: bool = False  # a stream that may start again after its first event
+    can_wait: bool = True  # for a successor, when all replicas are lost
 
 
 class _Pending:
@@ -100,6 +101,10 @@ class ClientConnection(FrameConnection):
     @property
     def is_usable(self) -> bool:
         return self.is_ready and not self.is_draining and self._transport is not None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.is_ready and self._transport is None
 
     @property
     def has_credit(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, ReplicasSilent
 from deployments.messages import (
     CallBatch,
     Chunk,
@@ -59,17 +59,33 @@ class ChannelEncoderClient:
             await self._fallback.infer(batch, deliver)
 
     async def _build_request(self, batch: CallBatch) -> Request:
-        """Return the encoder's request, after a hop to the tokenizer if need be."""
+        """Return the encoder's request, after a hop to the tokenizer if need be.
+
+        Without a tokenizer that answers, the encoder tokenizes every call.
+        """
         deadline_s = max(call.deadline_s for call in batch.calls)
         characters = sum(count_characters(text) for call in batch.calls for text in call.texts)
         message = codec.encode_call_batch(batch, deadline_s)
-        if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica:
-            return Request(
-                Method.TOKENIZE_AND_INFER, message, characters, deadline_s, is_repeatable=True
-            )
-        tokens = await self._tokenizers.call(
-            Request(Method.TOKENIZE_BATCH, message, characters, deadline_s)
+        direct = Request(
+            Method.TOKENIZE_AND_INFER, message, characters, deadline_s, is_repeatable=True
         )
+        if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica:
+            return direct
+        has_encoder = self._encoders.connected > 0
+        try:
+            tokens = await self._tokenizers.call(
+                Request(
+                    Method.TOKENIZE_BATCH,
+                    message,
+                    characters,
+                    deadline_s,
+                    can_wait=not has_encoder,
+                )
+            )
+        except (NoChannel, ReplicasSilent):
+            if has_encoder:
+                return direct
+            raise
         return Request(Method.INFER, tokens.message, tokens.cost, deadline_s, is_repeatable=True)
 
 

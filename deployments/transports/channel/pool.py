@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 
-from deployments.errors import EngineFailed, ReplicasLost
+from deployments.errors import EngineFailed, ReplicasLost, ReplicasSilent
 from deployments.transports.channel.client import ClientConnection, ReplicaLost, Request
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from deployments.transports.channel.frames import AnswerFrame
@@ -23,6 +23,11 @@ MAX_TRIES = 3
 # s between attempts to connect, doubled after each failure.
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
+
+
+# s that a call waits while Serve lists only replicas whose connections were lost: its handle would
+# send the call to one of them. Together with LOST_S a stopped replica costs its callers 10 s.
+SUCCESSOR_S = 4.0
 
 
 class NoChannel(Exception):
@@ -42,7 +47,16 @@ class Peer:
         self.connection: ClientConnection | None = None
         self._name = name
         self._connect = connect
+        self._has_lost = False  # a connection that was ready
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the replica took calls and does not answer any more."""
+        connection = self.connection
+        if connection is None or connection.is_draining:
+            return False
+        return self._has_lost or connection.is_lost
 
     def retire(self) -> None:
         """Connect no more; close the connection after its last answer."""
@@ -60,6 +74,7 @@ class Peer:
                 log.info("channel to %s: %s", self._name, error)
             else:
                 await self.connection.closed
+                self._has_lost |= self.connection.is_ready
                 if self.connection.is_draining:
                     return
                 if self.connection.is_ready:
@@ -109,11 +124,11 @@ class ReplicaPool:
     async def call(self, request: Request) -> AnswerFrame:
         """Return the answer; if the replica is lost, of another one.
 
-        Raises the replica's ServeError, ReplicasLost after MAX_TRIES, NoChannel if no replica is
-        connected.
+        Raises the replica's ServeError, ReplicasLost after MAX_TRIES, ReplicasSilent if all listed
+        replicas are lost, NoChannel if none is listed or was ever connected.
         """
         for _ in range(MAX_TRIES):
-            connection = await self._choose()
+            connection = await self._choose(request)
             try:
                 return await connection.call(request)
             except ReplicaLost:
@@ -127,7 +142,7 @@ class ReplicaPool:
         """
         has_started = False
         for _ in range(MAX_TRIES):
-            connection = await self._choose()
+            connection = await self._choose(request)
             try:
                 async with aclosing(connection.stream(request)) as events:
                     async for event in events:
@@ -140,7 +155,7 @@ class ReplicaPool:
                     raise EngineFailed("the replica was lost during this request") from None
         raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
-    async def _choose(self) -> ClientConnection:
+    async def _choose(self, request: Request) -> ClientConnection:
         """Wait for credit; return the connection with the least load, on the own node if equal."""
         while True:
             usable = [
@@ -149,7 +164,8 @@ class ReplicaPool:
                 if peer.connection is not None and peer.connection.is_usable
             ]
             if not usable:
-                raise NoChannel
+                await self._wait_for_successor(SUCCESSOR_S if request.can_wait else 0)
+                continue
             free = [one for one in usable if one[0].has_credit]
             if len(free) > MAX_COMPARED:
                 free = random.sample(free, 2)
@@ -157,6 +173,19 @@ class ReplicaPool:
                 return min(free, key=lambda one: (one[0].load, not one[1]))[0]
             self._changed.clear()
             await self._changed.wait()
+
+    async def _wait_for_successor(self, wait_s: float) -> None:
+        """Wait for any change while Serve lists lost replicas only. Raises ReplicasSilent."""
+        if not any(peer.is_lost for peer in self._peers.values()):
+            raise NoChannel
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            raise ReplicasSilent(
+                f"no replica of {self._name} answers; it is replaced within seconds, retry later"
+            ) from None
 
     async def _connect(self, endpoint: Endpoint) -> ClientConnection:
         """Connect by Unix socket on the own node, else by TCP. Raises OSError."""

@@ -211,6 +211,22 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
         ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
         ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
         ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
+        (
+            {f"{CPU_ENCODER}.health_check_timeout_s": 5},
+            f"{CPU_ENCODER}.health_check_timeout_s",
+            "replaced after 16.1 s (3 checks of 5 s); the limit is half of the Ingress's "
+            "user_config.timeout_s, 15 s",
+        ),
+        (
+            {f"{INGRESS}.user_config.timeout_s": 13},
+            f"{INGRESS}.health_check_timeout_s",
+            "replaced after 7.1 s",
+        ),
+        (
+            {f"{APP}.args.hang_timeout_s": 12},
+            f"{CPU_ENCODER}.health_check_period_s",
+            "found after 15.3 s",
+        ),
         ({f"{GPU_ENCODER}.name": "CpuEncoder"}, f"{GPU_ENCODER}.name", "occurs twice"),
         ({f"{GPU_ENCODER}.name": "GpuEncodr"}, f"{GPU_ENCODER}.name", "did you mean `GpuEncoder`"),
         ({f"{GPU_ENCODER}.name": "Other"}, f"{APP}.deployments", "`GpuEncoder` is missing"),
@@ -240,6 +256,7 @@ def test_conflicting_settings_are_reported(
         {f"{INGRESS}.max_ongoing_requests": 32},
         {"http_options.request_timeout_s": 121},
         {"http_options.request_timeout_s": 179},
+        {f"{INGRESS}.user_config.timeout_s": 60, f"{APP}.args.hang_timeout_s": 26},
         {f"{APP}.route_prefix": "/v2/models"},
         {f"{APP}.route_prefix": None},
         {

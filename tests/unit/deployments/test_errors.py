@@ -31,6 +31,7 @@ CONTRACT = [
     (errors.ModelLoading, 503, "model_loading", True),
     (errors.ModelUnavailable, 503, "model_unavailable", True),
     (errors.ReplicasLost, 503, "replicas_lost", True),
+    (errors.ReplicasSilent, 503, "replicas_silent", True),
     (errors.ArtifactMissing, 503, "artifact_missing", False),
     (errors.ManifestInvalid, 503, "manifest_invalid", False),
     (errors.ManifestTooNew, 503, "manifest_too_new", False),
@@ -92,4 +93,5 @@ def test_retry_after_is_set_for_temporary_errors_only() -> None:
         errors.ModelLoading: 12.5,
         errors.ModelUnavailable: 5.0,
         errors.ReplicasLost: 5.0,
+        errors.ReplicasSilent: 5.0,
     }

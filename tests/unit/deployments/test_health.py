@@ -2,8 +2,10 @@
 
 import pytest
 
-from deployments import health
 from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
+from deployments.health import (
+    HANG_TIMEOUT_S as HANG_S,
+)
 from deployments.health import (
     MAX_CONSECUTIVE_FAILURES,
     MAX_FAILED_PROBES,
@@ -16,7 +18,7 @@ from tests.support.fakes import FakeClock
 
 
 def test_check_passes_for_an_idle_worker() -> None:
-    WorkerHealth("model").check()
+    WorkerHealth("model").check(HANG_S)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_model_is_quarantined_until_a_probe_succeeds(clock: FakeClock) -> None:
     worker.record_success()
     worker.admit()
     worker.admit()
-    check_workers([worker])
+    check_workers([worker], HANG_S)
 
 
 def test_failed_probe_doubles_the_quarantine(clock: FakeClock) -> None:
@@ -74,14 +76,14 @@ def test_probe_without_outcome_is_followed_by_another(clock: FakeClock) -> None:
 def test_replica_is_replaced_only_if_no_other_model_works(clock: FakeClock) -> None:
     failing, other = WorkerHealth("failing"), WorkerHealth("other")
     for _ in range(MAX_CONSECUTIVE_FAILURES + MAX_FAILED_PROBES):
-        check_workers([failing, other])
+        check_workers([failing, other], HANG_S)
         clock.now_s += MAX_QUARANTINE_S
         failing.admit()
         failing.record_failure()
     with pytest.raises(EngineFailed, match="failing: the last 5 probes failed"):
-        check_workers([failing, other])
+        check_workers([failing, other], HANG_S)
     other.record_success()
-    check_workers([failing, other])
+    check_workers([failing, other], HANG_S)
 
 
 def test_check_fails_for_good_after_engine_lost() -> None:
@@ -89,13 +91,51 @@ def test_check_fails_for_good_after_engine_lost() -> None:
     worker.record_failure(EngineLost("the process ended"))
     worker.record_success()
     with pytest.raises(EngineLost, match="the process ended"):
-        worker.check()
+        worker.check(HANG_S)
 
 
-def test_check_fails_while_a_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_fails_while_a_call_hangs(clock: FakeClock) -> None:
     worker = WorkerHealth("model")
-    monkeypatch.setattr(health, "HANG_TIMEOUT_S", 0.0)
-    worker.check()
-    with worker.running(), pytest.raises(EngineFailed, match="model: a call has run for"):
-        worker.check()
-    worker.check()
+    with worker.running():
+        clock.now_s += HANG_S
+        worker.check(HANG_S)
+        clock.now_s += 0.1
+        with pytest.raises(EngineFailed, match="model: a call has run for 10 s; the limit is 10 s"):
+            worker.check(HANG_S)
+    worker.check(HANG_S)
+
+
+def test_call_that_hangs_beside_calls_that_work_is_found(clock: FakeClock) -> None:
+    worker = WorkerHealth("model")
+    with worker.running():
+        for _ in range(20):
+            with worker.running():
+                clock.now_s += 1
+        with pytest.raises(EngineFailed, match="has run for 20 s"):
+            worker.check(HANG_S)
+
+
+def test_long_call_of_a_slow_worker_is_no_hang(clock: FakeClock) -> None:
+    """Small calls predict how long a large one may take."""
+    worker = WorkerHealth("model")
+    with worker.running(size=16):
+        clock.now_s += 0.16
+    with worker.running(size=2_048):
+        clock.now_s += 0.01 * 2_048 * 2
+        worker.check(HANG_S)
+        clock.now_s += 0.01 * 2_048 * 2.1
+        with pytest.raises(EngineFailed, match="the limit is 82 s"):
+            worker.check(HANG_S)
+
+
+def test_stall_of_one_call_is_forgotten(clock: FakeClock) -> None:
+    worker = WorkerHealth("model")
+    with worker.running():
+        clock.now_s += 1_000
+    for _ in range(200):
+        with worker.running():
+            clock.now_s += 0.01
+    with worker.running():
+        clock.now_s += HANG_S + 0.1
+        with pytest.raises(EngineFailed):
+            worker.check(HANG_S)

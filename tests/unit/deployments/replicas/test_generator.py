@@ -23,6 +23,7 @@ from deployments.errors import (
     InputTooLong,
     InvalidField,
     Overloaded,
+    ServeError,
     UnknownModel,
     UnknownToken,
 )
@@ -45,7 +46,7 @@ from deployments.records import StepRecord
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.replicas.generator import GeneratorReplica
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.fakes import ListRecorder, wait_until
+from tests.support.fakes import TIMEOUT_S, ListRecorder, wait_until
 
 GREEDY = SamplingParams(temperature=0)
 REPLY = "Hi you!"
@@ -379,9 +380,50 @@ async def test_check_health_fails_when_a_step_hangs(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(store) as running:
+        loop = running._models[refs[DECODER]].loop
+        held = threading.Event()
+        monkeypatch.setattr(loop._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
+        answer = asyncio.create_task(running.complete(call(refs[DECODER])))
+        await wait_until(lambda: loop.health.running_s() > 0)
         await running.check_health()
-        monkeypatch.setattr("deployments.health.HANG_TIMEOUT_S", -1.0)
-        with pytest.raises(EngineFailed, match="tiny/"):
+        monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
+        with pytest.raises(EngineFailed, match=r"tiny/.* a call has run for"):
+            await running.check_health()
+        held.set()
+        assert isinstance(await answer, ServeError)
+        await running.check_health()
+
+
+@pytest.mark.parametrize("subject", ["prompt", "grammar"])
+async def test_check_health_fails_when_a_prompt_or_grammar_hangs(
+    subject: str, store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replica(store) as running:
+        preparer = running._models[refs[DECODER]].preparer
+        held = threading.Event()
+        method = {"prompt": "build_job", "grammar": "compile_grammar"}[subject]
+        monkeypatch.setattr(preparer, method, lambda *_: held.wait(TIMEOUT_S))
+        grammar = OTHER if subject == "grammar" else None
+        answer = asyncio.create_task(running.complete(call(refs[DECODER], grammar=grammar)))
+        health = getattr(running, f"_{subject}_health")
+        await wait_until(lambda: health.running_s() > 0)
+        await running.check_health()
+        monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
+        with pytest.raises(EngineFailed, match=f"{subject} thread: a call has run for"):
+            await running.check_health()
+        held.set()
+        with contextlib.suppress(Exception):
+            await answer
+
+
+async def test_check_health_fails_when_the_thread_of_the_steps_ended(store, refs) -> None:
+    async with replica(store) as running:
+        loop = running._models[refs[DECODER]].loop
+        await running.check_health()
+        loop.close()
+        await running.check_health()  # it was asked to end
+        loop._is_closing = False
+        with pytest.raises(EngineFailed, match="the thread of its steps has ended"):
             await running.check_health()
 
 

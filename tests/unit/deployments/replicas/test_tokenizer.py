@@ -105,14 +105,19 @@ async def test_too_long_call_leaves_no_gap_in_the_ids(
     assert all(len(item.ids) <= MAX_TOKENS for item in encoded.items())
 
 
+class PanicException(BaseException):
+    """As the class of that name of libraries in Rust, which cannot be imported."""
+
+
+@pytest.mark.parametrize("error", [TypeError, PanicException])
 async def test_call_that_breaks_the_tokenizer_fails_alone(
-    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenize = CachingTokenizer.tokenize
 
     def fail_on_poison(tokenizer: CachingTokenizer, calls: Sequence[Call]) -> object:
         if any("poison" in call.texts for call in calls):
-            raise TypeError("the text of a client")
+            raise error("the text of a client")
         return tokenize(tokenizer, calls)
 
     monkeypatch.setattr(CachingTokenizer, "tokenize", fail_on_poison)
@@ -214,7 +219,7 @@ async def test_check_health_accepts_a_queue_and_rejects_a_hanging_thread(
     ]
     await wait_until(lambda: replica._health.running_s() > 0)
     await replica.check_health()
-    monkeypatch.setattr("deployments.health.HANG_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(replica, "_hang_timeout_s", 0.0)
     with pytest.raises(EngineFailed, match="a call has run for"):
         await replica.check_health()
     held.set()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.errors import EngineFailed, InvalidField, ReplicasLost
+from deployments.errors import EngineFailed, InvalidField, ReplicasLost, ReplicasSilent
 from deployments.transports.channel import client as client_module
+from deployments.transports.channel import pool as pool_module
 from deployments.transports.channel.client import Request
 from deployments.transports.channel.endpoint import Endpoint, encode_hello
 from deployments.transports.channel.frames import (
@@ -99,7 +100,9 @@ async def test_client_that_disconnects_cancels_its_calls() -> None:
         async with connected_pool(replica) as pool:
             task = asyncio.create_task(send(pool, b"wait"))
             await until(lambda: replica.replica.started)
-            for connection in pool.connections():
+            connections = pool.connections()
+            pool.close()
+            for connection in connections:
                 connection.abort()
             with pytest.raises(NoChannel):
                 await task
@@ -173,6 +176,34 @@ async def test_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         assert FrameType.PING in types
         assert stopped.replica.started == []
         assert other.replica.started == [b"echo"]
+
+
+async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While Serve lists the replica, its handle would send the call there too."""
+    async with (
+        running_replica() as first,
+        running_replica() as successor,
+        connected_pool(first) as pool,
+    ):
+        waiting = asyncio.create_task(send(pool, b"wait"))
+        await until(lambda: first.replica.started)
+        first.stop_listening()
+        first.disconnect()
+        await until(lambda: pool.connected == 0)
+        await asyncio.sleep(0)
+        monkeypatch.setattr(pool_module, "SUCCESSOR_S", 0.05)
+        with pytest.raises(ReplicasSilent, match="no replica of CpuEncoder answers"):
+            await send(pool, b"echo")
+        with pytest.raises(ReplicasSilent):
+            await pool.call(call(b"echo")._replace(can_wait=False))
+        successor.replica.release.set()
+        pool.update({"0": first.endpoint, "successor": successor.endpoint})
+        assert await waiting == b"wait"
+        pool.update({})
+        with pytest.raises(NoChannel):
+            await send(pool, b"echo")
 
 
 async def test_slow_replica_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +404,7 @@ async def test_connection_with_a_wrong_frame_is_closed(kind: FrameType) -> None:
 
 async def test_unknown_method_and_repeated_id_close_the_connection() -> None:
     async with running_replica() as replica, connected_pool(replica) as pool:
-        with pytest.raises(NoChannel):
+        with pytest.raises(ReplicasLost):
             await pool.call(Request(Method.DECODE, b"", 1))
         await until(lambda: pool.connected == 1)
         (connection,) = pool.connections()

@@ -245,6 +245,23 @@ async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) ->
         assert isinstance(error, InvalidField)
 
 
+async def test_encoder_tokenizes_while_no_tokenizer_answers(fallback: Fallback) -> None:
+    encoder: Any = FakeEncoder()
+    shared: Any = FakeTokenizer()
+    own: Any = FakeTokenizer()
+    batch = CallBatch(KEY, (build_call("a" * (LONE_CALL_CHARACTERS + 1)),))
+    async with pool_of(encoder_service(encoder, own, 2)) as encoders:
+        async with pool_of(tokenizer_service(shared)) as tokenizers:
+            client = ChannelEncoderClient(tokenizers, encoders, fallback)
+            await collect_outcomes(client, batch)
+        for pool in (tokenizers, ReplicaPool("Fake", NODE)):
+            client = ChannelEncoderClient(pool, encoders, fallback)
+            (outcome,) = await collect_outcomes(client, batch)
+            assert isinstance(outcome, CallResult)
+    assert (own.batches, shared.batches) == (2, 1)
+    assert fallback.calls == []
+
+
 async def test_outcomes_arrive_before_the_last_is_known(pools: Any, fallback: Fallback) -> None:
     encoder, tokenizers, encoders, _ = pools
     encoder.may_continue.clear()
