@@ -33,6 +33,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "generation": CommandSpec(
         "benchmarks.generation.command", "Measure token streams beside other engines", _EXTRAS
     ),
+    "autoscaling": CommandSpec(
+        "benchmarks.autoscaling.command", "Replay a day of bursts against the policies", _EXTRAS
+    ),
     "tables": CommandSpec(
         "benchmarks.tables", "Generate the tables of docs/performance.md", _EXTRAS
     ),

@@ -14,9 +14,9 @@ COLORS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e", "#b8860b", "#c0395b", "#5b
 
 
 def create_figure(
-    run: RunMetadata, title: str, size: tuple[float, float] = (11, 4.2)
+    run: RunMetadata, title: str, size: tuple[float, float] = (11, 4.2), *, rows: int = 1
 ) -> tuple[Any, Any]:
-    """Return a figure of `size` inches and its two axes side by side."""
+    """Return a figure of `size` inches and its axes: two side by side in each row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -24,7 +24,7 @@ def create_figure(
     matplotlib.rcParams["svg.hashsalt"] = "hundredfold"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=size, layout="constrained")
+    figure, axes = pyplot.subplots(rows, 2, figsize=size, layout="constrained")
     figure.suptitle(title)
     figure.supxlabel(run.host.short, fontsize="x-small", color="grey")
     return figure, axes

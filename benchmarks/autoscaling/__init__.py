@@ -1,0 +1,1 @@
+"""Replay of a day of bursts against autoscaling policies."""

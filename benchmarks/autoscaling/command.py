@@ -1,0 +1,127 @@
+"""A day of bursts replayed against the autoscaling of serve_config.yaml and of Ray Serve.
+
+Nothing is measured: the replay runs the policy and Serve's delays over seeded arrivals, in seconds
+of CPU time. `--start-seconds` is the time that a replica of the own cluster needs to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.autoscaling.controller import Controller
+from benchmarks.autoscaling.day import Day, DaySettings, draw_day
+from benchmarks.autoscaling.policies import Contestant, build_contestants, read_autoscaling
+from benchmarks.autoscaling.results import (
+    AutoscalingResults,
+    PolicyResults,
+    average_work,
+    build_table,
+    plot_day,
+    summarize_trace,
+)
+from benchmarks.autoscaling.simulation import ServerSettings, Simulation
+from benchmarks.common.options import add_run_options, positive_count, positive_seconds
+from benchmarks.common.report import log_progress, start_run, write_result
+from cluster.default_config import CONFIG_HELP, find_config
+
+DAY = DaySettings()
+SERVER = ServerSettings()
+# s of work in a replica whose ingress keeps the rest: some forward passes.
+HIDDEN_WINDOW_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
+    parser.add_argument(
+        "--deployment", default="CpuEncoder", metavar="NAME", help="default: %(default)s"
+    )
+    parser.add_argument("--min-replicas", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--max-replicas", type=positive_count, default=8, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--start-seconds",
+        type=positive_count,
+        default=SERVER.start_s,
+        metavar="S",
+        help="until a new replica takes requests (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--deadline-seconds",
+        type=positive_seconds,
+        default=SERVER.deadline_s,
+        metavar="S",
+        help="requests that would wait longer are rejected (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hours", type=positive_count, default=DAY.seconds // 3600, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--models", type=positive_count, default=DAY.models, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--bursts", type=int, default=DAY.bursts, help="per model (default: %(default)s)"
+    )
+    for name, what in (("base", "at noon, all models"), ("burst", "of one burst, at most")):
+        parser.add_argument(
+            f"--{name}-work",
+            type=float,
+            default=getattr(DAY, f"{name}_work"),
+            metavar="REPLICAS",
+            help=f"replicas that the load needs, {what} (default: %(default)s)",
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay and write the results. Raise BenchmarkError."""
+    metadata = start_run("autoscaling", arguments.command_line, arguments.seed)
+    results = replay(arguments)
+    table = build_table(results)
+    print(table.text)
+    print(write_result(arguments.out, metadata, results, [table]))
+    for path in plot_day(arguments.out, metadata, results):
+        print(path)
+    return 0
+
+
+def replay(arguments: argparse.Namespace) -> AutoscalingResults:
+    settings = read_autoscaling(find_config(arguments.config), arguments.deployment)
+    settings |= {"min_replicas": arguments.min_replicas, "max_replicas": arguments.max_replicas}
+    settings.pop("initial_replicas", None)
+    day_settings = DaySettings(
+        seconds=arguments.hours * 3600,
+        models=arguments.models,
+        base_work=arguments.base_work,
+        bursts=arguments.bursts,
+        burst_work=arguments.burst_work,
+    )
+    day = draw_day(day_settings, arguments.seed)
+    server = ServerSettings(arguments.start_seconds, arguments.deadline_seconds)
+    return AutoscalingResults(
+        deployment=arguments.deployment,
+        day=day_settings,
+        server=server,
+        work=average_work(day),
+        policies=[replay_policy(one, day, server, settings) for one in build_contestants(settings)],
+    )
+
+
+def replay_policy(
+    contestant: Contestant, day: Day, server: ServerSettings, settings: dict[str, Any]
+) -> PolicyResults:
+    log_progress(f"replaying: {contestant.name}")
+    fixed = contestant.config is None
+    if not contestant.sees_queue:
+        server = replace(server, window_s=HIDDEN_WINDOW_S)
+    trace = Simulation(
+        day,
+        server,
+        None if contestant.config is None else Controller(contestant.config),
+        contestant.count_calls,
+        settings["max_replicas" if fixed else "min_replicas"],
+    ).run()
+    return summarize_trace(contestant, trace)

@@ -1,0 +1,81 @@
+"""The autoscaling of Ray Serve's controller, with the simulated time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ray.serve import autoscaling_policy as serve_policy
+from ray.serve.config import AutoscalingConfig, AutoscalingContext
+
+Metrics = Mapping[str, Mapping[Any, float]]  # by name and replica
+
+
+class Observation(NamedTuple):
+    """What the controller knows at one time; means of `look_back_period_s`."""
+
+    running: int  # replicas
+    metrics: Metrics  # reported by the replicas
+    requests: float  # calls through handles, running and queued
+    queued_requests: float  # calls that wait in handles
+
+
+class Controller:
+    """Replays `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
+
+    That class reads the wall clock. This one calls the same functions of Serve: the policy, the
+    factors, the delays. They are private; a unit test compares both.
+    """
+
+    def __init__(self, config: AutoscalingConfig, target: int | None = None) -> None:
+        """`target` is the number of replicas at the start, by default `min_replicas`."""
+        self.config = config
+        self.target: int = config.min_replicas if target is None else target
+        policy = config.policy.get_policy()
+        is_class = inspect.isclass(policy)
+        self._policy = policy(**config.policy.policy_kwargs) if is_class else policy
+        self._delays: dict[str, Any] = {}
+
+    def decide(self, now_s: float, observation: Observation) -> int:
+        """Return the number of replicas from now on."""
+        replicas = self._decide(now_s, self._build_context(now_s, observation))
+        self.target = max(self.config.min_replicas, min(self.config.max_replicas, replicas))
+        return self.target
+
+    def _decide(self, now_s: float, context: AutoscalingContext) -> int:
+        cold_start = serve_policy._get_cold_start_scale_up_replicas(context)
+        if cold_start is not None:
+            return int(cold_start)
+        wanted, _ = self._policy(context)
+        scaled = serve_policy._apply_scaling_factors(
+            wanted, context.current_num_replicas, self.config
+        )
+        if context.current_num_replicas == 0 and scaled > 0:
+            return int(scaled)
+        replicas, self._delays = serve_policy._apply_delay_logic(
+            max(0, scaled), self.target, self.config, self._delays, _now=now_s
+        )
+        return int(replicas)
+
+    def _build_context(self, now_s: float, observation: Observation) -> AutoscalingContext:
+        unused: Any = None
+        return AutoscalingContext(
+            deployment_id=unused,
+            deployment_name="simulated",
+            app_name=None,
+            current_num_replicas=observation.running,
+            target_num_replicas=self.target,
+            running_replicas=[],
+            total_num_requests=observation.requests,
+            total_queued_requests=observation.queued_requests,
+            aggregated_metrics=dict(observation.metrics),
+            raw_metrics=None,
+            capacity_adjusted_min_replicas=self.config.min_replicas,
+            capacity_adjusted_max_replicas=self.config.max_replicas,
+            policy_state={},
+            last_scale_up_time=None,
+            last_scale_down_time=None,
+            current_time=now_s,
+            config=self.config,
+        )

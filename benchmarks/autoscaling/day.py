@@ -1,0 +1,64 @@
+"""A day of requests with bursts, drawn from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Work per request differs by model: short texts on a small model, documents on a large one.
+REQUEST_S = (0.002, 0.005, 0.02)
+NIGHT_SHARE = 0.15  # of the load at noon
+MEDIAN_BURST_S = 300.0
+MAX_ONSET_S = 30.0  # s in which a burst reaches its height
+BURST_SPREAD = 0.8  # of the logarithm of the length
+
+
+@dataclass(frozen=True, slots=True)
+class DaySettings:
+    """Work is in replicas: 1 keeps one replica in use all the time."""
+
+    seconds: int = 86_400
+    models: int = 3
+    base_work: float = 1.2  # at noon, of all models together
+    bursts: int = 8  # per model and day
+    burst_work: float = 6.0  # of one burst, at most
+
+
+class Day(NamedTuple):
+    """Requests of every model in every second."""
+
+    request_s: NDArray[np.float64]  # [models], s of one replica per request
+    requests: NDArray[np.int64]  # [models, seconds]
+
+    @property
+    def work(self) -> NDArray[np.float64]:
+        """Return the work that arrives in each second, in replicas."""
+        return self.request_s @ self.requests
+
+
+def draw_day(settings: DaySettings, seed: int) -> Day:
+    """Draw Poisson arrivals around a daily wave with bursts of single models."""
+    random = np.random.default_rng(seed)
+    seconds = np.arange(settings.seconds)
+    wave = NIGHT_SHARE + (1 - NIGHT_SHARE) * np.sin(np.pi * seconds / settings.seconds) ** 2
+    work = np.tile(settings.base_work / settings.models * wave, (settings.models, 1))
+    for model in range(settings.models):
+        for _ in range(settings.bursts):
+            work[model] += _draw_burst(random, settings, seconds)
+    request_s = np.resize(np.array(REQUEST_S), settings.models)
+    return Day(request_s, random.poisson(work / request_s[:, np.newaxis]))
+
+
+def _draw_burst(
+    random: np.random.Generator, settings: DaySettings, seconds: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    start_s = random.uniform(0, settings.seconds)
+    length_s = random.lognormal(np.log(MEDIAN_BURST_S), BURST_SPREAD)
+    onset_s = random.uniform(1, MAX_ONSET_S)
+    height = random.uniform(0.25, 1.0) * settings.burst_work
+    rise = np.clip((seconds - start_s) / onset_s, 0, 1)
+    fall = np.clip((start_s + length_s - seconds) / onset_s, 0, 1)
+    return np.asarray(height * np.minimum(rise, fall))

@@ -1,0 +1,77 @@
+"""Autoscaling settings that are compared: those of a deployment, Serve's own policy, none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+from benchmarks.autoscaling.simulation import CountCalls
+from benchmarks.common.errors import BenchmarkError
+from deployments.config import MicroBatchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to choose the number of replicas. Without `config` it is `max_replicas`."""
+
+    name: str
+    config: AutoscalingConfig | None
+    count_calls: CountCalls
+    sees_queue: bool = True  # whether replicas report what waits in the ingress
+
+
+def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
+    """Return the `autoscaling_config` of a deployment in a Serve config. Raise BenchmarkError."""
+    try:
+        document = yaml.safe_load(config.read_text())
+        deployments = document["applications"][0]["deployments"]
+        settings = {one["name"]: one for one in deployments}[deployment]["autoscaling_config"]
+    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as exc:
+        raise BenchmarkError(
+            f"`{config}` has no autoscaling_config of `{deployment}`",
+            hint="name another file with --config, or another deployment with --deployment",
+        ) from exc
+    return dict(settings)
+
+
+def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
+    """Parse settings without Serve's warning that `metrics_interval_s` is deprecated.
+
+    Nothing else changes how often replicas report in this version of Serve.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return AutoscalingConfig(**settings)
+
+
+def build_contestants(settings: dict[str, Any]) -> Sequence[Contestant]:
+    """Build the policy of `settings` and others with the same bounds."""
+    bounds = {key: settings[key] for key in ("min_replicas", "max_replicas")}
+    ours = parse_autoscaling(settings)
+    serve_policy = parse_autoscaling(settings | {"policy": AutoscalingPolicy()})
+    return (
+        Contestant("work", ours, count_requests),
+        Contestant("work, queue not seen", ours, count_requests, sees_queue=False),
+        Contestant("Serve's policy, requests", serve_policy, count_requests),
+        Contestant("Serve's policy, micro-batches", serve_policy, count_micro_batches),
+        Contestant("Serve's defaults, requests", parse_autoscaling(bounds), count_requests),
+        Contestant("no autoscaling", None, count_requests),
+    )
+
+
+def count_requests(requests: NDArray[np.float64]) -> float:
+    """Count every request in the deployment and its queue."""
+    return float(requests.sum())
+
+
+def count_micro_batches(requests: NDArray[np.float64]) -> float:
+    """Count the calls through handles: micro-batches of one ingress, with a limit per model."""
+    return float(np.minimum(requests, MicroBatchSettings().max_concurrent_batches).sum())

@@ -1,0 +1,158 @@
+"""One deployment with a queue, replayed in steps of one second.
+
+Work is a fluid: replicas share one queue, first in, first out. A step is shorter than every delay
+of the autoscaling. Waits are exact to half a step; a request also takes `PASS_S` in a replica.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.autoscaling.controller import Controller, Observation
+from benchmarks.autoscaling.day import Day
+from deployments.autoscaling import BUSY, QUEUED_S
+
+PASS_S = 0.03  # s in a forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Facts about the deployment that no policy changes."""
+
+    start_s: int = 10  # from the decision until a replica takes requests
+    deadline_s: float = 30.0  # requests that would wait longer are rejected at once
+    # s of work that a replica accepts into its own queue, where it can report it; None: all.
+    window_s: float | None = None
+
+
+# Calls that Serve counts, from the requests of each model in the deployment.
+CountCalls = Callable[[NDArray[np.float64]], float]
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """What is left of the requests of one second."""
+
+    second: int
+    work: float
+    requests: NDArray[np.float64]  # by model
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened in each second, and the latencies of all requests."""
+
+    replicas: list[int] = field(default_factory=list)  # running
+    paid: list[int] = field(default_factory=list)  # running or starting
+    queued_s: list[float] = field(default_factory=list)  # work of one replica
+    rejected: list[float] = field(default_factory=list)  # requests
+    requests: list[float] = field(default_factory=list)  # arrived
+    # Requests of one second that were served in one step: second of arrival, latency, number.
+    latencies: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+class Simulation:
+    """One day under one controller. None keeps the number of replicas."""
+
+    def __init__(
+        self,
+        day: Day,
+        server: ServerSettings,
+        controller: Controller | None,
+        count_calls: CountCalls,
+        replicas: int,
+    ) -> None:
+        self._day = day
+        self._server = server
+        self._controller = controller
+        self._count_calls = count_calls
+        self._ready_at: list[int] = [0] * replicas  # second in which each replica is ready
+        self._queue: deque[_Arrivals] = deque()
+        self._queued = 0.0  # s of work of one replica
+        self._window = 1 if controller is None else round(controller.config.look_back_period_s)
+        # By second since the start, for the means of the look-back period.
+        self._busy: list[float] = []
+        self._visible: list[float] = []
+        self._calls: list[float] = []
+        self.trace = Trace()
+
+    def run(self) -> Trace:
+        for second in range(self._day.requests.shape[1]):
+            running = sum(ready <= second for ready in self._ready_at)
+            self._accept(second, running)
+            served = self._serve(second, running)
+            self._report(running, served)
+            self.trace.replicas.append(running)
+            self.trace.paid.append(len(self._ready_at))
+            self.trace.queued_s.append(self._queued)
+            if self._controller is not None:
+                self._resize(second, self._controller.decide(second, self._observe(second)))
+        return self.trace
+
+    def _accept(self, second: int, running: int) -> None:
+        """Queue what can be served within the deadline; reject the rest."""
+        requests = self._day.requests[:, second].astype(np.float64)
+        work = float(self._day.request_s @ requests)
+        room = self._server.deadline_s * max(running, 1) + running - self._queued
+        accepted = min(max(room / work, 0.0), 1.0) if work else 1.0
+        self.trace.requests.append(float(requests.sum()))
+        self.trace.rejected.append(float(requests.sum()) * (1 - accepted))
+        if work * accepted > 0:
+            self._queue.append(_Arrivals(second, work * accepted, requests * accepted))
+            self._queued += work * accepted
+
+    def _serve(self, second: int, running: int) -> NDArray[np.float64]:
+        """Serve `running` seconds of work; return the requests served, by model."""
+        served = np.zeros(len(self._day.request_s))
+        done = 0.0  # s of work in this step
+        while self._queue and done < running:
+            first = self._queue[0]
+            work = min(first.work, running - done)
+            share = work / first.work
+            part = first.requests * share
+            served += part
+            age_s = second - first.second - 0.5 + (done + work / 2) / running
+            self.trace.latencies.append((first.second, max(age_s, 0.0) + PASS_S, float(part.sum())))
+            first.work -= work
+            first.requests -= part
+            done += work
+            if share == 1.0:
+                self._queue.popleft()
+        self._queued = max(self._queued - done, 0.0)
+        return served
+
+    def _report(self, running: int, served: NDArray[np.float64]) -> None:
+        work = float(self._day.request_s @ served)
+        waiting = sum((part.requests for part in self._queue), np.zeros(len(served)))
+        self._busy.append(min(work / running, 1.0) if running else 0.0)
+        per_replica = self._queued / running if running else 0.0
+        window_s = self._server.window_s
+        self._visible.append(per_replica if window_s is None else min(per_replica, window_s))
+        self._calls.append(self._count_calls(waiting + served * PASS_S))
+
+    def _observe(self, second: int) -> Observation:
+        """Average as Serve does: each running replica over its own reports in the window."""
+        ages = [second + 1 - ready for ready in self._ready_at if ready <= second]
+        windows = [min(age, self._window) for age in ages]
+        metrics = {
+            name: {index: _mean(values, window) for index, window in enumerate(windows)}
+            for name, values in ((BUSY, self._busy), (QUEUED_S, self._visible))
+        }
+        # Calls wait in handles only while no replica runs.
+        calls = _mean(self._calls, self._window)
+        return Observation(len(windows), metrics, calls, 0.0 if windows else calls)
+
+    def _resize(self, second: int, target: int) -> None:
+        """Start replicas, or end the youngest: those that have not started serve nothing yet."""
+        del self._ready_at[target:]
+        self._ready_at += [second + self._server.start_s] * (target - len(self._ready_at))
+
+
+def _mean(values: list[float], window: int) -> float:
+    recent = values[-window:]
+    return sum(recent) / len(recent)
