@@ -106,6 +106,7 @@ class LimitSettings(_Settings):
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
     inflight_generations: int = Field(256, ge=1)  # generations in flight
+    trusted_proxies: int = Field(0, ge=0)  # before HAProxy, that add to `x-forwarded-for`
     choices: int = Field(8, ge=1)  # answers per prompt: `n`, `best_of`
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,10 @@ class Truncation(StrEnum):
     KEEP_END = "keep-end"
 
 
-# Interactive work runs first. Batch work gets a small share of the time while both wait.
+# Interactive work runs first. Batch work gets a small share of the time while both wait. Between
+# processes a priority is its index.
 Priority = Literal["interactive", "batch"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 class Windowing(NamedTuple):
@@ -95,6 +97,8 @@ class Call(NamedTuple):
     truncation: Truncation
     deadline_s: float  # see deployments.deadlines
     windowing: Windowing | None = None  # for tasks that return character positions
+    client: str = ""  # that the queues are fair to
+    priority: int = 0  # index in PRIORITIES
 
 
 class BatchKey(NamedTuple):
@@ -123,6 +127,8 @@ class TokenizedCall(NamedTuple):
     # As in TokenizedItem; empty if no item has a second segment.
     second_segment_start: tuple[int, ...] = ()
     token_offsets: tuple[TokenOffsets, ...] = ()  # one per item if the call has a `windowing`
+    client: str = ""
+    priority: int = 0
 
 
 class TokenizedBatch(NamedTuple):
@@ -279,6 +285,8 @@ class GenerationCall(NamedTuple):
     prompt: Prompt
     options: GenerationOptions
     deadline_s: float
+    client: str = ""  # that the queue is fair to
+    priority: int = 0  # index in PRIORITIES
 
 
 class TopLogprob(NamedTuple):

@@ -94,7 +94,7 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
     edits = (
         (r"^    errorfile .*\n", ""),
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
-        (r"^(frontend http_frontend\n    bind \S+\n)", r"\1" + _wait_for_body(limits)),
+        (r"^(frontend http_frontend\n    bind \S+\n)", r"\1" + _serve_clients(limits)),
         (r"^    http-request return status 404 .*\n", _deny("")),
     )
     return _apply(edits, text)
@@ -185,8 +185,11 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
     )
 
 
-def _wait_for_body(limits: ClientLimits) -> str:
-    return f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
+def _serve_clients(limits: ClientLimits) -> str:
+    return (
+        "    option forwardfor\n"  # tells the ingress the address of the client
+        f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -6,6 +6,7 @@ from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.cold_start import limit_cold_start
+from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
@@ -64,6 +65,8 @@ class EncoderExecutor:
             truncation=request.inputs.truncation,
             deadline_s=deadline_s,
             windowing=request.inputs.windowing,
+            client=current_client(self._settings.limits.trusted_proxies),
+            priority=request.options.priority_index,
         )
         wait_s = None if request.options.wait_for_model else self._settings.cold_start_wait_s
         async with limit_cold_start(self._monitor, request.model, key.device, wait_s):

@@ -13,6 +13,7 @@ from deployments.ingress.choices import gather_or_cancel, offset_seed
 from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice
 from deployments.ingress.cold_start import limit_cold_start
 from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import Completion, GenerationCall
@@ -61,6 +62,7 @@ class GenerationExecutor:
         """Build one call per candidate of each prompt; all share one deadline."""
         timeout_s = self._settings.generation_timeout_s
         deadline_s = deadline_after(request.request_options.limit_timeout(timeout_s))
+        client = current_client(self._settings.limits.trusted_proxies)
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
             options = options._replace(logprobs=0)  # the ranking needs those of the tokens
@@ -69,7 +71,14 @@ class GenerationExecutor:
             device=choice.device,
             fallback=choice.fallback,
             calls=tuple(
-                GenerationCall(model.ref, prompt, offset_seed(options, candidate), deadline_s)
+                GenerationCall(
+                    model.ref,
+                    prompt,
+                    offset_seed(options, candidate),
+                    deadline_s,
+                    client,
+                    request.request_options.priority_index,
+                )
                 for prompt in request.prompts
                 for candidate in range(request.candidates)
             ),

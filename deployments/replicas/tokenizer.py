@@ -215,4 +215,6 @@ def _tokenized_call(call: Call, outcome: TokenizedTexts) -> TokenizedCall:
         call.deadline_s,
         starts if starts != lengths else (),
         outcome.token_offsets,
+        call.client,
+        call.priority,
     )

@@ -17,7 +17,7 @@ from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
 from deployments.ingress.routing import MicroBatcher, PendingCall, SendMicroBatch, Submit
-from deployments.messages import CallBatch, Outcome, TokenizedItem
+from deployments.messages import Call, CallBatch, CallResult, Outcome, TokenizedItem
 from deployments.records import TokenizeRecord
 from deployments.transports.base import Deliver, EncoderClient
 
@@ -151,6 +151,18 @@ class HangingEncoder:
         finally:
             self.cancelled += 1
         raise AssertionError("bug: the event was set")
+
+
+class RecordingEncoder:
+    """An EncoderClient that records every call and answers with a vector."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        self.calls += batch.calls
+        for index in range(len(batch.calls)):
+            deliver(index, CallResult(np.ones((1, 2), np.float32), "cpu-fake"))
 
 
 @dataclass

@@ -20,6 +20,7 @@ from deployments.capacity import Capacity
 from deployments.errors import MethodNotAllowed, Overloaded, ServeError, UnknownRoute
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
+from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.errors import truncate_error
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
@@ -77,6 +78,7 @@ class HttpApplication:
         body = BodyReservation(self._body_bytes)
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
+        CURRENT_HEADERS.set(request.headers)
         try:
             with self._in_flight:
                 response = await self._handle(request, scope)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from deployments.artifacts.types import Device
 from deployments.errors import InvalidField
-from deployments.messages import Priority
+from deployments.messages import PRIORITIES, Priority
 from deployments.tasks.inputs import parse_parameters
 
 TRUE_WORDS = {"1", "true"}
@@ -48,6 +48,10 @@ class RequestOptions(BaseModel):
     def requires_device(self) -> bool:
         """Whether the request fails without the device."""
         return self.hardware is not None or bool(self.require_gpu)
+
+    @property
+    def priority_index(self) -> int:
+        return 0 if self.priority is None else PRIORITIES.index(self.priority)
 
     def limit_timeout(self, timeout_s: float) -> float:
         """Return the seconds that the request may take, at most the configured `timeout_s`."""

@@ -85,6 +85,8 @@ class _GenerationCall(NamedTuple):
     chat: _Chat | None
     options: GenerationOptions
     deadline_s: float  # after the deadline of the frame
+    client: str
+    priority: int
 
 
 class _StreamEvent(NamedTuple):
@@ -148,16 +150,17 @@ def decode_outcomes(body: Buffer) -> dict[int, Outcome]:
 def encode_generation_call(call: GenerationCall, deadline_s: float) -> bytes:
     is_chat = isinstance(call.prompt, Chat)
     text, chat = (None, call.prompt) if is_chat else (call.prompt, None)
-    fields = (call.model, text, chat, call.options, call.deadline_s - deadline_s)
+    offset_s = call.deadline_s - deadline_s
+    fields = (call.model, text, chat, call.options, offset_s, call.client, call.priority)
     return _ENCODER.encode(fields)
 
 
 def decode_generation_call(body: Buffer, deadline_s: float) -> GenerationCall:
-    model, text, chat, options, offset_s = _decode(_GENERATION_CALL, body)
+    model, text, chat, options, offset_s, client, priority = _decode(_GENERATION_CALL, body)
     prompt = text if chat is None else Chat(*chat)
     if prompt is None:
         raise ChannelError("a generation call without a prompt")
-    return GenerationCall(model, prompt, options, deadline_s + offset_s)
+    return GenerationCall(model, prompt, options, deadline_s + offset_s, client, priority)
 
 
 def encode_event(event: Started | Chunk) -> bytes:

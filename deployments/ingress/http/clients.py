@@ -1,0 +1,43 @@
+"""Who sends a request: the client that the queues are fair to."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from functools import lru_cache
+from hashlib import blake2b
+
+from starlette.datastructures import Headers
+
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+# Shorter keys are placeholders such as `Bearer -`, which clients send that need no key.
+MIN_KEY_CHARS = 16
+ADDRESS_HEADER = "x-forwarded-for"
+
+# Headers of the request that the present task handles.
+CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None)
+
+
+def current_client(trusted_proxies: int) -> str:
+    headers = CURRENT_HEADERS.get()
+    return "" if headers is None else identify_client(headers, trusted_proxies)
+
+
+def identify_client(headers: Headers, trusted_proxies: int) -> str:
+    """Return the digest of the API key, else the address; "" without either.
+
+    Each proxy appends the address it sees to `x-forwarded-for`. HAProxy writes the last one, and
+    each of the `trusted_proxies` before it one more. What stands before them is the client's own
+    claim.
+    """
+    for name in KEY_HEADERS:
+        if name in headers and len(headers[name]) >= MIN_KEY_CHARS:
+            return _digest(headers[name])
+    if ADDRESS_HEADER not in headers:
+        return ""
+    addresses = ",".join(headers.getlist(ADDRESS_HEADER)).split(",")
+    return addresses[-min(1 + trusted_proxies, len(addresses))].strip()
+
+
+@lru_cache(4_096)
+def _digest(key: str) -> str:
+    return blake2b(key.encode(), digest_size=8).hexdigest()
