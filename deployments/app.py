@@ -100,7 +100,7 @@ class _ChannelHooks:
         return await self._channel.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return self._meter.load().to_metrics()
+        return self._meter.load(self._channel.backlog).to_metrics()
 
 
 class Tokenizer(_ChannelHooks):

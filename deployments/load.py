@@ -27,8 +27,11 @@ class Load(NamedTuple):
 class LoadMeter(Protocol):
     """A replica that measures its load."""
 
-    def load(self) -> Load:
-        """Return the load; `busy` is the mean since the last call."""
+    def load(self, backlog: int = 0) -> Load:
+        """Return the load; `busy` is the mean since the last call.
+
+        `backlog` is the cost of what waits outside, in the unit of the replica's channel.
+        """
 
 
 class BusyMeter:

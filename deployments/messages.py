@@ -115,6 +115,7 @@ class CallBatch(NamedTuple):
 
     key: BatchKey
     calls: tuple[Call, ...]
+    backlog: int = 0  # characters that wait in the ingress for the same device
 
 
 class TokenizedCall(NamedTuple):

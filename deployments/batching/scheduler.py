@@ -132,6 +132,7 @@ class BatchScheduler:
         self._busy = 0
         self._meter = BusyMeter(concurrent_passes)
         self._token_rates = {model: WorkRate() for model in engines}  # s per token, of all threads
+        self._token_rate = WorkRate()  # of all models
         self._draining = False
         self._waiting: dict[_BatchGroup, list[_QueuedItem]] = {}
         self._pool = ThreadPoolExecutor(concurrent_passes, thread_name_prefix="engine")
@@ -141,13 +142,16 @@ class BatchScheduler:
         """Items that no pass has taken yet."""
         return sum(map(len, self._waiting.values()))
 
-    def load(self) -> Load:
-        """Return the share of engine threads in use, and the measured time of the queue."""
+    def load(self, backlog: int = 0) -> Load:
+        """Return the share of engine threads in use, and the measured time of all that waits.
+
+        `backlog` tokens wait elsewhere, of any model.
+        """
         queued_s = sum(
             self._token_rates[group.model].predict_s(sum(len(item.tokens.ids) for item in items))
             for group, items in self._waiting.items()
         )
-        return Load(self._meter.take(), queued_s)
+        return Load(self._meter.take(), queued_s + self._token_rate.predict_s(backlog))
 
     def submit(
         self,
@@ -264,7 +268,8 @@ class BatchScheduler:
             _deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
-        self._token_rates[model].record(sum(lengths), done.forward_s / self._concurrent_passes)
+        for rate in (self._token_rate, self._token_rates[model]):
+            rate.record(sum(lengths), done.forward_s / self._concurrent_passes)
         self._recorder.record(
             ForwardPassRecord(
                 model=model.id,

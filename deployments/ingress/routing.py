@@ -18,7 +18,14 @@ from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import enforce_deadline
 from deployments.errors import DeadlineExceeded, EngineFailed, ReplicasLost, ServeError
-from deployments.messages import BatchKey, Call, CallBatch, CallResult, Outcome
+from deployments.messages import (
+    BatchKey,
+    Call,
+    CallBatch,
+    CallResult,
+    Outcome,
+    count_characters,
+)
 from deployments.transports.base import EncoderClient
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
@@ -33,6 +40,7 @@ class PendingCall:
     call: Call
     outcome: asyncio.Future[Outcome]
     sent: _Sent | None = None
+    characters: int = 0  # that wait with the call; 0 once it is sent
 
     def settle(self, outcome: Outcome | Exception) -> None:
         """Set the outcome, unless the caller left or has it. Errors of a call are outcomes too."""
@@ -73,6 +81,7 @@ class MicroBatchRouter:
         self._batcher = batcher
         self._settings = settings
         self._submitters: dict[BatchKey, Submit] = {}
+        self._waiting = dict.fromkeys(clients, 0)  # characters of the calls that are not sent
 
     def configure(self, settings: MicroBatchSettings) -> None:
         """Apply other settings to new calls; open micro-batches finish with the former ones."""
@@ -87,6 +96,8 @@ class MicroBatchRouter:
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
         pending = PendingCall(call, asyncio.get_running_loop().create_future())
+        pending.characters = sum(map(count_characters, call.texts))
+        self._waiting[key.device] += pending.characters
         try:
             async with enforce_deadline(call.deadline_s, "the request exceeded its deadline"):
                 await submit(pending)
@@ -94,6 +105,8 @@ class MicroBatchRouter:
         except (asyncio.CancelledError, DeadlineExceeded):
             pending.abandon()
             raise
+        finally:
+            self._stop_waiting(key.device, pending)
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
@@ -103,7 +116,9 @@ class MicroBatchRouter:
         # No caller waits longer than the last deadline. Without this bound an encoder that never
         # starts would hold micro-batches whose callers are gone.
         deadline_s = max(pending.call.deadline_s for pending in calls)
-        batch = CallBatch(key, tuple(pending.call for pending in calls))
+        for pending in calls:
+            self._stop_waiting(key.device, pending)
+        batch = CallBatch(key, tuple(pending.call for pending in calls), self._waiting[key.device])
 
         def deliver(index: int, outcome: Outcome) -> None:
             calls[index].settle(outcome)
@@ -127,6 +142,10 @@ class MicroBatchRouter:
                 pending.sent = None
         for pending in calls:
             pending.settle(error)
+
+    def _stop_waiting(self, device: Device, pending: PendingCall) -> None:
+        self._waiting[device] -= pending.characters
+        pending.characters = 0
 
     async def _infer_one_by_one(self, key: BatchKey, calls: Sequence[PendingCall]) -> None:
         """Send the unanswered calls of a micro-batch alone: one may end every replica it reaches.

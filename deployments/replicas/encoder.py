@@ -213,9 +213,9 @@ class EncoderReplica:
             timings=done.timings._replace(tokenize_s=batch.tokenize_s),
         )
 
-    def load(self) -> Load:
-        """Return the load; `busy` is the mean since the last call."""
-        return self._scheduler.load()
+    def load(self, backlog: int = 0) -> Load:
+        """Return the load of a replica for which `backlog` tokens wait elsewhere. See LoadMeter."""
+        return self._scheduler.load(backlog)
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""

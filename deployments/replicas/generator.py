@@ -179,10 +179,11 @@ class GeneratorReplica:
         except GrammarTooCostly:
             return await run(self._long_grammars, compile, grammar, FULL)
 
-    def load(self) -> Load:
+    def load(self, _backlog: int = 0) -> Load:
         """Return the share of KV slots in use, and the time that waiting requests need.
 
-        The models share the device: two with half of their slots in use fill it.
+        The models share the device: two with half of their slots in use fill it. All requests
+        wait here, none in the ingress.
         """
         busy = queued_s = 0.0
         for ref, model in self._models.items():

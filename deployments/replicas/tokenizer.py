@@ -107,9 +107,13 @@ class TokenizerReplica:
             lambda inspector: inspector.texts(request.sequences, skip_special=request.skip_special),
         )
 
-    def load(self) -> Load:
-        """Return the share of time spent on texts, and the measured time of the queue."""
-        return Load(self._meter.take(), self._character_rate.predict_s(self._characters))
+    def load(self, backlog: int = 0) -> Load:
+        """Return the share of time spent on texts, and the measured time of all that waits.
+
+        `backlog` characters wait elsewhere.
+        """
+        characters = self._characters + backlog
+        return Load(self._meter.take(), self._character_rate.predict_s(characters))
 
     async def check_health(self) -> None:
         """Raise EngineFailed if the thread hangs. The queue length does not count."""

@@ -50,6 +50,7 @@ class Request(NamedTuple):
     deadline_s: float = 0.0  # of methods that have one
     is_repeatable: bool = False  # a stream that may start again after its first event
     can_wait: bool = True  # for a successor, when all replicas are lost
+    backlog: int = 0  # cost of what waits in this process behind the call
 
 
 class _Pending:
@@ -202,7 +203,9 @@ class ClientConnection(FrameConnection):
         self._next_id += 1
         self._pending[id] = pending
         self.pending_cost += request.cost
-        header = encode_call(request.method, remaining_s(request.deadline_s), request.cost)
+        header = encode_call(
+            request.method, remaining_s(request.deadline_s), request.cost, request.backlog
+        )
         self.send(FrameType.CALL, id, header, request.message)
         if self._timer is None:
             self._schedule_check()

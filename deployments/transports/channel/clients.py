@@ -80,13 +80,21 @@ class ChannelEncoderClient:
                     characters,
                     deadline_s,
                     can_wait=not has_encoder,
+                    backlog=batch.backlog,
                 )
             )
         except (NoChannel, ReplicasSilent):
             if has_encoder:
                 return direct
             raise
-        return Request(Method.INFER, tokens.message, tokens.cost, deadline_s, is_repeatable=True)
+        return Request(
+            Method.INFER,
+            tokens.message,
+            tokens.cost,
+            deadline_s,
+            is_repeatable=True,
+            backlog=batch.backlog * tokens.cost // max(characters, 1),
+        )
 
 
 class ChannelTokenizerClient:

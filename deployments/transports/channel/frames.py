@@ -18,7 +18,7 @@ MAX_BODY_BYTES = 1 << 30
 MAX_U32 = (1 << 32) - 1
 
 _FRAME = struct.Struct("<IBQ")
-_CALL = struct.Struct("<BII")
+_CALL = struct.Struct("<BIII")
 _ANSWER = struct.Struct("<III")
 _COUNT = struct.Struct("<I")
 
@@ -65,6 +65,7 @@ class CallFrame(NamedTuple):
     method: int
     remaining_ms: int
     cost: int  # in the unit of the replica's load: characters, tokens or requests
+    backlog: int  # cost that waits in the client, this replica's share
     message: memoryview
 
 
@@ -82,15 +83,15 @@ def encode_frame(kind: FrameType, id: int = 0, *parts: Buffer) -> tuple[Buffer, 
     return (_FRAME.pack(sum(map(len, parts)), kind, id), *parts)
 
 
-def encode_call(method: Method, remaining_s: float, cost: int) -> bytes:
+def encode_call(method: Method, remaining_s: float, cost: int, backlog: int = 0) -> bytes:
     remaining_ms = min(max(int(remaining_s * 1000), 0), MAX_U32)
-    return _CALL.pack(method, remaining_ms, min(cost, MAX_U32))
+    return _CALL.pack(method, remaining_ms, min(cost, MAX_U32), min(backlog, MAX_U32))
 
 
 def decode_call(body: bytes) -> CallFrame:
     """Raises ChannelError."""
-    method, remaining_ms, cost = _unpack(_CALL, body)
-    return CallFrame(method, remaining_ms, cost, memoryview(body)[_CALL.size :])
+    method, remaining_ms, cost, backlog = _unpack(_CALL, body)
+    return CallFrame(method, remaining_ms, cost, backlog, memoryview(body)[_CALL.size :])
 
 
 def encode_answer(other_load: int, window: int, cost: int) -> bytes:

@@ -48,6 +48,11 @@ class ReplicaChannel:
         if self._server is not None:
             self._server.window = window
 
+    @property
+    def backlog(self) -> int:
+        """Return the cost of what waits in the clients for this replica."""
+        return 0 if self._server is None else self._server.backlog
+
     def check_health(self) -> None:
         """Raise EngineFailed if the server stopped listening."""
         if self._server is not None:

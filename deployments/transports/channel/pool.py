@@ -92,6 +92,7 @@ class ReplicaPool:
         self._tls = tls
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
+        self._waiting_cost = 0  # of the requests that wait for credit
 
     def update(self, endpoints: Mapping[str, Endpoint]) -> None:
         """Connect to the new replicas, by id; send no more calls to those that are missing."""
@@ -128,9 +129,9 @@ class ReplicaPool:
         replicas are lost, NoChannel if none is listed or was ever connected.
         """
         for _ in range(MAX_TRIES):
-            connection = await self._choose(request)
+            connection, backlog = await self._choose(request)
             try:
-                return await connection.call(request)
+                return await connection.call(request._replace(backlog=backlog))
             except ReplicaLost:
                 log.warning("%s: a replica was lost during a call", self._name)
         raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
@@ -142,9 +143,9 @@ class ReplicaPool:
         """
         has_started = False
         for _ in range(MAX_TRIES):
-            connection = await self._choose(request)
+            connection, backlog = await self._choose(request)
             try:
-                async with aclosing(connection.stream(request)) as events:
+                async with aclosing(connection.stream(request._replace(backlog=backlog))) as events:
                     async for event in events:
                         has_started = True
                         yield event
@@ -155,8 +156,11 @@ class ReplicaPool:
                     raise EngineFailed("the replica was lost during this request") from None
         raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
-    async def _choose(self, request: Request) -> ClientConnection:
-        """Wait for credit; return the connection with the least load, on the own node if equal."""
+    async def _choose(self, request: Request) -> tuple[ClientConnection, int]:
+        """Wait for credit; return the connection with the least load, on the own node if equal.
+
+        Also returns the share of one replica in what waits in this process.
+        """
         while True:
             usable = [
                 (peer.connection, peer.endpoint.node == self._node)
@@ -170,9 +174,14 @@ class ReplicaPool:
             if len(free) > MAX_COMPARED:
                 free = random.sample(free, 2)
             if free:
-                return min(free, key=lambda one: (one[0].load, not one[1]))[0]
-            self._changed.clear()
-            await self._changed.wait()
+                chosen, _ = min(free, key=lambda one: (one[0].load, not one[1]))
+                return chosen, (request.backlog + self._waiting_cost) // len(usable)
+            self._waiting_cost += request.cost
+            try:
+                self._changed.clear()
+                await self._changed.wait()
+            finally:
+                self._waiting_cost -= request.cost
 
     async def _wait_for_successor(self, wait_s: float) -> None:
         """Wait for any change while Serve lists lost replicas only. Raises ReplicasSilent."""

@@ -37,6 +37,9 @@ from deployments.transports.channel.sockets import SocketDirectory
 
 log = logging.getLogger("ray.serve.hundredfold")
 
+# s that a client's report of its backlog holds. Each call brings another; a client whose waiting
+# calls were all cancelled sends none.
+BACKLOG_S = 5.0
 # Events of one stream that may be unread. More wait in the replica's own buffer, which merges them.
 STREAM_WINDOW = 64
 
@@ -92,6 +95,11 @@ class ChannelServer:
         port = tcp.sockets[0].getsockname()[1]
         return Endpoint(WIRE_VERSION, node, path, host, port, self.key.hex())
 
+    @property
+    def backlog(self) -> int:
+        """Return the cost of what waits in the clients for this replica."""
+        return sum(connection.backlog for connection in self.connections)
+
     def check_health(self) -> None:
         """Raise EngineFailed if the server stopped listening."""
         if not self.is_draining and not all(server.is_serving() for server in self._servers):
@@ -143,6 +151,13 @@ class ServerConnection(FrameConnection):
         self._nonces: tuple[bytes, bytes] | None = None
         self._running: dict[int, _Running] = {}
         self._load = 0
+        self._backlog = 0
+        self._backlog_s = 0.0  # loop time of the report
+
+    @property
+    def backlog(self) -> int:
+        """Return the cost that waits in the client for this replica, as of its latest call."""
+        return self._backlog if self._loop.time() - self._backlog_s < BACKLOG_S else 0
 
     def handle_frame(self, frame: Frame) -> None:
         if not self.is_ready:
@@ -186,6 +201,7 @@ class ServerConnection(FrameConnection):
             raise ChannelError(f"call {id} is already in progress")
         if call.method not in service.unary and call.method not in service.streams:
             raise ChannelError(f"this replica has no method {call.method}")
+        self._backlog, self._backlog_s = call.backlog, self._loop.time()
         unread = asyncio.Semaphore(STREAM_WINDOW)
         deadline_s = deadline_after(call.remaining_ms / 1000)
         task = self._loop.create_task(self._run(id, call, deadline_s, unread))

@@ -146,6 +146,30 @@ async def test_expired_call_fails_at_once() -> None:
         await router(HangingEncoder()).run(SHORT, call("a", deadline_s=time.monotonic() - 1))
 
 
+class BacklogEncoder(EchoEncoder):
+    """Records the backlog of every micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlogs: list[int] = []
+
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        self.backlogs.append(batch.backlog)
+        await super().infer(batch, deliver)
+
+
+async def test_micro_batch_tells_how_many_characters_wait_behind_it() -> None:
+    encoder = BacklogEncoder()
+    route = router(encoder, batch_by(2))
+    waiting = asyncio.ensure_future(route.run(LONG, call("waits")))
+    await asyncio.sleep(0)
+    await asyncio.gather(*(route.run(SHORT, call(text)) for text in "ab"))
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.gather(*(route.run(SHORT, call(text)) for text in "cd"))
+    assert encoder.backlogs == [len("waits"), 0]
+
+
 async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
     made: list[MicroBatchSettings] = []
 

@@ -68,16 +68,16 @@ def test_a_frame_of_parts_has_their_total_length() -> None:
 
 
 def test_call_and_answer_headers_round_trip() -> None:
-    call = decode_call(encode_call(Method.INFER, 1.5, 40) + b"message")
-    assert (call.method, call.remaining_ms, call.cost) == (Method.INFER, 1500, 40)
+    call = decode_call(encode_call(Method.INFER, 1.5, 40, 7) + b"message")
+    assert call[:4] == (Method.INFER, 1500, 40, 7)
     assert bytes(call.message) == b"message"
     answer = decode_answer(encode_answer(1, 2, 3) + b"answer")
     assert (*answer[:3], bytes(answer.message)) == (1, 2, 3, b"answer")
 
 
 def test_a_passed_deadline_and_a_huge_cost_stay_in_range() -> None:
-    call = decode_call(encode_call(Method.INFER, -1.0, 1 << 40))
-    assert (call.remaining_ms, call.cost) == (0, (1 << 32) - 1)
+    call = decode_call(encode_call(Method.INFER, -1.0, 1 << 40, 1 << 40))
+    assert call[1:4] == (0, (1 << 32) - 1, (1 << 32) - 1)
 
 
 def test_a_short_header_is_rejected() -> None:
