@@ -4,7 +4,10 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PORT ?=
 HOST ?=
-SERVE_OPTIONS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST))
+KEYS ?=
+NO_AUTH ?=
+SERVE_OPTIONS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) \
+	$(if $(KEYS),--keys $(KEYS)) $(if $(NO_AUTH),--no-auth)
 WORKERS ?= 2
 PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
 PACKAGES := hundredfold deployments build_artifacts cluster benchmarks

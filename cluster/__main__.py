@@ -13,6 +13,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "render": CommandSpec(
         "cluster.kuberay.render", "Write the KubeRay RayService of a Serve config"
     ),
+    "keys-add": CommandSpec("cluster.keys:ADD", "Create an API key and print it once"),
+    "keys-ls": CommandSpec("cluster.keys:LIST", "List the API keys"),
+    "keys-revoke": CommandSpec("cluster.keys:REVOKE", "Remove an API key"),
     "env": CommandSpec("cluster.local", "Print the environment that `ray start` needs"),
 }
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from cluster.access import check_access, use_key_file
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
@@ -56,6 +57,8 @@ class UpSettings:
     host: str | None = None  # None: from the config
     port: int | None = None
     metrics_port: int | None = None  # None: 9101 if it is free
+    key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS, else from the config
+    no_auth: bool = False  # serve other hosts without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
     num_gpus: int | None = None  # None: as detected by Ray
     start_timeout_s: float = 180.0
@@ -65,6 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
     parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="require an API key of this file (`hundredfold keys add`; default: as in the config)",
+    )
+    parser.add_argument(
+        "--no-auth",
+        action="store_true",
+        help="let other hosts connect without API keys, for instance behind a gateway",
+    )
     parser.add_argument(
         "--metrics-port",
         type=int,
@@ -90,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
         run_dir=(given.resolve().parent if given else Path.cwd()) / RUN_DIR,
         host=arguments.host,
         port=arguments.port,
+        key_file=arguments.keys,
+        no_auth=arguments.no_auth,
         metrics_port=arguments.metrics_port,
         connections_per_client=arguments.connections_per_client,
         num_gpus=arguments.num_gpus,
@@ -144,6 +160,7 @@ def serve_until_stopped(settings: UpSettings) -> int:
             progress.report(f"killed {killed} remaining processes of the previous run")
         config = read_effective_config(settings)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
+        check_access(config, host, no_auth=settings.no_auth)
         check_port(host, port, "--port")
         ports = LocalPorts.choose(reserved=port, metrics=settings.metrics_port)
         check_port("127.0.0.1", ports.metrics, "--metrics-port")
@@ -224,11 +241,13 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
 
 
 def read_effective_config(settings: UpSettings) -> dict[str, Any]:
-    """Read the config and apply host and port of the command line."""
+    """Read the config and apply host, port and key file of the command line."""
     config: dict[str, Any] = yaml.safe_load(settings.config.read_text(encoding="utf-8"))
     http = config.setdefault("http_options", {})
     http["host"] = settings.host or http.get("host", "127.0.0.1")
     http["port"] = settings.port or http.get("port", 8000)
+    if settings.key_file is not None:
+        use_key_file(config, settings.key_file)
     return config
 
 

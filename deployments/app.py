@@ -38,6 +38,7 @@ from deployments.ingress.cluster_state import (
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.gate import Gate
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
@@ -269,16 +270,20 @@ class Ingress:
             recorder=DeferredRecorder(IngressMetrics()),
             settings=settings,
         )
+        self._gate = Gate(settings.key_file_path())
         self._idle_cores = IdleCores()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         settings = IngressUserConfig.parse(user_config)
+        self._gate.configure(settings.key_file_path())
         self._pipeline.configure(settings)
         self._idle_cores.is_enabled = settings.keep_cores_awake
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
-        return build_http_app(self._pipeline, SharedScrape(scrape_ray), self._idle_cores)
+        return build_http_app(
+            self._pipeline, self._gate, SharedScrape(scrape_ray), self._idle_cores
+        )
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

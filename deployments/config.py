@@ -20,6 +20,7 @@ from deployments.errors import BadSetting
 from deployments.health import HANG_TIMEOUT_S
 
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
+KEY_FILE_VARIABLE = "HUNDREDFOLD_KEYS"
 
 
 class _Settings(BaseModel):
@@ -146,6 +147,12 @@ class IngressUserConfig(_Settings):
     stream_write_timeout_s: float = Field(30.0, gt=0)  # s without a read by the client
     stream_buffer_tokens: int = Field(2_048, ge=1)  # unread tokens of a stream, at most
     keep_cores_awake: bool = True  # during requests, in virtual machines
+    key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; without either no key is required
+
+    def key_file_path(self) -> Path | None:
+        named = os.environ.get(KEY_FILE_VARIABLE) or None
+        path = self.key_file or (named and Path(named))
+        return path.expanduser() if path else None
 
 
 class TokenizerUserConfig(_Settings):

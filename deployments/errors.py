@@ -7,6 +7,8 @@
     ├── EmptyInput                  400
     ├── WrongTask                   400  the model does not support the task
     ├── HardwareUnavailable         400  no encoder for the requested device
+    ├── Unauthorized                401  no valid API key
+    ├── Forbidden                   403  the key does not permit this
     ├── UnknownModel, UnknownRoute  404
     ├── MethodNotAllowed            405
     ├── BodyTooSlow                 408
@@ -99,6 +101,18 @@ class HardwareUnavailable(ServeError):
     """The request requires hardware that this cluster does not have."""
 
     status, code = 400, "hardware_unavailable"
+
+
+class Unauthorized(ServeError):
+    """The request has no valid API key. The message never quotes what was sent."""
+
+    status, code = 401, "invalid_api_key"
+
+
+class Forbidden(ServeError):
+    """The API key is valid and does not permit this operation, model or device."""
+
+    status, code = 403, "permission_denied"
 
 
 class UnknownModel(ServeError):

@@ -13,6 +13,7 @@ examples:
   hundredfold build BAAI/bge-small-en-v1.5      compile a model for this host
   hundredfold models ls                         list the artifacts of the store
   hundredfold serve --port 9000                 serve the models of serve_config.yaml
+  hundredfold keys add alice --expires 90d      create an API key
   hundredfold check my_config.yaml              lint a Serve config
 
 exit codes: 0 success, 1 failed with a message, 2 wrong command line, 130 interrupted
@@ -35,6 +36,8 @@ def build_program() -> Program:
     tree |= {name: compiler.pop(name) for name in ("build", "demo") if name in compiler}
     if compiler:
         tree["models"] = CommandGroup("List, check, measure and remove artifacts", compiler)
+    keys = {name: cluster[f"keys-{name}"] for name in ("add", "ls", "revoke")}
+    tree["keys"] = CommandGroup("Create, list and revoke API keys", keys)
     tree |= {name: cluster[name] for name in ("check", "render", "env")}
     if benchmarks:
         tree["bench"] = CommandGroup("Measure this host and compare with other systems", benchmarks)

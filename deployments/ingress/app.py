@@ -16,7 +16,8 @@ from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
-from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.application import HttpApplication, ServerHooks
+from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.pipeline import RequestPipeline
@@ -35,19 +36,23 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
 
 
 def build_http_app(
-    pipeline: RequestPipeline, scrape_metrics: Scrape, idle_cores: IdleCores | None = None
+    pipeline: RequestPipeline,
+    gate: Gate,
+    scrape_metrics: Scrape,
+    idle_cores: IdleCores | None = None,
 ) -> HttpApplication:
     """Build the application over a pipeline; `scrape_metrics` returns the metrics text."""
     apis = build_apis(ApiContext(pipeline, scrape_metrics))
     return HttpApplication(
         RouteTable(build_routes(apis)),
+        gate,
         body_bytes=pipeline.admission.body_bytes,
         large_responses=LargeResponseSender(
             pipeline.admission.response_bytes, lambda: pipeline.settings.stream_write_timeout_s
         ),
-        record_rejection=pipeline.record_rejection,
-        lifespan=pipeline.monitor.refreshing,
-        in_flight=idle_cores or nullcontext(),
+        hooks=ServerHooks(
+            pipeline.record_rejection, pipeline.monitor.refreshing, idle_cores or nullcontext()
+        ),
     )
 
 

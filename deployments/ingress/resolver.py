@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deployments.artifacts.types import Device
 from deployments.errors import InvalidField, WrongTask
 from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice, choose_device
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.permitted_models import PermittedModels
 from deployments.ingress.requests import InferenceRequest
+from deployments.keys.caller import current_caller
+from deployments.keys.key import Scope
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TASKS
 
@@ -26,7 +30,7 @@ class RequestResolver:
     """Finds models, by default those of the one rule below, and devices that can run them."""
 
     def __init__(self, registry: ModelRegistry, monitor: ClusterMonitor) -> None:
-        self.registry = registry
+        self.registry = PermittedModels(registry)
         self.monitor = monitor
 
     def select(
@@ -63,8 +67,17 @@ class RequestResolver:
         return model
 
     def choose_device(self, options: RequestOptions, model: RegisteredModel) -> DeviceChoice:
-        """Raises HardwareUnavailable."""
-        return choose_device(options, model.manifest, self.monitor.states_for(model))
+        """Raises HardwareUnavailable, or Forbidden if the caller requires a GPU without its scope.
+
+        As without a GPU, the hint `use_gpu` then falls back to the CPU.
+        """
+        states = self.monitor.states_for(model)
+        caller = current_caller()
+        if Scope.GPU not in caller.scopes:
+            if options.requires_device and options.device is Device.GPU:
+                caller.require_scope(Scope.GPU)
+            states = {device: state for device, state in states.items() if device != Device.GPU}
+        return choose_device(options, model.manifest, states)
 
     def _generators(self) -> list[RegisteredModel]:
         return [model for model in self.registry.open_models() if model.is_generative]

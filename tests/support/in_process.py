@@ -22,6 +22,7 @@ from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.gate import Gate
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
@@ -106,7 +107,7 @@ class InProcess:
                 settings=self.settings,
             )
             await monitor.refresh()
-            yield build_http_app(self.pipeline, no_metrics)
+            yield build_http_app(self.pipeline, Gate(self.settings.key_file_path()), no_metrics)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -21,7 +21,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Access(StrEnum):
-    """Permission that an operation needs. Declared and documented, not enforced yet."""
+    """Permission that an operation needs; http/gate.py enforces it where keys are configured."""
 
     PUBLIC = "public"  # health checks and documentation
     INFER = "infer"  # run models, and read about them

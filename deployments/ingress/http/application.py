@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -17,12 +18,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.capacity import Capacity
-from deployments.errors import MethodNotAllowed, Overloaded, ServeError, UnknownRoute
+from deployments.errors import MethodNotAllowed, Overloaded, ServeError, Unauthorized, UnknownRoute
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.errors import truncate_error
+from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.router import RouteTable, WrongMethod
 
@@ -30,14 +32,24 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
-_NOTHING = nullcontext()
 
 
-class HttpApplication:
-    """Routes requests, bounds their bodies, and answers errors in the format of the route.
+class ServerHooks(NamedTuple):
+    """What the server calls beside the handlers.
 
     `record_rejection` gets every error response and its elapsed seconds. `in_flight` is entered for
     each request, so many times at once.
+    """
+
+    record_rejection: RecordRejection
+    lifespan: Lifespan
+    in_flight: AbstractContextManager[object] = nullcontext()
+
+
+class HttpApplication:
+    """Routes requests, checks their keys, bounds their bodies, and answers errors.
+
+    Errors are in the format of the route.
     """
 
     # Ray Serve labels its metrics by the route that it finds in these; matching sixty patterns
@@ -48,18 +60,16 @@ class HttpApplication:
     def __init__(
         self,
         table: RouteTable,
+        gate: Gate,
         body_bytes: Capacity,
         large_responses: LargeResponseSender,
-        record_rejection: RecordRejection,
-        lifespan: Lifespan,
-        in_flight: AbstractContextManager[object] = _NOTHING,
+        hooks: ServerHooks,
     ) -> None:
         self.table = table
+        self._gate = gate
         self._body_bytes = body_bytes
         self._large_responses = large_responses
-        self._record_rejection = record_rejection
-        self._lifespan = lifespan
-        self._in_flight = in_flight
+        self._hooks = hooks
 
     @property
     def router(self) -> HttpApplication:
@@ -80,7 +90,7 @@ class HttpApplication:
         request = _Request(scope, receive, send)
         CURRENT_HEADERS.set(request.headers)
         try:
-            with self._in_flight:
+            with self._hooks.in_flight:
                 response = await self._handle(request, scope)
                 if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
                     await response(scope, receive, send)
@@ -108,6 +118,7 @@ class HttpApplication:
                 raise UnknownRoute(f"no route matches {path}; see /docs")
             scope["path_params"] = found.path_params
             scope[ERROR_FORMAT_KEY] = found.route.error_format
+            self._gate.admit(found.route.access, request.headers)
             return await found.route.handler(request)
         except ServeError as error:
             return self._respond(scope, error)
@@ -125,14 +136,17 @@ class HttpApplication:
 
     def _respond(self, scope: Scope, error: ServeError) -> Response:
         body: BodyReservation = scope[SCOPE_KEY]
-        self._record_rejection(error, time.perf_counter() - body.started_s)
+        self._hooks.record_rejection(error, time.perf_counter() - body.started_s)
         error_format: ErrorFormat = scope.get(ERROR_FORMAT_KEY, DEFAULT_ERROR_FORMAT)
-        return error_format.respond(truncate_error(error))
+        response = error_format.respond(truncate_error(error))
+        if isinstance(error, Unauthorized):
+            response.headers["www-authenticate"] = "Bearer"
+        return response
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
-            async with self._lifespan():
+            async with self._hooks.lifespan():
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
-from deployments.ingress.http.api import ApiRoutes, ErrorFormat, Handler
+from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Handler
 
 # Clients use one or two paths per model; scanners may try many more.
 MAX_CACHED_ROUTES = 1024
@@ -18,11 +18,14 @@ MAX_CACHED_PATH_CHARS = 256
 class OperationRoute:
     """One path of an operation, with the error format of its API."""
 
-    def __init__(self, path: str, handler: Handler, method: str, error_format: ErrorFormat) -> None:
+    def __init__(
+        self, path: str, handler: Handler, method: str, error_format: ErrorFormat, access: Access
+    ) -> None:
         self.path = path
         self.handler = handler
         self.methods = frozenset({"GET", "HEAD"} if method == "GET" else {method})
         self.error_format = error_format
+        self.access = access
         pattern, _, self._converters = compile_path(path)
         # A model id may contain a line break, which `.` does not match by default.
         self._pattern = re.compile(pattern.pattern, re.DOTALL)
@@ -50,6 +53,7 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
             operation.handler,
             operation.method,
             (*operation.error_formats, api.error_format)[0],
+            operation.access,
         )
         for api in apis
         for operation in api.operations()

@@ -22,14 +22,14 @@ FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
     FinishReason.END: "stop",
     FinishReason.STOP: "stop",
 }
+# Error types by status; others below 500 are `invalid_request_error`.
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
 
 def build_openai_error(error: ServeError) -> ErrorObject:
-    error_type = "invalid_request_error"
-    if error.status == 429:
-        error_type = "rate_limit_error"
-    elif error.status >= 500:
+    error_type = ERROR_TYPES.get(error.status, "invalid_request_error")
+    if error.status >= 500:
         error_type = "server_error"
     return {"message": error.message, "type": error_type, "param": error.field, "code": error.code}
 

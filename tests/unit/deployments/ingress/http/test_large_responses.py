@@ -10,8 +10,10 @@ from starlette.types import Message, Scope
 
 from deployments.capacity import Capacity
 from deployments.errors import ServeError
-from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.api import Access
+from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.router import OperationRoute, RouteTable
 from tests.support.fakes import wait_until
@@ -41,11 +43,11 @@ class Server:
             return Response(body, headers={"x-test": "1"})
 
         self.app = HttpApplication(
-            RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT)]),
+            RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC)]),
+            Gate(),
             Capacity(lambda: 1_000, "body bytes"),
             LargeResponseSender(self.budget, lambda: write_timeout_s),
-            lambda error, _seconds: self.rejections.append(error),
-            no_lifespan,
+            ServerHooks(lambda error, _seconds: self.rejections.append(error), no_lifespan),
         )
 
     async def get(self, stops_after: int | None = None) -> list[Message]:

@@ -12,9 +12,10 @@ from starlette.types import Message
 from deployments.capacity import Capacity
 from deployments.errors import ServeError
 from deployments.ingress.http import router
-from deployments.ingress.http.api import ErrorFormat
-from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.api import Access, ErrorFormat
+from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.router import OperationRoute, RouteTable
 
@@ -41,10 +42,10 @@ def teapot(error: ServeError) -> Response:
 
 
 ROUTES = [
-    OperationRoute("/models/{id:path}/info", tell_info, "GET", DEFAULT_ERROR_FORMAT),
-    OperationRoute("/models/{id:path}", tell_model, "POST", DEFAULT_ERROR_FORMAT),
-    OperationRoute("/models/{id:path}", tell_info, "GET", DEFAULT_ERROR_FORMAT),
-    OperationRoute("/fail", fail, "POST", ErrorFormat("Teapot", teapot)),
+    OperationRoute("/models/{id:path}/info", tell_info, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC),
+    OperationRoute("/models/{id:path}", tell_model, "POST", DEFAULT_ERROR_FORMAT, Access.PUBLIC),
+    OperationRoute("/models/{id:path}", tell_info, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC),
+    OperationRoute("/fail", fail, "POST", ErrorFormat("Teapot", teapot), Access.PUBLIC),
 ]
 
 
@@ -56,10 +57,10 @@ def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
     recorded = [] if rejections is None else rejections
     return HttpApplication(
         RouteTable(ROUTES),
+        Gate(),
         Capacity(lambda: 1_000, "body bytes"),
         large_sender(),
-        lambda error, _seconds: recorded.append(error),
-        no_lifespan,
+        ServerHooks(lambda error, _seconds: recorded.append(error), no_lifespan),
     )
 
 
@@ -156,10 +157,10 @@ async def test_lifespan_is_entered_and_left() -> None:
 
     app = HttpApplication(
         RouteTable([]),
+        Gate(),
         Capacity(lambda: 1, "body bytes"),
         large_sender(),
-        lambda error, seconds: None,
-        lifespan,
+        ServerHooks(lambda error, seconds: None, lifespan),
     )
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
 
@@ -179,5 +180,7 @@ async def test_lifespan_is_entered_and_left() -> None:
 
 
 def test_operation_route_matches_a_model_id_with_a_line_break() -> None:
-    route = OperationRoute("/models/{id:path}/predict", fail, "POST", DEFAULT_ERROR_FORMAT)
+    route = OperationRoute(
+        "/models/{id:path}/predict", fail, "POST", DEFAULT_ERROR_FORMAT, Access.PUBLIC
+    )
     assert route.match("/models/a\nb/predict") == {"id": "a\nb"}

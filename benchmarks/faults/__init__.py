@@ -1,1 +1,0 @@
-"""Processes of a server killed and stopped under load."""

@@ -1,0 +1,61 @@
+"""Keys of a single host: which config entry names them, and who may connect without."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+from cluster.progress import StartError
+from deployments.config import IngressUserConfig
+from deployments.errors import BadSetting
+from deployments.keys.key_file import read_key_file
+
+INGRESS = "Ingress"
+
+
+def use_key_file(config: dict[str, Any], key_file: Path) -> None:
+    """Set `key_file` in the `user_config` of every Ingress of a Serve config."""
+    for deployment in _ingress_deployments(config):
+        user_config = deployment.get("user_config") or {}
+        deployment["user_config"] = {**user_config, "key_file": str(key_file.resolve())}
+
+
+def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
+    """Reject a key file that cannot be used, and other hosts as clients without keys.
+
+    Raises StartError.
+    """
+    key_files = [
+        IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
+        for deployment in _ingress_deployments(config)
+    ]
+    for path in key_files:
+        if path is not None:
+            try:
+                read_key_file(path)
+            except BadSetting as error:
+                raise StartError(error.message) from error
+    if not no_auth and not is_loopback(host) and not all(key_files):
+        raise StartError(
+            f"`{host}` lets other hosts connect, and no API keys are configured",
+            hint="create a key with `hundredfold keys add NAME` and serve with `--keys FILE`, "
+            "or allow everybody with `--no-auth`, for instance behind a gateway",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches the address. Other names than `localhost` are not resolved."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ingress_deployments(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        deployment
+        for application in config["applications"]
+        for deployment in application.get("deployments", ())
+        if deployment["name"] == INGRESS
+    ]

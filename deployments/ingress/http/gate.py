@@ -1,0 +1,59 @@
+"""The gate in front of every operation: the key of a request, and the access it permits.
+
+Requests are refused by their headers, before their body is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from deployments.errors import Unauthorized
+from deployments.ingress.http.api import Access
+from deployments.ingress.http.clients import KEY_HEADERS
+from deployments.keys.caller import EVERYONE, Caller, set_current_caller
+from deployments.keys.key import Scope, has_key_form
+from deployments.keys.key_ring import KeyRing
+
+BEARER = "bearer "
+SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope.ADMIN}
+
+
+class Gate:
+    """Without a key file every request passes, whatever key it sends."""
+
+    def __init__(self, key_file: Path | None = None) -> None:
+        """Raises BadSetting if the file is missing or invalid."""
+        self._ring: KeyRing | None = None
+        self.configure(key_file)
+
+    def configure(self, key_file: Path | None) -> None:
+        """Use another key file for new requests. Raises BadSetting and keeps the previous one."""
+        if self._ring is None or self._ring.path != key_file:
+            self._ring = None if key_file is None else KeyRing(key_file)
+
+    def admit(self, access: Access, headers: Mapping[str, str]) -> Caller:
+        """Return the caller and make it the current one. Raises Unauthorized or Forbidden."""
+        set_current_caller(EVERYONE)
+        if self._ring is None or access is Access.PUBLIC:
+            return EVERYONE
+        caller = self._ring.authenticate(find_key(headers))
+        set_current_caller(caller)
+        caller.require_scope(SCOPES[access])
+        return caller
+
+
+def find_key(headers: Mapping[str, str]) -> str:
+    """Return the key in the headers. Raises Unauthorized if there is none.
+
+    One in the form of this server's keys wins: Hugging Face's client adds the user's own token to
+    `authorization` unasked.
+    """
+    found = [_strip_scheme(headers[name]) for name in KEY_HEADERS if name in headers]
+    if not found:
+        raise Unauthorized("an API key is required: send the header `Authorization: Bearer KEY`")
+    return next(filter(has_key_form, found), found[0])
+
+
+def _strip_scheme(text: str) -> str:
+    return text[len(BEARER) :].strip() if text[: len(BEARER)].lower() == BEARER else text.strip()

@@ -1,0 +1,1 @@
+"""API keys: who may call the server, what they may use, and how much."""

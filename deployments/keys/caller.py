@@ -1,0 +1,66 @@
+"""The caller of a request: the permissions of its key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from fnmatch import translate
+
+from deployments.errors import Forbidden
+from deployments.keys.key import ANY_MODEL, ApiKey, Scope
+
+
+class Caller:
+    """What one key permits; the same object for all requests with this key."""
+
+    __slots__ = ("_models", "name", "scopes")
+
+    def __init__(
+        self, name: str, scopes: Iterable[Scope] = Scope, models: Iterable[str] = (ANY_MODEL,)
+    ) -> None:
+        self.name = name
+        self.scopes = frozenset(scopes)
+        patterns = tuple(models)
+        self._models = (
+            None
+            if ANY_MODEL in patterns
+            else re.compile("|".join(f"(?:{translate(pattern)})" for pattern in patterns))
+        )
+
+    @classmethod
+    def of(cls, key: ApiKey) -> Caller:
+        return cls(key.name, key.scopes, key.models)
+
+    def may_use_model(self, model_id: str) -> bool:
+        return self._models is None or self._models.match(model_id) is not None
+
+    def require_model(self, model_id: str) -> None:
+        """Raises Forbidden, whether or not the model exists."""
+        if not self.may_use_model(model_id):
+            raise Forbidden(f"the key `{self.name}` does not permit the model {model_id}")
+
+    def require_scope(self, scope: Scope) -> None:
+        """Raises Forbidden."""
+        if scope not in self.scopes:
+            raise Forbidden(
+                f"the key `{self.name}` lacks the scope `{scope}`. It has: "
+                f"{', '.join(sorted(self.scopes))}"
+            )
+
+
+# Without configured keys every caller may use everything.
+EVERYONE = Caller("")
+
+# Set for the task that handles a request, and inherited by the tasks that it starts. A parameter
+# would pass through every API, although only model selection, limits and records read it.
+_CURRENT: ContextVar[Caller] = ContextVar("caller", default=EVERYONE)
+
+
+def current_caller() -> Caller:
+    """Return the caller of the request that the running task belongs to; EVERYONE without keys."""
+    return _CURRENT.get()
+
+
+def set_current_caller(caller: Caller) -> None:
+    _CURRENT.set(caller)

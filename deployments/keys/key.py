@@ -1,0 +1,84 @@
+"""API keys: their text, their digest, and what a key permits.
+
+A key is `hk-<id>-<secret>`. The id is public: it finds the entry, so that each request compares one
+digest. The secret has 256 random bits. Nobody guesses it however fast the hash is, so SHA-256 is
+enough; a slow hash for passwords would cost milliseconds per request, also for wrong keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+KEY_PREFIX = "hk-"
+ID_CHARS = 8  # hexadecimal
+SECRET_BYTES = 32
+MAX_KEY_CHARS = 128  # of what is hashed; a header may have thousands
+# Names are labels of metrics and appear in messages.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
+ANY_MODEL = "*"
+
+
+class Scope(StrEnum):
+    """A permission of a key. None includes another."""
+
+    INFER = "infer"  # run models on CPUs, and read about them
+    GPU = "gpu"  # run them on GPUs too
+    ADMIN = "admin"  # metrics, usage and operation
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KeyLimits(Record):
+    """What a key may use of the whole cluster; None: unlimited."""
+
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    concurrent_requests: int | None = Field(None, ge=1)
+
+
+class ApiKey(Record):
+    """An entry of the key file. It has the digest of the key, never the key."""
+
+    id: str = Field(pattern=rf"^[0-9a-f]{{{ID_CHARS}}}$")
+    name: str = Field(pattern=NAME_PATTERN)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")  # of the whole text of the key
+    scopes: tuple[Scope, ...] = Field((Scope.INFER,), min_length=1)
+    # Patterns as of a shell: `org/*`.
+    models: tuple[Annotated[str, Field(min_length=1)], ...] = Field((ANY_MODEL,), min_length=1)
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    limits: KeyLimits = KeyLimits()
+
+    def is_expired(self) -> bool:
+        return self.expires is not None and datetime.now(UTC) >= self.expires
+
+
+def generate_key() -> str:
+    return f"{KEY_PREFIX}{secrets.token_hex(ID_CHARS // 2)}-{secrets.token_urlsafe(SECRET_BYTES)}"
+
+
+def has_key_form(text: str) -> bool:
+    """Whether the text can be a key; placeholders and keys of other services cannot."""
+    return text.startswith(KEY_PREFIX) and len(text) <= MAX_KEY_CHARS
+
+
+def key_id(key: str) -> str:
+    return key[len(KEY_PREFIX) : len(KEY_PREFIX) + ID_CHARS]
+
+
+def hash_key(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def matches_digest(key: str, digest: bytes) -> bool:
+    """Compare in a time that does not depend on where the digests differ."""
+    return hmac.compare_digest(hash_key(key), digest)

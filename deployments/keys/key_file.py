@@ -1,0 +1,75 @@
+"""The key file: JSON with the digests and permissions of all keys.
+
+    {"keys": [{"id": "1f0c…", "name": "alice", "sha256": "…", "scopes": ["infer"], …}]}
+
+`hundredfold keys` writes it, servers only read it. It is replaced as a whole, so that a reader sees
+all of one state. A secret of Kubernetes mounted as a file works too.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError, field_validator
+
+from deployments.artifacts.locks import exclusive_lock
+from deployments.errors import BadSetting
+from deployments.keys.key import ApiKey, Record
+
+
+class KeyFile(Record):
+    """All keys, in the order in which they were added."""
+
+    keys: tuple[ApiKey, ...] = ()
+
+    @field_validator("keys")
+    @classmethod
+    def _check_unique(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+        for kind in ("id", "name"):
+            values = [getattr(key, kind) for key in keys]
+            if repeated := {value for value in values if values.count(value) > 1}:
+                raise ValueError(f"two keys have the {kind} `{min(repeated)}`")
+        return keys
+
+
+def read_key_file(path: Path) -> KeyFile:
+    """Raises BadSetting naming the file and the invalid entry."""
+    try:
+        return KeyFile.model_validate_json(path.read_bytes())
+    except OSError as exc:
+        raise BadSetting(
+            f"cannot read the key file `{path}`: {exc.strerror}. Create a key with "
+            f"`hundredfold keys add NAME --file {path}`."
+        ) from exc
+    except ValidationError as exc:
+        lines = (f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in exc.errors()[:5])
+        raise BadSetting(f"the key file `{path}` is invalid: " + "; ".join(lines)) from exc
+
+
+def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
+    """Replace the file by `change` of its contents, which are empty if there is none.
+
+    Raises BadSetting. Concurrent changes take turns.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(path.with_name(f"{path.name}.lock"), lambda _: None):
+            _write(path, change(read_key_file(path) if path.exists() else KeyFile()))
+    except OSError as exc:
+        raise BadSetting(f"cannot write the key file `{path}`: {exc.strerror}") from exc
+
+
+def _write(path: Path, content: KeyFile) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise

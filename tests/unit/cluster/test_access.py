@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.access import check_access, is_loopback, use_key_file
+from cluster.progress import StartError
+from tests.support.keys import add_key
+
+
+def config(key_file: Path | None = None) -> dict[str, Any]:
+    user_config = {} if key_file is None else {"user_config": {"key_file": str(key_file)}}
+    return {"applications": [{"deployments": [{"name": "Ingress", **user_config}]}]}
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True), ("127.0.0.9", True), ("::1", True), ("localhost", True),
+        ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False),
+    ],
+)  # fmt: skip
+def test_only_loopback_is_bound_without_keys(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+    check_access(config(), host, no_auth=True)
+    if loopback:
+        check_access(config(), host, no_auth=False)
+    else:
+        with pytest.raises(StartError, match="no API keys are configured") as refused:
+            check_access(config(), host, no_auth=False)
+        assert "--no-auth" in refused.value.hint
+
+
+def test_keys_allow_other_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    add_key(path)
+    check_access(config(path), "0.0.0.0", no_auth=False)
+    served = config()
+    use_key_file(served, path)
+    assert served == config(path)
+    check_access(served, "0.0.0.0", no_auth=False)
+
+
+def test_key_file_of_the_environment_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.json"
+    add_key(path)
+    monkeypatch.setenv("HUNDREDFOLD_KEYS", str(path))
+    check_access(config(), "0.0.0.0", no_auth=False)
+
+
+@pytest.mark.parametrize("no_auth", [False, True])
+def test_unreadable_key_file_stops_the_start(tmp_path: Path, no_auth: bool) -> None:
+    with pytest.raises(StartError, match="hundredfold keys add"):
+        check_access(config(tmp_path / "none.json"), "127.0.0.1", no_auth=no_auth)

@@ -1,0 +1,176 @@
+"""Keys in front of every route, in the words of each dialect."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.config import IngressUserConfig
+from deployments.ingress.http.api import Access
+from deployments.keys.key import Scope
+from tests.support.artifacts import CLASSIFIER, EMBEDDER
+from tests.support.in_process import InProcess
+from tests.support.keys import add_key, bearer
+
+EMBED = f"/models/{EMBEDDER}"
+# What tells liveness or describes the API; everything else needs a key.
+PUBLIC = {
+    "/", "/health", "/healthz", "/ping", "/ready",
+    "/v2", "/v2/health/live", "/v2/health/ready",
+    "/docs", "/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js",
+    "/openapi.json",
+}  # fmt: skip
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def keyed(store: Path, key_file: Path, **options: float) -> InProcess:
+    return InProcess(store, settings=IngressUserConfig(key_file=key_file), **options)
+
+
+def fill(path: str) -> str:
+    return re.sub(r"\{(\w+)(?::\w+)?\}", lambda m: EMBEDDER if m[1] == "id" else "1", path)
+
+
+async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file: Path) -> None:
+    useless = add_key(key_file, scopes=(Scope.GPU,))
+    async with keyed(tiny_store, key_file).application() as app:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            for route in app.table.routes:
+                method = "POST" if "POST" in route.methods else "GET"
+                if route.access is Access.PUBLIC:
+                    assert method == "GET"
+                    continue
+                without = await http.request(method, fill(route.path))
+                assert without.status_code == 401, route.path
+                assert without.headers["www-authenticate"] == "Bearer"
+                invalid = await http.request(method, fill(route.path), headers=bearer("-" * 40))
+                assert invalid.status_code == 401, route.path
+                lacking = await http.request(method, fill(route.path), headers=bearer(useless))
+                assert lacking.status_code == 403, route.path
+    assert {r.path for r in app.table.routes if r.access is Access.PUBLIC} == PUBLIC
+
+
+async def test_without_a_key_file_any_key_passes(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        for headers in ({}, bearer("hf_token"), {"x-api-key": "-"}):
+            response = await http.post(EMBED, json={"inputs": "a"}, headers=headers)
+            assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer KEY"},
+        {"authorization": "bearer KEY"},
+        {"x-api-key": "KEY"},
+        {"api-key": "KEY"},
+        # Hugging Face's client sends the user's token of the hub too.
+        {"authorization": "Bearer hf_token", "x-api-key": "KEY"},
+    ],
+)
+async def test_key_is_found_in_each_header(
+    headers: dict[str, str], tiny_store: Path, key_file: Path
+) -> None:
+    key = add_key(key_file)
+    sent = {name: text.replace("KEY", key) for name, text in headers.items()}
+    async with keyed(tiny_store, key_file).client() as http:
+        response = await http.post(EMBED, json={"inputs": "a"}, headers=sent)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (EMBED, {"code": "invalid_api_key"}),
+        ("/embed", {"code": "invalid_api_key", "error_type": "Unauthorized"}),
+        ("/generate", {"code": "invalid_api_key", "error_type": "unauthorized"}),
+        ("/v2/models/x/infer", {"code": "invalid_api_key"}),
+    ],
+)
+async def test_refusals_are_in_the_words_of_the_dialect(
+    path: str, words: dict[str, str], tiny_store: Path, key_file: Path
+) -> None:
+    add_key(key_file)
+    async with keyed(tiny_store, key_file).client() as http:
+        response = await http.post(path, json={})
+        openai = await http.post("/v1/embeddings", json={})
+    assert (response.status_code, openai.status_code) == (401, 401)
+    body = response.json()
+    assert isinstance(body.pop("error"), str)
+    assert body == words
+    error = openai.json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    assert openai.headers["x-should-retry"] == "false"
+
+
+async def test_refused_key_is_not_repeated_in_the_answer(tiny_store: Path, key_file: Path) -> None:
+    add_key(key_file)
+    async with keyed(tiny_store, key_file).client() as http:
+        response = await http.post(EMBED, json={}, headers=bearer("hk-12345678-my-secret"))
+    assert "12345678" not in response.text
+
+
+async def test_refusal_reads_no_body(tiny_store: Path, key_file: Path) -> None:
+    add_key(key_file)
+
+    async def endless() -> object:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async with keyed(tiny_store, key_file).client() as http:
+        # Content that cannot be read: httpx's transport reads it when the application does.
+        response = await http.post(EMBED, content=endless())
+    assert response.status_code == 401
+
+
+async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_file: Path) -> None:
+    headers = bearer(add_key(key_file, models=(EMBEDDER,)))
+    async with keyed(tiny_store, key_file).client() as http:
+        http.headers.update(headers)
+        allowed = await http.post(EMBED, json={"inputs": "a"})
+        assert allowed.status_code == 200
+        for path, body in (
+            (f"/models/{CLASSIFIER}", {"inputs": "a"}),
+            ("/v1/embeddings", {"model": CLASSIFIER, "input": "a"}),
+            (f"/v2/models/{CLASSIFIER}/infer", {"inputs": []}),
+            ("/models/no/such", {"inputs": "a"}),
+        ):
+            refused = await http.post(path, json=body)
+            assert refused.status_code == 403, path
+            assert "does not permit" in refused.text
+        assert (await http.get(f"/models/{CLASSIFIER}")).status_code == 403
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == [EMBEDDER]
+        # A default model is one of the permitted ones.
+        assert (await http.post("/predict", json={"inputs": "a"})).status_code != 200
+
+
+async def test_gpu_needs_its_scope(tiny_store: Path, key_file: Path) -> None:
+    plain = add_key(key_file, "plain")
+    gpu = add_key(key_file, "gpu", scopes=(Scope.INFER, Scope.GPU))
+    body = {"inputs": "a", "options": {"require_gpu": True}}
+    hint = {"inputs": "a", "options": {"use_gpu": True}}
+    async with keyed(tiny_store, key_file, gpus=1.0).client() as http:
+        refused = await http.post(EMBED, json=body, headers=bearer(plain))
+        assert (refused.status_code, refused.json()["code"]) == (403, "permission_denied")
+        hinted = await http.post(EMBED, json=hint, headers=bearer(plain))
+        assert hinted.status_code == 200
+        assert hinted.headers["x-compute-type"].startswith("cpu")
+        allowed = await http.post(EMBED, json=body, headers=bearer(gpu))
+        assert allowed.headers["x-compute-type"].startswith("gpu")
+
+
+async def test_admin_route_needs_its_scope(tiny_store: Path, key_file: Path) -> None:
+    user, admin = add_key(key_file), add_key(key_file, "root", scopes=(Scope.ADMIN,))
+    async with keyed(tiny_store, key_file).client() as http:
+        assert (await http.get("/metrics", headers=bearer(user))).status_code == 403
+        assert (await http.get("/metrics", headers=bearer(admin))).status_code == 200
+        assert (await http.get("/v1/models", headers=bearer(admin))).status_code == 403

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import BadSetting, Forbidden, Unauthorized
+from deployments.keys.key import Scope, generate_key, key_id
+from deployments.keys.key_file import read_key_file
+from deployments.keys.key_ring import CHECK_INTERVAL_S, KeyRing
+from tests.support.keys import add_key, remove_key
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_generated_keys_are_long_and_different() -> None:
+    keys = {generate_key() for _ in range(100)}
+    assert len({key_id(key) for key in keys}) == 100
+    assert min(map(len, keys)) >= 54
+
+
+def test_key_file_has_no_key_and_is_private(path: Path) -> None:
+    key = add_key(path)
+    assert key not in path.read_text()
+    assert key.rpartition("-")[2] not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_valid_key_returns_its_caller(path: Path) -> None:
+    key = add_key(path, "alice", scopes=(Scope.INFER, Scope.GPU))
+    caller = KeyRing(path).authenticate(key)
+    assert (caller.name, caller.scopes) == ("alice", {Scope.INFER, Scope.GPU})
+
+
+@pytest.mark.parametrize("damage", ["", "hk-", "hk-00000000-x", "x", "hk-" + "0" * 10_000, "hk-é"])
+def test_other_texts_are_not_keys(path: Path, damage: str) -> None:
+    add_key(path)
+    with pytest.raises(Unauthorized, match="not valid"):
+        KeyRing(path).authenticate(damage)
+
+
+def test_secret_of_another_key_is_not_valid(path: Path) -> None:
+    first, second = add_key(path, "first"), add_key(path, "second")
+    mixed = first[: first.index("-", 3)] + second[second.index("-", 3) :]
+    with pytest.raises(Unauthorized) as invalid:
+        KeyRing(path).authenticate(mixed)
+    with pytest.raises(Unauthorized) as unknown:
+        KeyRing(path).authenticate(generate_key())
+    assert invalid.value.message == unknown.value.message
+
+
+def test_expired_key_is_refused_and_named(path: Path) -> None:
+    now = datetime.now(UTC)
+    old = add_key(path, "old", expires=now - timedelta(seconds=1))
+    young = add_key(path, "young", expires=now + timedelta(hours=1))
+    ring = KeyRing(path)
+    with pytest.raises(Unauthorized, match="`old` expired"):
+        ring.authenticate(old)
+    assert ring.authenticate(young).name == "young"
+
+
+def test_changed_file_counts_without_a_restart(path: Path) -> None:
+    clock = Clock()
+    alice = add_key(path, "alice")
+    ring = KeyRing(path, clock)
+    bob = add_key(path, "bob")
+    remove_key(path, "alice")
+    clock.now_s += CHECK_INTERVAL_S
+    assert ring.authenticate(bob).name == "bob"
+    with pytest.raises(Unauthorized):
+        ring.authenticate(alice)
+
+
+@pytest.mark.parametrize("damage", [None, "{", '{"keys": [{"name": "alice"}]}', "[]"])
+def test_damaged_file_keeps_the_previous_keys(
+    path: Path, damage: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    key = add_key(path)
+    ring = KeyRing(path, clock)
+    path.unlink() if damage is None else path.write_text(damage)
+    clock.now_s += CHECK_INTERVAL_S
+    assert ring.authenticate(key).name == "alice"
+    assert "the previous keys stay in use" in caplog.text
+    with pytest.raises(BadSetting, match=str(path)):
+        KeyRing(path)
+
+
+def test_repeated_names_are_refused(path: Path) -> None:
+    add_key(path, "alice")
+    with pytest.raises(ValueError, match="two keys have the name `alice`"):
+        add_key(path, "alice")
+    assert len(read_key_file(path).keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("patterns", "allowed", "refused"),
+    [
+        (("*",), ["a/b", "c"], []),
+        (("org/*",), ["org/a", "org/b/c"], ["other/a", "org", "xorg/a"]),
+        (("a/b", "c*"), ["a/b", "cd"], ["a/bc", "dc"]),
+        (("a.c/*",), ["a.c/x"], ["abc/x"]),
+    ],
+)
+def test_model_patterns(
+    path: Path, patterns: tuple[str, ...], allowed: list[str], refused: list[str]
+) -> None:
+    key = add_key(path, models=patterns)
+    caller = KeyRing(path).authenticate(key)
+    for model_id in allowed:
+        caller.require_model(model_id)
+    for model_id in refused:
+        with pytest.raises(Forbidden, match="does not permit"):
+            caller.require_model(model_id)
