@@ -130,9 +130,10 @@ def plot_day(out: Path, run: RunMetadata, results: AutoscalingResults) -> list[P
     labels = ("replicas", "queue, s of one replica", "latency p99, s", "rejected in 5 minutes")
     hours = np.arange(len(results.work)) * BIN_S / 3600
     for panel, label, ax in zip(panels, labels, np.ravel(axes), strict=True):
-        for one, color in zip(results.policies, COLORS, strict=False):
+        # The first one last, on top of the others.
+        for one, color in reversed(list(zip(results.policies, COLORS, strict=False))):
             ax.plot(hours, getattr(one, panel), label=one.name, color=color, linewidth=1)
         if panel == "replicas":
             ax.fill_between(hours, results.work, alpha=0.2, color="grey", label="work")
-        label_axes(ax, "hour", label)
+        label_axes(ax, "hour", label, legend=panel == "rejected")
     return save_figure(figure, out, run)

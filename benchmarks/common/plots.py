@@ -43,7 +43,9 @@ def draw_bars(
     axes.set_xticks(range(len(names)), names)
 
 
-def label_axes(axes: Any, x: str, y: str, *, logarithmic: bool = False) -> None:
+def label_axes(
+    axes: Any, x: str, y: str, *, logarithmic: bool = False, legend: bool = True
+) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if logarithmic:
@@ -51,7 +53,8 @@ def label_axes(axes: Any, x: str, y: str, *, logarithmic: bool = False) -> None:
     else:
         axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize="small")
+    if legend:
+        axes.legend(fontsize="small")
 
 
 def save_figure(figure: Any, out: Path, run: RunMetadata) -> list[Path]:
