@@ -7,46 +7,57 @@ HOST ?=
 KEYS ?=
 NO_AUTH ?=
 SERVE_OPTIONS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) \
-	$(if $(KEYS),--keys $(KEYS)) $(if $(NO_AUTH),--no-auth)
+	$(if $(KEYS),--keys $(KEYS)) $(if $(NO_AUTH),--no-auth) $(if $(NO_GPU),--no-gpu)
+# NO_GPU=1 leaves an NVIDIA GPU out: packages, demo models and Ray.
+NO_GPU ?=
+NO_GPU_OPTION := $(if $(NO_GPU),--no-gpu)
+VARIANT := $(if $(NO_GPU),-cpu)
 WORKERS ?= 2
 PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
 PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 
-.PHONY: serve test test-fast lint constraints clean
+.PHONY: serve test test-fast lint gpu-check constraints clean
 
 # `exec`, so that a signal to make's child reaches the launcher itself.
-serve: .venv/serve-ready
-	@$(BIN)/hundredfold demo
+serve: .venv/serve-ready$(VARIANT)
+	@$(BIN)/hundredfold demo $(NO_GPU_OPTION)
 	@exec $(BIN)/hundredfold serve $(SERVE_OPTIONS)
 
 # Unit tests: no Ray cluster, no torch, in parallel.
-test-fast: .venv/dev-ready
+test-fast: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 
 # Everything. Integration tests share builds per file; the cluster tests have the machine alone.
-test: .venv/dev-ready .venv-clients/ready
+test: .venv/dev-ready$(VARIANT) .venv-clients/ready
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/end_to_end
 
-lint: .venv/dev-ready
+lint: .venv/dev-ready$(VARIANT)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/hundredfold check
 	$(BIN)/hundredfold render --check
 
-# What serving and the demo builds need; `dev` adds every engine, the tests and the linters.
-# pip takes the build of torch that its index has: set PIP_EXTRA_INDEX_URL for one without CUDA.
-.venv/serve-ready: pyproject.toml constraints.txt
+# Everything that was never run on a GPU, in parts of minutes; run again, it continues.
+gpu-check: .venv/dev-ready$(VARIANT)
+	$(BIN)/hundredfold bench gpu
+
+# What serving and the demo builds need; `dev` adds every engine, the tests and the linters. With an
+# NVIDIA GPU the packages are those for CUDA (cluster/installation.py). On the CPU pip takes the
+# build of torch that its index has: set PIP_EXTRA_INDEX_URL for one without CUDA.
+.venv/serve-ready$(VARIANT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[cpu,build]"
+	$(BIN)/python -m cluster.installation serve $(NO_GPU_OPTION)
+	@rm -f .venv/*-ready*
 	@touch $@
 
-.venv/dev-ready: pyproject.toml constraints.txt
+.venv/dev-ready$(VARIANT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[dev]"
-	@touch .venv/serve-ready $@
+	$(BIN)/python -m cluster.installation dev $(NO_GPU_OPTION)
+	@rm -f .venv/*-ready*
+	@touch .venv/serve-ready$(VARIANT) $@
 
 # Clients that conflict with packages of .venv; the tests run them as separate programs.
 .venv-clients/ready: tests/support/clients/requirements.txt
@@ -55,7 +66,7 @@ lint: .venv/dev-ready
 	@touch $@
 
 # Pin what is installed now.
-constraints: .venv/dev-ready
+constraints: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.new
 	@(sed '/^# The environment/q' constraints.txt; sort -f constraints.new) > constraints.tmp
 	@mv constraints.tmp constraints.txt; rm constraints.new

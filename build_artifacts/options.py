@@ -115,8 +115,10 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     _add_seconds(build, 60.0)
 
 
-def _add_nothing(command: argparse.ArgumentParser) -> None:
-    del command
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.add_argument(
+        "--no-gpu", action="store_true", help="build no candidates that only a GPU can compare"
+    )
 
 
 def _add_json(command: argparse.ArgumentParser) -> None:
@@ -241,7 +243,7 @@ examples:
 An interrupted build continues after its last finished step.""",
 )
 LIST = StoreCommand("show", _add_json)
-DEMO = StoreCommand("demo", _add_nothing)
+DEMO = StoreCommand("demo", _add_demo)
 TUNE = StoreCommand("tune", _add_tune)
 VERIFY = StoreCommand("verify", _add_verify)
 REPORT = StoreCommand("report", _add_report)

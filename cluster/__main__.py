@@ -16,6 +16,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "keys-add": CommandSpec("cluster.keys:ADD", "Create an API key and print it once"),
     "keys-ls": CommandSpec("cluster.keys:LIST", "List the API keys"),
     "keys-revoke": CommandSpec("cluster.keys:REVOKE", "Remove an API key"),
+    "doctor": CommandSpec(
+        "cluster.doctor", "Describe this host: what was found, what it means, what to do"
+    ),
     "env": CommandSpec("cluster.local", "Print the environment that `ray start` needs"),
 }
 

@@ -32,7 +32,7 @@ class RayHost:
     config: dict[str, Any]
     ports: LocalPorts
     environment: dict[str, str]
-    num_gpus: int | None  # None: as detected by Ray
+    num_gpus: int
     start_timeout_s: float
     progress: StartupProgress
 
@@ -96,7 +96,7 @@ class RayHost:
         self.children.start("serve", [bin_path("serve"), "run", str(effective)], environment)
 
 
-def build_ray_command(ports: LocalPorts, num_gpus: int | None) -> list[str]:
+def build_ray_command(ports: LocalPorts, num_gpus: int) -> list[str]:
     """Build `ray start` on loopback with explicit ports, so that two clusters can share a host.
 
     Without what one host does not need: the autoscaler of nodes, and the log monitor, which copies
@@ -104,7 +104,7 @@ def build_ray_command(ports: LocalPorts, num_gpus: int | None) -> list[str]:
     """
     # At least 2: the num_cpus of the deployments do not fit in one.
     num_cpus = max(2, len(os.sched_getaffinity(0)))
-    command = [
+    return [
         *(sys.executable, "-m", "cluster.ray_start"),
         "start",
         "--head",
@@ -119,8 +119,8 @@ def build_ray_command(ports: LocalPorts, num_gpus: int | None) -> list[str]:
         f"--dashboard-agent-listen-port={ports.agent}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--num-cpus={num_cpus}",
+        f"--num-gpus={num_gpus}",
     ]
-    return command if num_gpus is None else [*command, f"--num-gpus={num_gpus}"]
 
 
 def bin_path(name: str) -> str:

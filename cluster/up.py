@@ -31,6 +31,7 @@ from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
+from cluster.gpu_support import read_gpu_support
 from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.processes import (
     ChildProcesses,
@@ -60,7 +61,7 @@ class UpSettings:
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS, else from the config
     no_auth: bool = False  # serve other hosts without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
-    num_gpus: int | None = None  # None: as detected by Ray
+    num_gpus: int | None = None  # None: those that an engine here can use
     start_timeout_s: float = 180.0
 
 
@@ -90,8 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_LIMITS.connections,
         help="open connections per address (default: %(default)s); more behind a gateway",
     )
-    parser.add_argument(
-        "--num-gpus", type=int, help="number of GPUs of this host (default: detected)"
+    gpus = parser.add_mutually_exclusive_group()
+    gpus.add_argument(
+        "--num-gpus", type=int, help="GPUs for Ray (default: those that an engine here can use)"
+    )
+    gpus.add_argument(
+        "--no-gpu", action="store_const", const=0, dest="num_gpus", help="leave GPUs out"
     )
     parser.add_argument("--start-timeout-s", type=float, default=180.0)
 
@@ -182,7 +187,7 @@ def serve_at_edge(
         config=config,
         ports=ports,
         environment=os.environ | local_environment(ports, edge.directory),
-        num_gpus=settings.num_gpus,
+        num_gpus=count_gpus(settings.num_gpus, progress),
         start_timeout_s=settings.start_timeout_s,
         progress=progress,
     )
@@ -204,6 +209,16 @@ def serve_at_edge(
         remaining = host.children.stop()
         result = f"still running: {remaining}" if remaining else "all processes have ended"
         progress.report(f"stopped; {result}")
+
+
+def count_gpus(requested: int | None, progress: StartupProgress) -> int:
+    """Return the number of GPUs for Ray; report GPUs, also those that nothing here can use."""
+    if requested is not None:
+        return requested
+    found = read_gpu_support()
+    if found.gpus:
+        progress.report(found.describe())
+    return found.usable
 
 
 @contextmanager

@@ -91,11 +91,19 @@ def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) 
         os.close(descriptor)  # which withdraws what was written
 
 
+def halts_idle_cores(driver: Path = IDLE_DRIVER) -> bool:
+    """Whether waking an idle core of this machine takes the hypervisor."""
+    try:
+        return driver.read_text().strip() == _HALTING_DRIVER
+    except OSError:
+        return False
+
+
 def _open(device: Path, driver: Path) -> int | None:
     """Return a descriptor; None where halting is cheap or the device may not be written."""
+    if not halts_idle_cores(driver):
+        return None
     try:
-        if driver.read_text().strip() != _HALTING_DRIVER:
-            return None
         return os.open(device, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
         log.info("idle cores may halt during requests: %s", error)

@@ -15,6 +15,7 @@ examples:
   hundredfold serve --port 9000                 serve the models of serve_config.yaml
   hundredfold keys add alice --expires 90d      create an API key
   hundredfold check my_config.yaml              lint a Serve config
+  hundredfold doctor                            what this host has, and what to do
 
 exit codes: 0 success, 1 failed with a message, 2 wrong command line, 130 interrupted
 """
@@ -38,7 +39,7 @@ def build_program() -> Program:
         tree["models"] = CommandGroup("List, check, measure and remove artifacts", compiler)
     keys = {name: cluster[f"keys-{name}"] for name in ("add", "ls", "revoke")}
     tree["keys"] = CommandGroup("Create, list and revoke API keys", keys)
-    tree |= {name: cluster[name] for name in ("check", "render", "env")}
+    tree |= {name: cluster[name] for name in ("doctor", "check", "render", "env")}
     if benchmarks:
         tree["bench"] = CommandGroup("Measure this host and compare with other systems", benchmarks)
     tree["completion"] = CommandSpec(

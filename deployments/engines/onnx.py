@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,8 @@ def open_bare_session(
 ) -> ort.InferenceSession:
     """`open_session` without a check of the inputs."""
     providers = engine_options.providers or settings.providers
+    if {CUDA, TENSORRT} & set(providers):
+        _load_cuda_libraries()
     options = {
         CUDA: {"enable_cuda_graph": "1"} if captured else {},
         TENSORRT: {"trt_fp16_enable": "1"} if precision == "fp16" else {},
@@ -108,6 +111,15 @@ def open_bare_session(
         if idle := sorted(set(providers) - set(session.get_providers())):
             raise EngineFailed(f"`{idle[0]}` did not start; check its driver")
     return session
+
+
+@cache
+def _load_cuda_libraries() -> None:
+    """Load CUDA and cuDNN of PyPI's packages, where the extra `cuda` installed them.
+
+    The dynamic linker does not search site-packages. Without the packages this loads the system's.
+    """
+    ort.preload_dlls()
 
 
 def graph_options(graph_id: str) -> ort.RunOptions:

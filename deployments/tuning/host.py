@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import shutil
-import subprocess
 from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate, takewhile
@@ -15,35 +12,14 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.types import Device
+from deployments.gpus import MEBIBYTE, query_gpus
 from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
-
-log = logging.getLogger("ray.serve.hundredfold")
-
-_TIMEOUT_S = 30  # of nvidia-smi
-
-
-def query_gpu(fields: str) -> str:
-    """Return `fields` of the first GPU from `nvidia-smi --query-gpu`; empty if unavailable."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as exc:
-        log.warning("%s failed to query %s: %s", tool, fields, exc)
-        return ""
-    return result.stdout.partition("\n")[0].strip()
-
 
 # Memory of an open graph per byte of its files: the weights, their repacked copy for the kernels
 # and the activations of the largest forward pass.
 _OPEN_BYTES_PER_FILE_BYTE = 3
 # Share of the free memory for tuning; the remainder is for replicas that start meanwhile.
 _MAX_SHARE = 0.5
-_MEBIBYTE = 1 << 20  # unit of nvidia-smi
 
 
 def free_bytes(device: Device) -> int:
@@ -52,10 +28,14 @@ def free_bytes(device: Device) -> int:
     group = ControlGroups.own().free_bytes()
     if group is not None:
         limits.append(group)
-    on_gpu = query_gpu("memory.free") if device is Device.GPU else ""
+    on_gpu = _query_first_gpu("memory.free") if device is Device.GPU else ""
     if on_gpu.isdecimal():
-        limits.append(int(on_gpu) * _MEBIBYTE)
+        limits.append(int(on_gpu) * MEBIBYTE)
     return min(limits)
+
+
+def _query_first_gpu(fields: str) -> str:
+    return next(iter(query_gpus(fields)), "")
 
 
 def count_fitting(graphs: Iterable[Path], available_bytes: int) -> int:
@@ -100,7 +80,7 @@ def read_host(device: Device) -> Host:
     cpu = read_cpu_info()
     return Host(
         device=device,
-        name=(query_gpu("name,driver_version") if device is Device.GPU else "") or cpu.name,
+        name=(_query_first_gpu("name,driver_version") if device is Device.GPU else "") or cpu.name,
         generation=cpu.generation,
         flags=cpu.flags,
         cores=usable_cores(),

@@ -9,7 +9,7 @@ from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS, DemoModel
 from build_artifacts.evaluation import EvaluatedModel, load_evaluation
 from build_artifacts.evaluation.squad import read_questions
-from deployments.artifacts.types import TaskName
+from deployments.artifacts.types import Device, TaskName
 from tests.support.builders import tiny_tokenizer
 
 SERVE_CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
@@ -44,3 +44,14 @@ def test_serve_config_lists_demo_models() -> None:
     config = yaml.safe_load(SERVE_CONFIG.read_text(encoding="utf-8"))
     served = config["applications"][0]["args"]["models"]
     assert [model["id"] for model in served] == [model.id for model in DEMO_MODELS]
+
+
+@pytest.mark.parametrize("model", DEMO_MODELS, ids=lambda model: model.id)
+def test_gpu_adds_candidates_and_a_version_of_its_own(model: DemoModel, tmp_path: Path) -> None:
+    plain, with_gpu = model.request(tmp_path).recipe, model.request(tmp_path, with_gpu=True).recipe
+    assert with_gpu.candidates[: len(plain.candidates)] == plain.candidates
+    assert [recipe.name for recipe in with_gpu.of(Device.GPU)][:2] == ["gpu-fp16", "gpu-fp16-bound"]
+    on_gpu = [recipe.name for recipe in with_gpu.decoders if recipe.device is Device.GPU]
+    assert on_gpu == ["gpu-fp16", "gpu-fp16-torch"]
+    if model.adapter is None:
+        assert model.version(tmp_path) != model.version(tmp_path, with_gpu=True)

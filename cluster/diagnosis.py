@@ -1,0 +1,231 @@
+"""What a description of a host means for serving, and what to do about it. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from cluster.gpu_support import assess_gpus
+from deployments.gpus import Gpu
+from deployments.machine import CpuInfo
+
+Level: TypeAlias = Literal["ok", "note", "problem"]
+
+_GIGABYTE = 1e9
+# What a server of the demo models takes, with Ray and the replicas.
+MIN_MEMORY_BYTES = int(4 * _GIGABYTE)
+MIN_STORE_BYTES = int(3 * _GIGABYTE)  # the demo models, and the largest workspace of their builds
+MIN_OPEN_FILES = 4_096  # HAProxy holds two descriptors per client connection, Ray hundreds
+MIN_SHARED_BYTES = 256 << 20  # Ray's object store, which the launcher limits to this
+_REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDescription:
+    """The directory of sealed artifacts."""
+
+    path: str
+    models: int  # 0 also if the directory does not exist
+    is_writable: bool
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDescription:
+    """Everything that `diagnose` reads."""
+
+    cpu: CpuInfo
+    cores: int  # usable by this process
+    memory_bytes: int
+    free_bytes: int  # of host and control groups
+    gpus: tuple[Gpu, ...]
+    visible_gpus: int
+    python: str
+    packages: Mapping[str, str]  # installed versions
+    store: StoreDescription
+    ports: Mapping[int, str]  # those of `hundredfold serve` that are taken, with the process
+    http_port: int
+    open_files: int  # soft limit
+    shared_bytes: int  # free in /dev/shm
+    can_keep_cores_awake: bool | None  # None: not a virtual machine that halts idle cores
+    has_setpriv: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the diagnosis."""
+
+    name: str
+    level: Level
+    found: str
+    meaning: str
+    action: str = ""
+
+
+def diagnose(host: HostDescription) -> list[Finding]:
+    """Return the findings in the order of the output."""
+    return [check(host) for check in _CHECKS]
+
+
+def _check_processor(host: HostDescription) -> Finding:
+    cpu, flags = host.cpu, set(host.cpu.flags)
+    found = f"{cpu.name}, {host.cores} cores, {', '.join(cpu.flags) or 'no int8 units'}"
+    if host.cores < 2:
+        return Finding(
+            "processor", "problem", found,
+            "one core: HTTP, tokenizer and engine take turns, latencies multiply",
+            "give the machine or container two cores or more",
+        )  # fmt: skip
+    if "amx_int8" in flags:
+        return Finding("processor", "ok", found, "int8 by matrix units (AMX) and VNNI")
+    if {"avx512_vnni", "avx_vnni", "i8mm", "asimddp"} & flags:
+        return Finding("processor", "ok", found, "int8 by dot-product units: the graphs are fast")
+    if cpu.int8_overflows:
+        return Finding(
+            "processor", "note", found,
+            "no VNNI: int8 takes a slower path that avoids overflow, gains over fp32 are small",
+            "prefer x86 with VNNI (Ice Lake, Zen 4 and later) or arm64 with dot products",
+        )  # fmt: skip
+    return Finding("processor", "note", found, "unknown int8 units: measure with `bench engine`")
+
+
+def _check_memory(host: HostDescription) -> Finding:
+    found = f"{_gigabytes(host.free_bytes)} free of {_gigabytes(host.memory_bytes)}"
+    if host.free_bytes < MIN_MEMORY_BYTES:
+        return Finding(
+            "memory", "problem", found,
+            f"the demo models with Ray need about {_gigabytes(MIN_MEMORY_BYTES)}",
+            "free memory, raise the limit of the container, or serve fewer models",
+        )  # fmt: skip
+    return Finding("memory", "ok", found, "enough for the demo models; a cgroup limit is counted")
+
+
+def _check_gpu(host: HostDescription) -> Finding:
+    if not host.gpus:
+        return Finding("GPU", "ok", "none", "requests for a GPU are answered by the CPU")
+    support = assess_gpus(host.gpus, host.packages, host.visible_gpus)
+    found = support.describe()
+    if support.problem is None:
+        meaning = f"Ray gets {support.usable}; FP16 candidates run on `options.use_gpu: true`"
+        if "onnxruntime-gpu" in support.engines:
+            return Finding("GPU", "ok", found, meaning)
+        return Finding(
+            "GPU", "note", found, f"{meaning}; torch engines only",
+            "install `.[gpu-build]` for the graphs of ONNX Runtime",
+        )  # fmt: skip
+    meaning = "Ray gets none: requests for a GPU are answered by the CPU"
+    return Finding("GPU", "problem", found, meaning, "mend it, or pass `--no-gpu` to leave it out")
+
+
+def _check_packages(host: HostDescription) -> Finding:
+    packages = host.packages
+    found = f"Python {host.python}, " + ", ".join(
+        f"{name} {version}" for name, version in packages.items()
+    )
+    if {"onnxruntime", "onnxruntime-gpu"} <= packages.keys():
+        return Finding(
+            "packages", "problem", found,
+            "`onnxruntime` and `onnxruntime-gpu` overwrite each other's files",
+            "run `python -m cluster.installation serve` in the checkout",
+        )  # fmt: skip
+    provided = {"onnxruntime"} if "onnxruntime-gpu" in packages else set()
+    if missing := [name for name in _REQUIRED if name not in {*packages, *provided}]:
+        return Finding(
+            "packages", "problem", found, f"serving needs {', '.join(missing)}", "run `make serve`"
+        )
+    if "torch" not in packages:
+        return Finding(
+            "packages", "note", found,
+            "this environment serves; it cannot build models",
+            "install `.[build]` to build",
+        )  # fmt: skip
+    return Finding("packages", "ok", found, "this environment builds and serves")
+
+
+def _check_store(host: HostDescription) -> Finding:
+    store = host.store
+    found = f"{store.path}, {store.models} models, {_gigabytes(store.free_bytes)} free"
+    if not store.models:
+        return Finding(
+            "store", "note", found, "there is nothing to serve yet",
+            "run `hundredfold demo` or `hundredfold build MODEL`",
+        )  # fmt: skip
+    if not store.is_writable:
+        return Finding(
+            "store", "note", found, "read-only: replicas serve, and neither tune nor build"
+        )
+    if store.free_bytes < MIN_STORE_BYTES:
+        return Finding(
+            "store", "problem", found,
+            f"builds need up to {_gigabytes(MIN_STORE_BYTES)}",
+            "remove old versions with `hundredfold models gc`",
+        )  # fmt: skip
+    return Finding("store", "ok", found, "models are served, built and tuned here")
+
+
+def _check_ports(host: HostDescription) -> Finding:
+    taken = [f"{port} ({owner})" for port, owner in host.ports.items()]
+    found = f"HTTP {host.http_port}; taken: {', '.join(taken) or 'none'}"
+    if host.http_port in host.ports:
+        return Finding(
+            "ports", "note", found,
+            "another server, or this one, has the port for clients",
+            f"stop it, or serve on another port: `make serve PORT={host.http_port + 1}`",
+        )  # fmt: skip
+    return Finding("ports", "ok", found, "inner ports that are taken are replaced by free ones")
+
+
+def _check_limits(host: HostDescription) -> Finding:
+    found = f"{host.open_files} open files, {_gigabytes(host.shared_bytes)} in /dev/shm" + (
+        "" if host.has_setpriv else ", no setpriv"
+    )
+    if host.open_files < MIN_OPEN_FILES:
+        return Finding(
+            "limits", "problem", found,
+            f"each connection takes two; below {MIN_OPEN_FILES} clients are refused under load",
+            "raise it: `ulimit -n 65536`, or LimitNOFILE in the systemd unit",
+        )  # fmt: skip
+    if host.shared_bytes < MIN_SHARED_BYTES:
+        return Finding(
+            "limits", "note", found,
+            "Ray's object store falls back to the disk; messages here do not pass through it",
+            "start the container with `--shm-size=512m`",
+        )  # fmt: skip
+    if not host.has_setpriv:
+        return Finding(
+            "limits", "note", found,
+            "if the launcher is killed, its processes live until the next start",
+            "install util-linux",
+        )  # fmt: skip
+    return Finding("limits", "ok", found, "enough for 1,000 connections")
+
+
+def _check_wake_ups(host: HostDescription) -> Finding:
+    if host.can_keep_cores_awake is None:
+        return Finding("wake-ups", "ok", "not needed", "idle cores wake without a hypervisor")
+    if host.can_keep_cores_awake:
+        return Finding(
+            "wake-ups", "ok", "/dev/cpu_dma_latency", "idle cores are kept awake during requests"
+        )
+    return Finding(
+        "wake-ups", "note", "/dev/cpu_dma_latency cannot be written",
+        "a lone request in this virtual machine takes about twice as long",
+        "run as root, or allow the group of the server to write it by a udev rule",
+    )  # fmt: skip
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / _GIGABYTE:.1f} GB"
+
+
+_CHECKS: tuple[Callable[[HostDescription], Finding], ...] = (
+    _check_processor,
+    _check_memory,
+    _check_gpu,
+    _check_packages,
+    _check_store,
+    _check_ports,
+    _check_limits,
+    _check_wake_ups,
+)

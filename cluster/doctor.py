@@ -1,0 +1,53 @@
+"""`hundredfold doctor`: what this host has, what it means for serving, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cluster.default_config import CONFIG_HELP, find_config
+from cluster.diagnosis import Finding, HostDescription, diagnose
+from cluster.host_description import read_host_description
+from deployments.command_line import FAILED, OK
+from deployments.config import STORE_VARIABLE
+
+_MARKS = {"ok": " ", "note": "-", "problem": "!"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
+    parser.add_argument(
+        "--store", type=Path, help=f"default: as in the config, ${STORE_VARIABLE}, or the cache"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON to stdout")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; FAILED if one is a problem, which keeps the server from serving well."""
+    host = read_host_description(find_config(arguments.config), arguments.store)
+    findings = diagnose(host)
+    print(format_json(host, findings) if arguments.json else format_findings(findings))
+    problems = sum(finding.level == "problem" for finding in findings)
+    if problems and not arguments.json:
+        print(f"\n{problems} to mend, marked with !", file=sys.stderr)
+    return FAILED if problems else OK
+
+
+def format_findings(findings: Iterable[Finding]) -> str:
+    """Format each finding: what was found, then what it means, then what to do."""
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]} {finding.name:<10} {finding.found}")
+        lines.append(f"  {'':<10} {finding.meaning}")
+        if finding.action:
+            lines.append(f"  {'':<10} -> {finding.action}")
+    return "\n".join(lines)
+
+
+def format_json(host: HostDescription, findings: Sequence[Finding]) -> str:
+    content = {"host": asdict(host), "findings": [asdict(finding) for finding in findings]}
+    return json.dumps(content, indent=1, default=str)

@@ -1,0 +1,59 @@
+"""The GPUs of this host that an installed engine can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.installation import why_no_gpu
+from deployments.gpus import Gpu, count_visible, read_gpus
+from deployments.machine import installed_versions
+
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "torch", "transformers")
+_GIBIBYTE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSupport:
+    """GPUs, and what of this environment runs on them."""
+
+    gpus: tuple[Gpu, ...]
+    visible: int  # to this process
+    engines: tuple[str, ...]  # packages built for CUDA
+    problem: str | None  # why no engine here can use the GPUs
+
+    @property
+    def usable(self) -> int:
+        """GPUs to report to Ray."""
+        return 0 if self.problem else self.visible
+
+    def describe(self) -> str:
+        if not self.gpus:
+            return "none"
+        first = self.gpus[0]
+        memory = f", {first.memory_bytes / _GIBIBYTE:.0f} GiB" if first.memory_bytes else ""
+        count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
+        use = f"not used, {self.problem}" if self.problem else f"for {' and '.join(self.engines)}"
+        return f"{count}{first.name}{memory}, driver {first.driver or 'unknown'}: {use}"
+
+
+def read_gpu_support() -> GpuSupport:
+    gpus = read_gpus()
+    return assess_gpus(gpus, installed_versions(_PACKAGES), count_visible(len(gpus)))
+
+
+def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
+    """Decide which of the installed packages run on `gpus`, of which CUDA shows `visible`."""
+    engines = [name for name in ("onnxruntime-gpu",) if name in versions]
+    # An index with builds for the CPU marks their version: 2.13.0+cpu.
+    if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:
+        engines.append("torch")
+    problem = why_no_gpu(gpus)
+    if problem is None and {"onnxruntime", "onnxruntime-gpu"} <= versions.keys():
+        problem = (
+            "`onnxruntime` and `onnxruntime-gpu` are both installed and own one import name; "
+            "run `python -m cluster.installation serve`"
+        )
+    elif problem is None and not engines:
+        problem = "no installed engine is built for CUDA; run `make serve`"
+    return GpuSupport(tuple(gpus), visible, tuple(engines), problem)

@@ -1,0 +1,93 @@
+"""Reads what `hundredfold doctor` diagnoses from this host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from cluster.diagnosis import HostDescription, StoreDescription
+from cluster.processes import describe_port_owner, is_port_free
+from deployments.config import default_store
+from deployments.gpus import count_visible, read_gpus
+from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
+from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
+
+PACKAGES = (
+    "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "onnxruntime-genai",
+    "onnxruntime-genai-cuda", "tokenizers", "numpy", "torch", "transformers", "openvino",
+    "bitsandbytes",
+)  # fmt: skip
+_DEFAULT_HTTP_PORT = 8000
+# Of `hundredfold serve`: Ray, dashboard, agent, metrics, HAProxy's statistics.
+_INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
+    """Describe this host for the Serve config `config`; `store` replaces the config's."""
+    document = _read_config(config)
+    http_port = (document.get("http_options") or {}).get("port", _DEFAULT_HTTP_PORT)
+    ports = (http_port, *_INNER_PORTS)
+    gpus, memory = read_gpus(), psutil.virtual_memory()
+    limit = ControlGroups.own().free_bytes()
+    return HostDescription(
+        cpu=read_cpu_info(),
+        cores=usable_cores(),
+        memory_bytes=memory.total,
+        free_bytes=memory.available if limit is None else min(limit, memory.available),
+        gpus=gpus,
+        visible_gpus=count_visible(len(gpus)),
+        python=platform.python_version(),
+        packages=installed_versions(PACKAGES),
+        store=_describe_store(store or _find_store(document)),
+        ports={port: describe_port_owner(port) for port in ports if not _is_free(port)},
+        http_port=http_port,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        shared_bytes=_free_bytes(_SHARED_MEMORY),
+        can_keep_cores_awake=os.access(LATENCY_DEVICE, os.W_OK) if halts_idle_cores() else None,
+        has_setpriv=shutil.which("setpriv") is not None,
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read the config; empty if it cannot be read, which `hundredfold check` reports."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _find_store(document: dict[str, Any]) -> Path:
+    applications = document.get("applications") or [{}]
+    store = (applications[0].get("args") or {}).get("store")
+    return Path(store).expanduser() if store else default_store()
+
+
+def _describe_store(path: Path) -> StoreDescription:
+    nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+    models = [p for p in path.glob("*") if p.is_dir() and not p.name.startswith(".")]
+    return StoreDescription(
+        path=str(path),
+        models=len(models),
+        is_writable=os.access(nearest, os.W_OK),
+        free_bytes=_free_bytes(nearest),
+    )
+
+
+def _free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free if directory.is_dir() else 0
+
+
+def _is_free(port: int) -> bool:
+    try:
+        return is_port_free("0.0.0.0", port)
+    except OSError:  # such as a port below 1024 without permission
+        return False

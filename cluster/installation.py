@@ -1,0 +1,98 @@
+"""Installs what fits this host into the running environment: packages for the CPU or for CUDA.
+
+`make` runs it with the Python of a new environment, so it imports the standard library only.
+`onnxruntime` and `onnxruntime-gpu` own one import name, as do `onnxruntime-genai` and
+`onnxruntime-genai-cuda`: the environment gets one family, and the other one is removed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from deployments.gpus import Gpu, count_visible, read_gpus
+
+CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
+GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")
+_PIP = ("-m", "pip", "--disable-pip-version-check")
+# By what the environment is for: extras of pyproject.toml for the CPU and for CUDA.
+_EXTRAS = {"serve": ("cpu,build", "gpu-build"), "dev": ("dev", "gpu-dev")}
+
+
+@dataclass(frozen=True, slots=True)
+class InstallPlan:
+    """Packages to remove, to write again, and requirements to install, in this order."""
+
+    extras: str
+    reason: str  # a sentence, such as "for the CPU: no NVIDIA GPU was found"
+    remove: tuple[str, ...] = ()
+    # Installed packages that share files with those to remove.
+    reinstall: tuple[str, ...] = ()
+
+    def commands(self, python: str) -> list[list[str]]:
+        """Return the command lines of pip, to run in this order."""
+        pip = [python, *_PIP]
+        install = [*pip, "install", "--progress-bar", "on", "-c", "constraints.txt"]
+        commands = [[*pip, "uninstall", "--yes", *self.remove]] if self.remove else []
+        if self.reinstall:
+            commands.append([*install, "--force-reinstall", "--no-deps", *self.reinstall])
+        return [*commands, [*install, "-e", f".[{self.extras}]"]]
+
+
+def plan_install(
+    gpus: Sequence[Gpu], installed: Collection[str], *, purpose: str, allow_gpu: bool = True
+) -> InstallPlan:
+    """Decide for CPU or CUDA. `installed` are the names of packages in the environment."""
+    no_gpu = why_no_gpu(gpus, allow_gpu=allow_gpu)
+    for_cpu, for_gpu = _EXTRAS[purpose]
+    if no_gpu is None:
+        extras, wanted, unwanted = for_gpu, GPU_PACKAGES, CPU_PACKAGES
+        reason = f"for {gpus[0].name}, driver {gpus[0].driver or 'unknown'}"
+    else:
+        extras, wanted, unwanted = for_cpu, CPU_PACKAGES, GPU_PACKAGES
+        reason = f"for the CPU: {no_gpu}"
+    remove = tuple(name for name in unwanted if name in installed)
+    reinstall = tuple(name for name in wanted if remove and name in installed)
+    return InstallPlan(extras, reason, remove, reinstall)
+
+
+def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
+    """Why CUDA packages would be useless; None if the first GPU can run them.
+
+    One environment serves all GPUs of a host, so an unusable first one decides.
+    """
+    if not gpus:
+        return "no NVIDIA GPU was found"
+    if not allow_gpu:
+        return f"{gpus[0].name} is left out on request"
+    if not count_visible(len(gpus)):
+        return f"CUDA_VISIBLE_DEVICES hides {gpus[0].name}"
+    return gpus[0].problem
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Install; return the exit code of the first command of pip that fails."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.installation", description=__doc__)
+    parser.add_argument("purpose", choices=sorted(_EXTRAS))
+    parser.add_argument("--no-gpu", action="store_true", help="install for the CPU in any case")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands of pip only")
+    arguments = parser.parse_args(argv)
+    installed = {found.metadata["Name"].lower() for found in metadata.distributions()}
+    plan = plan_install(
+        read_gpus(), installed, purpose=arguments.purpose, allow_gpu=not arguments.no_gpu
+    )
+    print(f"installing {plan.reason}", flush=True)
+    for command in plan.commands(sys.executable):
+        print(" ".join(command[1:]), flush=True)
+        code = 0 if arguments.dry_run else subprocess.run(command, check=False).returncode
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

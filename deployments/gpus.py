@@ -1,0 +1,111 @@
+"""NVIDIA GPUs of this host, and whether the pinned CUDA packages run on them.
+
+Imports the standard library only: `cluster/installation.py` runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+MEBIBYTE = 1 << 20  # unit of nvidia-smi
+# onnxruntime-gpu and torch of constraints.txt are built for CUDA 13: drivers of the 580 series or
+# later, Turing or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+MIN_DRIVER_SERIES = 580
+MIN_COMPUTE_CAPABILITY = (7, 5)
+_TIMEOUT_S = 30  # of nvidia-smi
+_FIELDS = "name,driver_version,memory.total,compute_cap"
+_DRIVER_DIRECTORY = Path("/proc/driver/nvidia")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. Empty values are unknown: without nvidia-smi only name and driver can be read."""
+
+    name: str
+    driver: str  # such as "580.159.03"
+    memory_bytes: int = 0
+    compute_capability: tuple[int, int] = (0, 0)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the CUDA packages do not run on this GPU; None if they do, as far as known."""
+        series = int(self.driver.partition(".")[0] or 0)
+        if 0 < series < MIN_DRIVER_SERIES:
+            return (
+                f"driver {self.driver} is too old for CUDA 13: install {MIN_DRIVER_SERIES} or later"
+            )
+        if (0, 0) < self.compute_capability < MIN_COMPUTE_CAPABILITY:
+            actual, least = self.compute_capability, MIN_COMPUTE_CAPABILITY
+            return (
+                f"compute capability {actual[0]}.{actual[1]}; CUDA 13 needs {least[0]}.{least[1]}"
+            )
+        return None
+
+
+def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
+    """Return the GPUs of this host in the order of the driver; empty without a driver."""
+    gpus = tuple(map(_parse_line, query_gpus(_FIELDS)))
+    return gpus or _read_driver_files(driver_directory)
+
+
+def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
+    """Count the GPUs that CUDA shows to this process: the driver's, unless hidden."""
+    names = environment.get(_VISIBLE)
+    if names is None:
+        return gpus
+    # CUDA ends the list at the first invalid entry, such as -1.
+    visible = [name for name in names.split(",") if name.strip() and name.strip() != "-1"]
+    return min(gpus, len(visible))
+
+
+def query_gpus(fields: str) -> tuple[str, ...]:
+    """Return `fields` from `nvidia-smi --query-gpu`, one line per GPU; empty if unavailable."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        log.warning("%s failed to query %s: %s", tool, fields, exc)
+        return ()
+    return tuple(line.strip() for line in result.stdout.splitlines() if line.strip())
+
+
+def _parse_line(line: str) -> Gpu:
+    """Parse one line of nvidia-smi; fields that a driver does not know are `[N/A]`."""
+    name, driver, memory, compute = (*(part.strip() for part in line.split(",")), "", "", "")[:4]
+    major, _, minor = compute.partition(".")
+    return Gpu(
+        name=name,
+        driver=driver if re.fullmatch(r"[\d.]+", driver) else "",
+        memory_bytes=int(memory) * MEBIBYTE if memory.isdecimal() else 0,
+        compute_capability=(int(major), int(minor)) if (major + minor).isdecimal() else (0, 0),
+    )
+
+
+def _read_driver_files(directory: Path) -> tuple[Gpu, ...]:
+    """Read what the kernel module tells, for containers without nvidia-smi."""
+    try:
+        version = (directory / "version").read_text(encoding="utf-8")
+        cards = [path.read_text(encoding="utf-8") for path in directory.glob("gpus/*/information")]
+    except OSError:
+        return ()
+    driver = re.search(r"\b\d{3,}\.[\d.]+", version)
+    names = [re.search(r"^Model:\s*(.+)$", card, re.MULTILINE) for card in cards]
+    return tuple(
+        Gpu(name=name[1] if name else "NVIDIA GPU", driver=driver[0] if driver else "")
+        for name in names
+    )

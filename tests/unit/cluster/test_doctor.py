@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.diagnosis import HostDescription, StoreDescription, diagnose
+from cluster.doctor import format_findings
+from cluster.host_description import read_host_description
+from deployments.gpus import Gpu
+from deployments.machine import CpuInfo
+from hundredfold.__main__ import main
+
+GIGABYTE = 10**9
+H200 = Gpu(name="NVIDIA H200", driver="580.159.03", compute_capability=(9, 0))
+GOOD = HostDescription(
+    cpu=CpuInfo("Xeon", "6-143-8", ("avx2", "avx512_vnni", "amx_int8"), "x86_64"),
+    cores=8,
+    memory_bytes=64 * GIGABYTE,
+    free_bytes=60 * GIGABYTE,
+    gpus=(),
+    visible_gpus=0,
+    python="3.11.7",
+    packages={"ray": "2.60", "onnxruntime": "1", "tokenizers": "1", "numpy": "2", "torch": "2+cpu"},
+    store=StoreDescription(path="/store", models=4, is_writable=True, free_bytes=90 * GIGABYTE),
+    ports={},
+    http_port=8000,
+    open_files=65_536,
+    shared_bytes=GIGABYTE,
+    can_keep_cores_awake=True,
+    has_setpriv=True,
+)
+FOR_CUDA = {name: v for name, v in GOOD.packages.items() if name != "onnxruntime"}
+WITH_GPU: dict[str, Any] = {"gpus": (H200,), "visible_gpus": 1}
+
+
+def test_good_host_has_nothing_to_do() -> None:
+    findings = diagnose(GOOD)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert not any(finding.action for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level", "says"),
+    [
+        ({"cores": 1}, "processor", "problem", "two cores"),
+        ({"cpu": CpuInfo("Old", "", ("avx2",), "x86_64")}, "processor", "note", "VNNI"),
+        ({"cpu": CpuInfo("Arm", "", ("i8mm",), "aarch64")}, "processor", "ok", "dot-product"),
+        ({"free_bytes": GIGABYTE}, "memory", "problem", "serve fewer models"),
+        (WITH_GPU, "GPU", "problem", "no installed engine is built for CUDA"),
+        ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
+        (
+            {"gpus": (replace(H200, driver="535.1"),), "visible_gpus": 1},
+            "GPU",
+            "problem",
+            "install 580",
+        ),
+        (
+            {"packages": {**GOOD.packages, "onnxruntime-gpu": "1"}},
+            "packages",
+            "problem",
+            "overwrite each other",
+        ),
+        ({"packages": FOR_CUDA}, "packages", "problem", "serving needs onnxruntime"),
+        ({"store": replace(GOOD.store, models=0)}, "store", "note", "hundredfold demo"),
+        ({"store": replace(GOOD.store, is_writable=False)}, "store", "note", "read-only"),
+        ({"store": replace(GOOD.store, free_bytes=5)}, "store", "problem", "models gc"),
+        ({"ports": {8000: "pid 7 (nginx)"}}, "ports", "note", "PORT=8001"),
+        ({"ports": {8265: "pid 7 (ray)"}}, "ports", "ok", "pid 7 (ray)"),
+        ({"open_files": 1024}, "limits", "problem", "ulimit -n"),
+        ({"shared_bytes": 64 << 20}, "limits", "note", "--shm-size"),
+        ({"can_keep_cores_awake": False}, "wake-ups", "note", "root"),
+    ],
+)
+def test_finding_says_what_it_means_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str, level: str, says: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    findings = diagnose(replace(GOOD, **changes))
+    (finding,) = (found for found in findings if found.name == name)
+    assert finding.level == level
+    assert says in format_findings([finding])
+    if level == "problem":
+        assert finding.action
+
+
+def test_config_names_store_and_port(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    (tmp_path / "store" / "org--model").mkdir(parents=True)
+    config.write_text(
+        f"http_options: {{port: 8123}}\napplications: [{{args: {{store: {tmp_path / 'store'}}}}}]\n"
+    )
+    host = read_host_description(config)
+    assert (host.http_port, host.store.models) == (8123, 1)
+    assert host.store.is_writable
+
+
+def test_doctor_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--store", str(tmp_path / "none")]) in (0, 1)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["host"]["store"]["models"] == 0
+    assert {finding["name"] for finding in printed["findings"]} >= {"processor", "GPU", "ports"}

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cluster.gpu_support import assess_gpus
+from cluster.installation import CPU_PACKAGES, GPU_PACKAGES, plan_install
+from deployments.gpus import Gpu
+
+ROOT = Path(__file__).parents[3]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+H200 = Gpu(name="H200", driver="580.159.03", compute_capability=(9, 0))
+OLD = Gpu(name="V100", driver="535.54.03", compute_capability=(7, 0))
+
+
+@pytest.fixture(autouse=True)
+def no_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "allow_gpu", "purpose", "extras"),
+    [
+        ((), True, "serve", "cpu,build"),
+        ((H200,), True, "serve", "gpu-build"),
+        ((H200,), False, "serve", "cpu,build"),
+        ((OLD,), True, "serve", "cpu,build"),
+        ((), True, "dev", "dev"),
+        ((H200, H200), True, "dev", "gpu-dev"),
+    ],
+)
+def test_machine_decides_the_extras(
+    gpus: tuple[Gpu, ...], allow_gpu: bool, purpose: str, extras: str
+) -> None:
+    plan = plan_install(gpus, (), purpose=purpose, allow_gpu=allow_gpu)
+    assert plan.extras == extras
+    (command,) = plan.commands("python")
+    assert command[-2:] == ["-e", f".[{extras}]"]
+
+
+def test_hidden_gpu_is_not_installed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    plan = plan_install((H200,), (), purpose="serve")
+    assert plan.extras == "cpu,build"
+    assert "CUDA_VISIBLE_DEVICES" in plan.reason
+
+
+def test_other_family_is_removed_first() -> None:
+    plan = plan_install((H200,), {"numpy", *CPU_PACKAGES}, purpose="serve")
+    assert (plan.remove, plan.reinstall) == (CPU_PACKAGES, ())
+    remove, install = plan.commands("python")
+    assert remove[-3:] == ["--yes", *CPU_PACKAGES]
+    assert "install" in install
+
+
+def test_families_that_met_are_separated_and_written_again() -> None:
+    installed = {"onnxruntime", "onnxruntime-gpu"}
+    plan = plan_install((H200,), installed, purpose="serve")
+    assert (plan.remove, plan.reinstall) == (("onnxruntime",), ("onnxruntime-gpu",))
+    _, again, _ = plan.commands("python")
+    assert again[-3:] == ["--force-reinstall", "--no-deps", "onnxruntime-gpu"]
+    back = plan_install((), installed, purpose="serve")
+    assert (back.remove, back.reinstall) == (("onnxruntime-gpu",), ("onnxruntime",))
+
+
+def packages_of(extra: str) -> set[str]:
+    """Names of the packages that an extra installs, with those of the extras it names."""
+    names: set[str] = set()
+    for requirement in EXTRAS[extra]:
+        name, inner = re.match(r"([A-Za-z0-9_.-]+)(?:\[(.*?)\])?", requirement).groups()
+        if name == "hundredfold":
+            names |= set().union(*map(packages_of, inner.split(",")))
+        else:
+            names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_no_extra_brings_both_families(extra: str) -> None:
+    packages = packages_of(extra)
+    assert not (packages & set(CPU_PACKAGES) and packages & set(GPU_PACKAGES))
+
+
+@pytest.mark.parametrize(("cpu", "gpu"), [({"cpu", "build"}, "gpu-build"), ({"dev"}, "gpu-dev")])
+def test_both_plans_install_the_same_but_the_family(cpu: set[str], gpu: str) -> None:
+    on_cpu, on_gpu = set().union(*map(packages_of, cpu)), packages_of(gpu)
+    assert set(CPU_PACKAGES) <= on_cpu
+    assert set(GPU_PACKAGES) <= on_gpu
+    assert on_cpu - set(CPU_PACKAGES) == on_gpu - set(GPU_PACKAGES)
+
+
+def test_runs_before_anything_is_installed() -> None:
+    command = [sys.executable, "-S", "-m", "cluster.installation", "serve", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "pip" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("packages", "engines", "usable"),
+    [
+        ({"onnxruntime-gpu": "1.31.1"}, ("onnxruntime-gpu",), 1),
+        (
+            {"onnxruntime-gpu": "1", "torch": "2", "transformers": "5"},
+            ("onnxruntime-gpu", "torch"),
+            1,
+        ),
+        ({"onnxruntime": "1", "torch": "2.11.0+cu130", "transformers": "5"}, ("torch",), 1),
+        ({"onnxruntime": "1", "torch": "2.13.0+cpu", "transformers": "5"}, (), 0),
+        ({"onnxruntime": "1", "onnxruntime-gpu": "1"}, ("onnxruntime-gpu",), 0),
+        ({}, (), 0),
+    ],
+)
+def test_ray_gets_a_gpu_only_if_an_engine_can_use_it(
+    packages: dict[str, str], engines: tuple[str, ...], usable: int
+) -> None:
+    support = assess_gpus((H200,), packages, 1)
+    assert (support.engines, support.usable) == (engines, usable)
+    assert (support.problem is None) == bool(usable)
+    assert "H200" in support.describe()
