@@ -39,6 +39,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "tables": CommandSpec(
         "benchmarks.tables", "Generate the tables of docs/performance.md", _EXTRAS
     ),
+    "faults": CommandSpec(
+        "benchmarks.faults.command", "Kill and stop every process of a server under load", _EXTRAS
+    ),
     "hostile": CommandSpec(
         "benchmarks.hostile.command", "Send malformed and oversized requests", _EXTRAS
     ),

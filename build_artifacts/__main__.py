@@ -31,6 +31,11 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "compact": CommandSpec(
         "build_artifacts.options:COMPACT", "Show what pruning left to remove", "build,cpu"
     ),
+    "migrate": CommandSpec(
+        "build_artifacts.options:MIGRATE",
+        "Write manifests of the previous schema in the present one",
+        "build,cpu",
+    ),
     "gc": CommandSpec(
         "build_artifacts.options:COLLECT", "Remove versions without an alias", "build,cpu"
     ),

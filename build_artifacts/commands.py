@@ -24,6 +24,7 @@ from build_artifacts.gpu_placement import with_gpu_placement
 from build_artifacts.inspection import (
     format_costs,
     list_versions,
+    migrate_manifests,
     table,
     verify_candidates,
 )
@@ -38,6 +39,7 @@ from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.artifacts.types import Device, ModelHead
 from deployments.command_line import FAILED, OK
@@ -94,6 +96,14 @@ def show(arguments: argparse.Namespace) -> int:
     else:
         print(f"no artifacts in {arguments.store}; `hundredfold demo` builds some")
     return OK
+
+
+def migrate(arguments: argparse.Namespace) -> int:
+    migrated = 0
+    for directory in migrate_manifests(arguments.store):
+        print(f"{directory}: schema {PREVIOUS} -> {SCHEMA}", flush=True)
+        migrated += 1
+    return _print_line(f"{migrated} manifests migrated")
 
 
 def demo(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,9 @@
-"""Listing of a store, and verification of sealed artifacts: digests and parity."""
+"""Listing and migration of a store, and verification of sealed artifacts: digests and parity."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +11,14 @@ from pathlib import Path
 from build_artifacts.console import format_table
 from build_artifacts.decoders.generation_report import PERPLEXITY, graph_bytes
 from build_artifacts.search.screening_settings import engine_settings
-from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
-from deployments.artifacts.store import LATEST_NAME, VERSION, resolve_version
+from deployments.artifacts.manifest import (
+    MANIFEST_NAME,
+    REFERENCE_NAME,
+    ArtifactManifest,
+    Candidate,
+)
+from deployments.artifacts.migration import PREVIOUS
+from deployments.artifacts.store import LATEST_NAME, VERSION, resolve_version, write_atomically
 from deployments.engines import GraphSpec, missing_requirement
 from deployments.errors import ArtifactError
 from deployments.machine import usable_cores
@@ -60,6 +68,23 @@ class StoreEntry:
             "source": self.manifest.source.ref,
             "candidates": [candidate.name for candidate in self.manifest.candidates],
         }
+
+
+def migrate_manifests(store: Path) -> Iterator[Path]:
+    """Write the manifests of the previous schema in the present one; yield their directories.
+
+    The files of the artifact stay, and the time of the seal. Raises ArtifactError for a damaged
+    artifact, OSError.
+    """
+    for path in sorted(store.glob(f"*/*/{MANIFEST_NAME}")):
+        if not VERSION.fullmatch(path.parent.name):
+            continue
+        if json.loads(path.read_bytes()).get("schema_version") != PREVIOUS:
+            continue
+        manifest, stat = ArtifactManifest.read(path.parent), path.stat()
+        write_atomically(path, manifest.to_json())
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        yield path.parent
 
 
 def list_versions(store: Path) -> list[StoreEntry]:

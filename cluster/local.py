@@ -38,6 +38,7 @@ class LocalPorts:
     """All ports of a run except the port for clients. All are on loopback."""
 
     gcs: int
+    raylet: int
     dashboard: int
     agent: int
     metrics: int  # `/metrics`, and HAProxy's own under `/haproxy`
@@ -51,7 +52,7 @@ class LocalPorts:
 
         Two clusters can thus share a host. `reserved` is the port for clients.
         """
-        defaults = (6379, 8265, 52365, 9101, 8404, 8500, 9500)
+        defaults = (6379, 6380, 8265, 52365, 9101, 8404, 8500, 9500)
         chosen = cls(*(find_free_port(port, reserved) for port in defaults))
         return chosen if metrics is None else replace(chosen, metrics=metrics)
 

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,9 +89,11 @@ class ChildProcesses:
             return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
         return None
 
-    def wait(self) -> None:
-        """Wait until a child has ended."""
+    def wait(self, find_silent: Callable[[], str | None]) -> None:
+        """Wait until a child has ended. Kills Ray if `find_silent` names one of its processes."""
         while not self.ended():
+            if find_silent() is not None:
+                self._processes["ray"].kill()
             time.sleep(POLL_S)
 
     def kill(self) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from cluster.default_config import CONFIG_NAME
 from cluster.edge.supervisor import Edge
+from cluster.liveness import Liveness
 from cluster.local import LocalPorts
 from cluster.processes import ChildProcesses
 from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
@@ -62,8 +63,19 @@ class RayHost:
         self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
     def wait(self) -> None:
-        """Wait until a child has ended, and the children that end with it."""
-        self.children.wait()
+        """Wait until a child has ended, and the children that end with it.
+
+        Ray is killed if GCS or the raylet stops answering.
+        """
+        liveness = Liveness({"GCS": self.ports.gcs, "the raylet": self.ports.raylet})
+
+        def find_silent() -> str | None:
+            silent = liveness.find_silent()
+            if silent is not None:
+                self.progress.report(f"{silent} does not answer")
+            return silent
+
+        self.children.wait(find_silent)
         time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
@@ -115,6 +127,7 @@ def build_ray_command(ports: LocalPorts, num_gpus: int) -> list[str]:
         "--node-ip-address=127.0.0.1",
         "--dashboard-host=127.0.0.1",
         f"--port={ports.gcs}",
+        f"--node-manager-port={ports.raylet}",
         f"--dashboard-port={ports.dashboard}",
         f"--dashboard-agent-listen-port={ports.agent}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",

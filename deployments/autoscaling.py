@@ -37,10 +37,10 @@ class ScalingTargets(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError."""
-        if not 0 < self.shrink_busy < self.target_busy <= 1:
+        if not 0 < self.shrink_busy < self.target_busy < 1:
             raise ValueError(
                 f"`shrink_busy` ({self.shrink_busy:g}) must be above 0 and below `target_busy` "
-                f"({self.target_busy:g}), which is at most 1"
+                f"({self.target_busy:g}), which must be below 1: no replica is busier"
             )
         if self.drain_s <= 0:
             raise ValueError(f"`drain_s` is {self.drain_s:g}; it must be above 0")

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
-from deployments.artifacts.store import find_artifact
+from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import (
     ArtifactError,
+    HardwareUnavailable,
     ManifestInvalid,
     ServeError,
     UnknownModel,
@@ -53,16 +54,24 @@ class RegisteredModel:
 class ModelRegistry:
     """The configured models; a damaged artifact is kept as its error, the other models serve.
 
-    Ingress, tokenizer, encoders and generators read the same store and see the same errors.
+    Ingress, tokenizer, encoders and generators read the same store and see the same errors. A model
+    with a pinned version must be usable: its error ends the start of the replica, so that a rollout
+    keeps the replicas of the version before.
     """
 
     def __init__(self, store: Path, models: Iterable[ModelSettings]) -> None:
+        """Raises ArtifactError for a pinned model."""
         self._entries: dict[str, RegisteredModel | ArtifactError] = {}
+        self._pinned: set[str] = set()
         for settings in models:
+            if settings.version != LATEST_NAME:
+                self._pinned.add(settings.id)
             try:
                 self._entries[settings.id] = _open(store, settings)
             except ArtifactError as error:
                 log.error("model %s rejected: %s", settings.id, error)
+                if settings.id in self._pinned:
+                    raise
                 self._entries[settings.id] = error
 
     @classmethod
@@ -78,7 +87,8 @@ class ModelRegistry:
     ) -> tuple[dict[ModelRef, T], dict[ModelRef, ServeError]]:
         """Apply `load` to every usable model; return the results and the errors.
 
-        `generative` restricts the models to generative or to other ones.
+        `generative` restricts the models to generative or to other ones. Raises the error of a
+        pinned model, unless it was not built for this hardware.
         """
         loaded: dict[ModelRef, T] = {}
         failed: dict[ModelRef, ServeError] = {}
@@ -89,6 +99,8 @@ class ModelRegistry:
                 loaded[model.ref] = load(model)
             except ServeError as error:
                 log.error("model %s cannot be loaded: %s", model.ref.id, error)
+                if model.ref.id in self._pinned and not isinstance(error, HardwareUnavailable):
+                    raise
                 # A copy has no traceback, which would keep a half-loaded model in memory.
                 failed[model.ref] = copy.copy(error)
         return loaded, failed

@@ -64,9 +64,9 @@ class HaproxyProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def command(self, line: bytes) -> bytes:
+    async def command(self, line: bytes, timeout_s: float = COMMAND_S) -> bytes:
         """Send one line to the admin socket and return the answer. Raises OSError."""
-        async with asyncio.timeout(COMMAND_S):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(self.files.admin_socket)
             try:
                 writer.write(line)
@@ -74,10 +74,10 @@ class HaproxyProcess:
             finally:
                 writer.close()
 
-    async def is_serving(self) -> bool:
+    async def is_serving(self, timeout_s: float = COMMAND_S) -> bool:
         """Whether this process, not a predecessor at the same path, answers."""
         try:
-            return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n")
+            return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n", timeout_s)
         except OSError:
             return False
 

@@ -34,7 +34,8 @@ from cluster.edge.haproxy_config import (
 from cluster.edge.haproxy_process import EdgeError, HaproxyFiles, HaproxyProcess
 from deployments.errors import ServeError
 
-HEALTH_PERIOD_S = 1.0
+HEALTH_PERIOD_S = 0.5
+HEALTH_TIMEOUT_S = 0.5  # twice; with the period and the start a hang costs less than 2 s
 RETRY_S = 0.2  # between two starts of an HAProxy that ends at once
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -205,7 +206,10 @@ class Edge:
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             process = self._current
-            if process in self._processes and not await process.is_serving():
+            if process not in self._processes or await process.is_serving(HEALTH_TIMEOUT_S):
+                continue
+            # A second time, because a busy host may have delayed the first answer.
+            if not await process.is_serving(HEALTH_TIMEOUT_S):
                 self._report("HAProxy does not answer")
                 process.kill()
 

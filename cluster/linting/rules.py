@@ -17,6 +17,7 @@ from ray.serve.config import AutoscalingConfig
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
 from cluster.linting.schema import Finding
+from deployments.artifacts.types import Device
 from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
     GENERATOR_ONGOING_REQUESTS,
@@ -27,9 +28,15 @@ from deployments.config import (
 )
 from deployments.errors import BadSetting
 from deployments.health import HANG_TIMEOUT_S
-from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
+from deployments.ingress.cluster_state import (
+    ENCODER_DEPLOYMENTS,
+    GENERATOR_DEPLOYMENTS,
+    TOKENIZER,
+)
 
 INGRESS = "Ingress"
+# Deployments without which the cluster is not ready.
+REQUIRED = (TOKENIZER, ENCODER_DEPLOYMENTS[Device.CPU], GENERATOR_DEPLOYMENTS[Device.CPU])
 # What a deployment with channels must name (docs/decisions/channels.md).
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
 POLICY = "deployments.autoscaling:ScaleOnLoad"
@@ -67,6 +74,8 @@ def check_rules(config: Any) -> Iterator[Finding]:
             yield from _invalid_policy_targets(entry)
             if entry.ours and entry.name != INGRESS:
                 yield from _channel_without_hooks(application, entry)
+            if entry.ours and entry.name in REQUIRED:
+                yield from _required_at_zero(entry)
             if entry.ours and entry.name in GENERATORS:
                 yield from _queue_limit_unreachable(application, entry)
             if entry.ours:
@@ -198,6 +207,14 @@ def _channel_without_hooks(
             (*entry.path, "autoscaling_config"),
             f"policy.policy_function must be `{POLICY}`: Serve's own policy does not count calls "
             "over channels (`args.transport: channel`)",
+        )
+
+
+def _required_at_zero(entry: DeploymentEntry) -> Iterator[Finding]:
+    if _mapping(entry.raw, "autoscaling_config").get("min_replicas") == 0:
+        yield (
+            (*entry.path, "autoscaling_config", "min_replicas"),
+            f"must be at least 1: `/ready` answers 503 while no replica of `{entry.name}` runs",
         )
 
 

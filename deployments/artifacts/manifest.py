@@ -13,6 +13,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.artifacts.generation_config import GenerationConfig
+from deployments.artifacts.migration import PREVIOUS, SCHEMA, upgrade
 from deployments.artifacts.store import VERSION, check_file, check_no_extra_files
 from deployments.artifacts.types import (
     Attention,
@@ -30,7 +31,6 @@ from deployments.errors import (
     ManifestTooNew,
 )
 
-SCHEMA = 4
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"
@@ -219,10 +219,13 @@ class ArtifactManifest(FrozenModel):
         schema = raw.get("schema_version")
         if isinstance(schema, int) and schema > SCHEMA:
             raise ManifestTooNew(f"{path}: schema {schema}; this release supports up to {SCHEMA}")
-        if isinstance(schema, int) and schema < SCHEMA:
+        if isinstance(schema, int) and schema < PREVIOUS:
             raise ManifestInvalid(
-                f"{path}: schema {schema} is from an older release; build the model again"
+                f"{path}: schema {schema} is from an older release; this release reads schema "
+                f"{PREVIOUS} and {SCHEMA}. Build the model again"
             )
+        if schema == PREVIOUS:
+            raw = upgrade(raw)
         try:
             return cls.model_validate(raw)
         except ValidationError as exc:

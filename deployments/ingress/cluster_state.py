@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +28,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 STATUS_TIMEOUT_S = 1.0
+# s after which the state says nothing any more: three reads failed or hang.
+MAX_AGE_S = 3 * REFRESH_S
 # s, reported to clients: start of a process, imports, graphs.
 ESTIMATED_START_S = 20.0
 TOKENIZER = "Tokenizer"
@@ -75,20 +78,28 @@ class ClusterMonitor:
 
     def apply(self, snapshot: ClusterSnapshot) -> None:
         """Replace the state."""
+        self._applied_s = time.monotonic()
         self._snapshot = snapshot
         self.states = self._read_states(self._encoders, ENCODER_DEPLOYMENTS)
         self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def missing(self) -> list[str]:
-        """List what default requests lack; empty when the cluster is ready."""
+        """List what default requests lack, and that the state is too old; empty when ready."""
         required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:
             required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
-        return [
+        missing = [
             f"no {kind} is running"
             for kind, name in required.items()
             if not self._snapshot.running.get(name)
         ]
+        age_s = time.monotonic() - self._applied_s
+        if age_s > MAX_AGE_S:
+            missing.append(
+                f"the state of the cluster is {age_s:.0f} s old, the maximum is {MAX_AGE_S:.0f} s: "
+                "Ray Serve's controller does not answer"
+            )
+        return missing
 
     async def refresh(self) -> None:
         """Read the status once. Concurrent callers share one read; a failed one changes nothing."""

@@ -57,6 +57,7 @@ def quick_config() -> dict[str, Any]:
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling["policy"]["policy_kwargs"] = {"target_busy": 0.2, "shrink_busy": 0.1}
     autoscaling |= {
+        "max_replicas": 2,
         "target_ongoing_requests": 1,
         "metrics_interval_s": 0.2,
         "look_back_period_s": 1,

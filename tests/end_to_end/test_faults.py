@@ -48,7 +48,6 @@ def scaled(config: dict[str, Any], count: int) -> dict[str, Any]:
         Ingress={
             "num_replicas": count,
             "user_config": {"cold_start_wait_s": 25},
-            "health_check_timeout_s": 2,  # a stopped ingress is replaced after three checks
         },
     )
 
@@ -219,6 +218,23 @@ def test_killed_lone_replicas_lose_no_request(cluster: Cluster, doubled: dict[st
         return victims.isdisjoint(find(cluster, CALLED)) and is_settled(cluster, 1)
 
     require_cut_streams_only(watch(cluster, fault, are_replaced))
+
+
+def test_stopped_lone_replicas_are_replaced(cluster: Cluster, doubled: dict[str, Any]) -> None:
+    """Clients wait for the next replica, or are told to send the request again."""
+    cluster.deploy(scaled(doubled, 1))
+    wait_for(lambda: is_settled(cluster, 1), 60)
+    victims = find(cluster, CALLED)
+
+    def fault() -> None:
+        for victim in victims:
+            victim.suspend()
+
+    def are_replaced() -> bool:
+        return victims.isdisjoint(find(cluster, CALLED)) and is_settled(cluster, 1)
+
+    scene = watch(cluster, fault, are_replaced)
+    assert {one.seen.outcome for one in scene.failed()} <= {"503 replicas_silent", LOST}
 
 
 def test_rolling_update_loses_no_request_and_finishes_streams(

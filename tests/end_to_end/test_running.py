@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
-from tests.support.cluster_load import embed, load
+from tests.support.cluster_load import embed
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import EMBEDDER, ENCODER_MODELS, QA_MODEL
 
@@ -97,18 +96,6 @@ def crowd_statuses(cluster: Cluster, inputs: list[str]) -> set[int]:
 def replica_pids(cluster: Cluster) -> set[int]:
     names = ("Ingress", "Tokenizer", "CpuEncoder")
     return {replica.pid for name in names for replica in cluster.replicas(name)}
-
-
-def test_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
-    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
-
-    async def two_have_served() -> None:
-        await asyncio.to_thread(wait_for, lambda: len(cluster.replicas("CpuEncoder")) == 2, 60)
-        await asyncio.sleep(3)
-
-    statuses = asyncio.run(load(cluster, clients=24, until=two_have_served()))
-    assert set(statuses) == {200}
-    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, 60)
 
 
 def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:

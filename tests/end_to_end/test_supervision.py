@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,14 @@ def test_killed_driver_starts_again_alone(own_cluster: Cluster) -> None:
     assert own_cluster.find(REPLICA) == replicas
 
 
+@pytest.mark.parametrize("fault", [psutil.Process.kill, psutil.Process.suspend])
 @pytest.mark.parametrize("victim", ["gcs/gcs_server", "raylet/raylet"])
-def test_killed_core_starts_everything_again(own_cluster: Cluster, victim: str) -> None:
+def test_lost_core_starts_everything_again(
+    own_cluster: Cluster, victim: str, fault: Callable[[psutil.Process], None]
+) -> None:
     before = restarts(own_cluster)
     lost: list[httpx.HTTPError] = []
-    find(own_cluster, victim).kill()
+    fault(find(own_cluster, victim))
 
     def is_restarted() -> bool:
         try:

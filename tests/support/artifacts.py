@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from deployments.artifacts.manifest import (
     ModelSource,
     Parity,
 )
+from deployments.artifacts.migration import PREVIOUS
 from deployments.artifacts.store import file_sha256, model_directory, set_latest
 from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.engines.graph_io import TOKENS_OUTPUT
@@ -205,3 +207,15 @@ def seal_without_token_vectors(store: Path, model_id: str) -> Path:
     write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))
     replace_sealed_file(directory, GRAPH_NAME, (directory / GRAPH_NAME).read_bytes())
     return directory
+
+
+def make_previous(artifact: Path) -> None:
+    """Write the manifest as the release before wrote it, in schema 3."""
+    path = artifact / MANIFEST_NAME
+    raw = json.loads(path.read_bytes())
+    raw["schema_version"] = PREVIOUS
+    for name in ("batched_cosine_worst", "batched_top1_agreement"):
+        del raw["gate"][name]
+    for candidate in raw["candidates"]:
+        del candidate["parity"]["batched_top1_agreement"]
+    path.write_text(json.dumps(raw))

@@ -99,9 +99,13 @@ class Cluster:
 
     def draining(self, deployment: str) -> set[int]:
         """Return the ids of the processes whose replicas Serve has asked to end."""
-        details = self._call_serve("GET").json()["applications"]["hundredfold"]["deployments"]
-        replicas = details[deployment]["replicas"]
+        replicas = self.status()["deployments"][deployment]["replicas"]
         return {replica["pid"] for replica in replicas if replica["state"] == "STOPPING"}
+
+    def status(self) -> dict[str, Any]:
+        """Return what Serve tells of the application."""
+        details: dict[str, Any] = self._call_serve("GET").json()["applications"]["hundredfold"]
+        return details
 
     def _call_serve(self, method: str, config: dict[str, Any] | None = None) -> httpx.Response:
         """Call Serve's REST API, which asks for Ray's token."""

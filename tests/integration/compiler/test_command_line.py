@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,13 +22,14 @@ from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult
 from build_artifacts.recipes import FULL, QUICK, SEARCH_PRESETS
-from deployments.artifacts.manifest import MANIFEST_NAME, Gate
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Gate
+from deployments.artifacts.migration import SCHEMA
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.integration.compiler.conftest import BOTH_DEVICES
-from tests.support.artifacts import GRAPH_NAME, seal_tiny
+from tests.support.artifacts import GRAPH_NAME, make_previous, seal_tiny
 from tests.support.builders import tiny_tokenizer
 from tests.support.pruned_checkpoints import PRUNED, pruned_encoder
 
@@ -370,3 +372,20 @@ def test_ls_json_lists_versions(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["ls", "--store", str(tmp_path), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["id"], entry["is_latest"]) == ("tiny/model", True)
+
+
+def test_migrate_writes_manifests_of_the_previous_schema_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = seal_tiny(tmp_path, "tiny/old"), seal_tiny(tmp_path, "tiny/new")
+    make_previous(old)
+    untouched = (new / MANIFEST_NAME).read_bytes()
+    os.utime(old / MANIFEST_NAME, (1_000, 1_000))
+    loaded = ArtifactManifest.read(old)
+    for expected in ("1 manifests migrated", "0 manifests migrated"):
+        assert main(["migrate", "--store", str(tmp_path)]) == 0
+        assert expected in capsys.readouterr().out
+    assert json.loads((old / MANIFEST_NAME).read_bytes())["schema_version"] == SCHEMA
+    assert ArtifactManifest.read(old) == loaded
+    assert (old / MANIFEST_NAME).stat().st_mtime == 1_000, "the time of the seal"
+    assert (new / MANIFEST_NAME).read_bytes() == untouched

@@ -59,8 +59,7 @@ def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
     assert "exit code -9" in edge.reports[0]
 
 
-def test_stopped_haproxy_is_replaced(edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.edge.haproxy_process.COMMAND_S", 0.5)
+def test_stopped_haproxy_is_replaced(edge: EdgeHarness) -> None:
     (stopped,) = edge.haproxies()
     stopped.suspend()
     wait_for(lambda: not stopped.is_running(), 10)

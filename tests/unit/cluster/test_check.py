@@ -183,6 +183,11 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             "`shrink_busy` (0.7) must be above 0 and below `target_busy` (0.7)",
         ),
         ({f"{TARGETS}.drain_s": 0}, TARGETS, "`drain_s` is 0"),
+        (
+            {f"{CPU_GENERATOR}.autoscaling_config.min_replicas": 0},
+            f"{CPU_GENERATOR}.autoscaling_config.min_replicas",
+            "`/ready` answers 503",
+        ),
         ({f"{TARGETS}.target_load": 4096}, TARGETS, "unexpected keyword argument 'target_load'"),
         ({f"{INGRESS}.max_queued_requests": 0}, INGRESS, "a positive integer"),
         ({f"{INGRESS}.num_replicas": "auto"}, f"{INGRESS}.num_replicas", "fixed num_replicas"),

@@ -87,7 +87,7 @@ def test_policy_sums_replicas_and_calls_in_handles(
     ("targets", "message"),
     [
         ({"target_busy": 0.0}, "below `target_busy`"),
-        ({"target_busy": 1.1}, "at most 1"),
+        ({"target_busy": 1.0}, "below 1"),
         ({"shrink_busy": 0.7}, "shrink_busy"),
         ({"shrink_busy": 0.0}, "shrink_busy"),
         ({"drain_s": 0.0}, "drain_s"),

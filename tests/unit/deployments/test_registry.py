@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings, ModelSettings
 from deployments.errors import (
     ArtifactMissing,
     DigestMismatch,
+    EngineFailed,
+    HardwareUnavailable,
     ManifestInvalid,
+    ServeError,
     UnknownModel,
     UnknownTask,
 )
@@ -96,3 +100,43 @@ def test_model_of_an_unknown_task_is_rejected(tmp_path: Path) -> None:
     (error,) = registry.rejected().values()
     assert isinstance(error, UnknownTask)
     assert "`poetry`" in error.message
+
+
+def test_pinned_version_that_is_refused_ends_the_start(tmp_path: Path) -> None:
+    whole, damaged = (seal_tiny(tmp_path, f"tiny/{name}") for name in ("whole", "damaged"))
+    (damaged / GRAPH_NAME).write_bytes(b"")
+    pinned = [
+        ModelSettings(id="tiny/whole", version=whole.name),
+        ModelSettings(id="tiny/damaged", version=damaged.name),
+    ]
+    with pytest.raises(DigestMismatch, match=GRAPH_NAME):
+        ModelRegistry(tmp_path, pinned)
+    with pytest.raises(ArtifactMissing, match="feedfeedfeed"):
+        ModelRegistry(tmp_path, [ModelSettings(id="tiny/whole", version="feedfeedfeed")])
+
+
+@pytest.mark.parametrize(
+    ("error", "is_pinned", "ends_the_start"),
+    [
+        (EngineFailed, True, True),
+        (EngineFailed, False, False),
+        (HardwareUnavailable, True, False),  # the model has no graph for this device
+    ],
+)
+def test_pinned_version_that_cannot_be_loaded_ends_the_start(
+    tmp_path: Path, error: type[ServeError], is_pinned: bool, ends_the_start: bool
+) -> None:
+    version = seal_tiny(tmp_path, "tiny/model").name if is_pinned else LATEST_NAME
+    if not is_pinned:
+        seal_tiny(tmp_path, "tiny/model")
+    registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/model", version=version)])
+
+    def fail(_model: object) -> None:
+        raise error("not here")
+
+    if ends_the_start:
+        with pytest.raises(error):
+            registry.load_each(fail)
+    else:
+        (failure,) = registry.load_each(fail)[1].values()
+        assert isinstance(failure, error)

@@ -9,6 +9,7 @@ import pytest
 
 from deployments import errors
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
+from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.store import (
     LATEST_NAME,
     model_directory,
@@ -17,7 +18,7 @@ from deployments.artifacts.store import (
     set_latest,
 )
 from deployments.artifacts.types import Device
-from tests.support.artifacts import GRAPH_NAME, seal_tiny, tiny_manifest
+from tests.support.artifacts import GRAPH_NAME, make_previous, seal_tiny, tiny_manifest
 
 Damage = Callable[[Path], None]
 
@@ -98,6 +99,11 @@ def set_option(name: str, value: object) -> Damage:
         (add_file("long" * 500), errors.DigestMismatch, "long"),
         (add_file("graphs"), errors.DigestMismatch, "graphs"),
         (set_field("schema_version", 99), errors.ManifestTooNew, "99"),
+        (
+            set_field("schema_version", PREVIOUS - 1),
+            errors.ManifestInvalid,
+            "Build the model again",
+        ),
         (set_field("schema_version", "new"), errors.ManifestInvalid, "schema_version"),
         (set_field("tasks", [{}]), errors.ManifestInvalid, "tasks.0"),
         (set_field("tasks", []), errors.ManifestInvalid, "tasks"),
@@ -222,3 +228,15 @@ def test_resolve_version_of_a_missing_model_hints_at_the_build(tmp_path: Path) -
 
 def test_resolve_inside_accepts_nested_paths(tmp_path: Path) -> None:
     assert resolve_inside(tmp_path, "a/b/c") == tmp_path / "a/b/c"
+
+
+def test_manifest_of_the_previous_schema_loads_with_its_own_limits(tmp_path: Path) -> None:
+    artifact = seal_tiny(tmp_path, "tiny/model")
+    now = ArtifactManifest.read(artifact)
+    make_previous(artifact)
+    before = ArtifactManifest.read(artifact)
+    assert before.schema_version == SCHEMA
+    assert before.gate.batched_cosine_worst == before.gate.cosine_worst
+    assert before.gate.batched_top1_agreement == 0.0
+    assert before.candidates == now.candidates
+    assert before.files == now.files

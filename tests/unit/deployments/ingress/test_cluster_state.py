@@ -9,12 +9,13 @@ import pytest
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.ingress.cluster_state import (
+    MAX_AGE_S,
     ClusterMonitor,
     ClusterSnapshot,
     DeploymentState,
     read_serve_status,
 )
-from tests.support.fakes import TIMEOUT_S, wait_until
+from tests.support.fakes import TIMEOUT_S, FakeClock, wait_until
 
 ALL = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
 
@@ -106,6 +107,21 @@ async def test_failed_read_keeps_the_former_state() -> None:
     former = encoders.states
     await encoders.refresh()
     assert encoders.states == former
+    assert encoders.missing() == []
+
+
+async def test_state_that_is_too_old_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("deployments.ingress.cluster_state.time.monotonic", clock)
+    encoders = monitor(FakeLook(ClusterSnapshot(ALL), None, ClusterSnapshot(ALL)))
+    await encoders.refresh()
+    clock.now_s += MAX_AGE_S
+    await encoders.refresh()  # fails
+    assert encoders.missing() == []
+    clock.now_s += 1
+    (missing,) = encoders.missing()
+    assert "is 31 s old, the maximum is 30 s" in missing
+    await encoders.refresh()
     assert encoders.missing() == []
 
 

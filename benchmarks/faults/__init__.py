@@ -1,0 +1,1 @@
+"""Processes of a server killed and stopped under load."""

@@ -1,0 +1,104 @@
+"""Results of one fault each, and their table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common.report import Table
+from benchmarks.faults.load import RIGHT, WRONG, Observation
+from benchmarks.faults.victims import ACTION_NAMES, KINDS, Action, Kind
+
+SLOW_S = 1.0  # an answer that takes longer counts as disturbed
+MIN_ANSWERED = 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultResult:
+    """What clients saw of one fault, from some seconds before it until the server recovered."""
+
+    kind: str
+    action: Action
+    requests: int
+    outcomes: Mapping[str, int]  # of the requests that were not answered rightly
+    wrong: int
+    worst_s: float  # longest wait of an answered request
+    median_s: float
+    # s from the fault to the end of the last request that failed or was slow; 0 if none was.
+    disturbed_s: float
+    successor_s: float | None  # s until another process of the kind ran; None: it was not replaced
+
+    @property
+    def answered(self) -> float:
+        return 1 - sum(self.outcomes.values()) / self.requests if self.requests else 0.0
+
+    def is_reached(self, kind: Kind) -> bool:
+        """Whether no answer was wrong and the loss cost no more than it may."""
+        if self.wrong:
+            return False
+        if kind.max_disturbed_s is None or self.answered >= MIN_ANSWERED:
+            return self.answered >= MIN_ANSWERED
+        return self.disturbed_s <= kind.max_disturbed_s
+
+
+def summarize_fault(
+    kind: Kind,
+    action: Action,
+    observations: Sequence[Observation],
+    fault_s: float,
+    successor_s: float | None,
+) -> FaultResult:
+    """`fault_s` is the time.perf_counter of the fault."""
+    right = sorted(one.seconds for one in observations if one.outcome == RIGHT)
+    failed = Counter(f"{one.kind} {one.outcome}" for one in observations if one.outcome != RIGHT)
+    disturbed = [
+        one.ended_s - fault_s
+        for one in observations
+        if one.outcome != RIGHT or one.seconds > SLOW_S
+    ]
+    return FaultResult(
+        kind=kind.name,
+        action=action,
+        requests=len(observations),
+        outcomes=dict(failed),
+        wrong=sum(one.outcome == WRONG for one in observations),
+        worst_s=right[-1] if right else 0.0,
+        median_s=right[len(right) // 2] if right else 0.0,
+        disturbed_s=max(0.0, *disturbed) if disturbed else 0.0,
+        successor_s=successor_s,
+    )
+
+
+def merge(former: Iterable[Mapping[str, Any]], results: Iterable[FaultResult]) -> list[FaultResult]:
+    """Replace the results of a former run by those of the same faults; order as in KINDS."""
+    merged = {(one["kind"], one["action"]): FaultResult(**one) for one in former}
+    merged |= {(one.kind, one.action): one for one in results}
+    order = [(kind.name, action) for action in ACTION_NAMES for kind in KINDS]
+    return [merged[key] for key in order if key in merged]
+
+
+def build_table(results: Iterable[FaultResult]) -> Table:
+    kinds = {kind.name: kind for kind in KINDS}
+    columns = (
+        *("process", "fault", "requests", "answered", "wrong", "worst wait", "disturbed for"),
+        *("successor after", "goal"),
+    )
+    rows = [_build_row(result, kinds[result.kind]) for result in results]
+    return Table("faults", columns, rows)
+
+
+def _build_row(result: FaultResult, kind: Kind) -> tuple[str, ...]:
+    goal = "99.9 %" if kind.max_disturbed_s is None else f"{kind.max_disturbed_s:g} s"
+    return (
+        result.kind,
+        ACTION_NAMES[result.action],
+        str(result.requests),
+        f"{100 * result.answered:.2f} %",
+        str(result.wrong),
+        f"{result.worst_s:.1f} s",
+        f"{result.disturbed_s:.1f} s",
+        "-" if result.successor_s is None else f"{result.successor_s:.1f} s",
+        f"{goal}: {'reached' if result.is_reached(kind) else 'missed'}",
+    )

@@ -1,0 +1,42 @@
+"""Versions that cannot be served: the replicas of the version before go on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import httpx
+
+from tests.end_to_end.test_edge import Prober
+from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.served_models import EMBEDDER
+
+UNKNOWN_VERSION = "feedfeedfeed"
+
+
+def pin(config: dict[str, Any], model_id: str, version: str) -> dict[str, Any]:
+    pinned = copy.deepcopy(config)
+    (model,) = [
+        entry for entry in pinned["applications"][0]["args"]["models"] if entry["id"] == model_id
+    ]
+    model["version"] = version
+    return pinned
+
+
+def test_refused_version_leaves_the_old_replicas_serving(
+    cluster: Cluster, config: dict[str, Any]
+) -> None:
+    names = ("Ingress", "CpuEncoder", "CpuGenerator")
+    before = {name: cluster.replicas(name) for name in names}
+    prober = Prober(cluster)
+    try:
+        cluster.deploy(pin(config, EMBEDDER, UNKNOWN_VERSION))
+        wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", 120)
+        assert UNKNOWN_VERSION in cluster.status()["message"]
+        assert {name: cluster.replicas(name) for name in names} == before
+        assert httpx.get(f"{cluster.url}/ready", timeout=5).status_code == 200
+    finally:
+        outcomes = prober.stop()
+        cluster.deploy(config)
+        wait_for(lambda: cluster.status()["status"] == "RUNNING", 120)
+    assert set(outcomes) == {"200"}, outcomes

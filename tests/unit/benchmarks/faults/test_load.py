@@ -1,0 +1,82 @@
+"""Steady load on a small server: open loop, known answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import orjson
+import pytest
+
+from benchmarks.common.http import ServerAddress
+from benchmarks.faults.load import RIGHT, WRONG, KnownRequest, SteadyLoad, judge
+from benchmarks.hostile.wire import CLOSED, HttpExchange, build_post
+from tests.support.fakes import wait_until
+
+
+@dataclass
+class SmallServer:
+    """Answers every request with `body` when `may_answer` is set; closes if `body` is empty."""
+
+    body: bytes = b"[1]"
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    received: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.received += 1
+        await self.may_answer.wait()
+        if self.body:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(self.body))
+            writer.write(self.body)
+        writer.close()
+
+
+@asynccontextmanager
+async def running(small: SmallServer) -> AsyncIterator[ServerAddress]:
+    server = await asyncio.start_server(small.serve, "127.0.0.1", 0)
+    async with server:
+        yield ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+
+
+REQUEST = KnownRequest("encoder", build_post("/", b"{}"), lambda body: bool(body == [1]))
+
+
+async def test_requests_are_sent_while_none_is_answered() -> None:
+    small = SmallServer()
+    async with running(small) as address:
+        load = SteadyLoad(address)
+        load.start([REQUEST], rate=500)
+        await wait_until(lambda: small.received > 5)
+        assert load.observations == []
+        small.may_answer.set()
+        await load.stop()
+        assert len(load.observations) == small.received
+        assert {one.outcome for one in load.observations} == {RIGHT}
+
+
+@pytest.mark.parametrize(("body", "outcome"), [(b"[2]", WRONG), (b"", str(CLOSED))])
+async def test_wrong_and_missing_answers_are_counted(body: bytes, outcome: str) -> None:
+    small = SmallServer(body)
+    small.may_answer.set()
+    async with running(small) as address:
+        load = SteadyLoad(address)
+        load.start([REQUEST], rate=500)
+        await wait_until(lambda: len(load.observations) > 1)
+        await load.stop()
+    assert {one.outcome for one in load.observations} == {outcome}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome"),
+    [
+        (200, b"[1]", RIGHT),
+        (200, b"[1", WRONG),
+        (200, orjson.dumps({"error": "x"}), WRONG),
+        (503, b"[1]", "503"),
+    ],
+)
+def test_only_the_known_answer_is_right(status: int, body: bytes, outcome: str) -> None:
+    assert judge(REQUEST, HttpExchange(status, b"", body)) == outcome
