@@ -121,6 +121,10 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_nothing(command: argparse.ArgumentParser) -> None:
+    del command
+
+
 def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON to stdout")
 
