@@ -76,7 +76,8 @@ class RayHost:
             return silent
 
         self.children.wait(find_silent)
-        time.sleep(SETTLE_S)
+        if "ray" not in self.children.ended():  # else everything starts again
+            time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
         """Start again what has ended; without Ray, everything. Raises StartError."""

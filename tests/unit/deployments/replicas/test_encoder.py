@@ -48,7 +48,14 @@ from tests.support.artifacts import (
     seal_tiny,
     seal_without_token_vectors,
 )
-from tests.support.fakes import ListRecorder, far_deadline, item
+from tests.support.fakes import (
+    TIMEOUT_S,
+    ListRecorder,
+    ScriptedEngine,
+    far_deadline,
+    item,
+    wait_until,
+)
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 # fp32 sums of at most 16 values of size 1.
@@ -373,3 +380,31 @@ async def test_large_output_is_decoded_off_the_event_loop(
 
 async def test_check_health_passes_for_an_idle_encoder(encoder: EncoderHarness) -> None:
     await encoder.replica.check_health()
+
+
+async def test_check_health_fails_while_one_of_two_passes_hangs(
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, started = threading.Event(), threading.Event()
+
+    def hang(_batch: Batch) -> Outputs:
+        started.set()
+        assert held.wait(TIMEOUT_S)
+        return Outputs(np.zeros((1, WIDTH), np.float32))
+
+    model, replica = encoder.key.model, encoder.replica
+    working = replica._engines[model]
+    replica._swap_engine(model, ScriptedEngine(hang))
+    hanging = asyncio.create_task(replica.infer(encoder.batch(call(3))))
+    await wait_until(started.is_set)
+    replica._swap_engine(model, working)
+    (answer,) = await replica.infer(encoder.batch(call(2)))
+    assert isinstance(answer, CallResult)
+    await replica.check_health()
+    monkeypatch.setattr(replica, "_hang_timeout_s", 0.0)
+    monkeypatch.setattr("deployments.health.SLOW_FACTOR", 0.0)
+    with pytest.raises(EngineFailed, match="a call has run for"):
+        await replica.check_health()
+    held.set()
+    await hanging
+    await replica.check_health()
