@@ -71,7 +71,6 @@ from deployments.transports.channel.clients import (
 from deployments.transports.channel.hooks import ReplicaChannel, open_pool
 from deployments.transports.channel.services import (
     encoder_service,
-    encoder_window,
     generator_service,
     tokenizer_service,
 )
@@ -142,18 +141,16 @@ class Encoder(_ChannelHooks):
             args, device, DeferredRecorder(EncoderMetrics())
         )
         self._replica.start()
-        self._passes = args.encoders[device].concurrent_passes
         self._tokenizer = TokenizerReplica(
             args, DeferredRecorder(TokenizerMetrics()), generative=False
         )
-        service = encoder_service(self._replica, self._tokenizer, self._passes)
+        service = encoder_service(self._replica, self._tokenizer)
         self._channel = ReplicaChannel(service, args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         settings = EncoderUserConfig.parse(user_config)
         self._replica.configure(settings.batching)
         self._tokenizer.configure(settings.tokenizer)
-        self._channel.resize_window(encoder_window(settings.batching, self._passes))
 
     async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
         return await self._replica.infer(to_deadlines(batch))

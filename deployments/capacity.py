@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,36 +10,51 @@ from deployments.errors import Overloaded
 
 
 class Capacity:
-    """Units in use, such as items or bytes. Use from one event loop."""
+    """Units in use, such as items or bytes. Use from one event loop.
+
+    A client that is known may use half of them; one request alone may use more.
+    """
 
     def __init__(self, limit: Callable[[], int], unit: str) -> None:
         """`limit` is read at each reservation, because settings change without a restart."""
         self.used = 0
         self._limit = limit
         self._unit = unit
+        self._used_by: Counter[str] = Counter()  # known clients
 
     @property
     def limit(self) -> int:
         return self._limit()
 
-    def reserve(self, units: int) -> None:
+    def reserve(self, units: int, client: str = "") -> None:
         """Reserve `units`. Raises Overloaded (429) at once when too few are free."""
-        limit = self._limit()
+        limit, own = self._limit(), self._used_by[client]
+        if own and 2 * (own + units) > limit:
+            raise Overloaded(
+                f"{own} {self._unit} of this client are in flight and the request needs {units}; "
+                f"one client may have {limit // 2}. Retry later."
+            )
         if self.used + units > limit:
             raise Overloaded(
                 f"Model is overloaded: {self.used} of {limit} {self._unit} are in use and the "
                 f"request needs {units}. Retry later."
             )
         self.used += units
+        if client:
+            self._used_by[client] += units
 
-    def release(self, units: int) -> None:
+    def release(self, units: int, client: str = "") -> None:
         self.used -= units
+        if client:
+            self._used_by[client] -= units
+            if not self._used_by[client]:
+                del self._used_by[client]
 
     @contextmanager
-    def hold(self, units: int) -> Iterator[None]:
+    def hold(self, units: int, client: str = "") -> Iterator[None]:
         """Reserve `units` for the block. Raises Overloaded."""
-        self.reserve(units)
+        self.reserve(units, client)
         try:
             yield
         finally:
-            self.release(units)
+            self.release(units, client)

@@ -103,7 +103,7 @@ class LimitSettings(_Settings):
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
     request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts once per use
-    inflight_items: int = Field(4_096, ge=1)
+    inflight_items: int = Field(8_192, ge=1)  # half of them per client
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
     inflight_generations: int = Field(256, ge=1)  # generations in flight

@@ -174,9 +174,22 @@ class UnknownToken(ServeError):
 
 
 class Overloaded(ServeError):
-    """A queue is full. Nothing was computed; retrying later is safe."""
+    """A queue is full, or too long for the deadline. Nothing was computed; retrying is safe.
+
+    `needed_s` is the predicted time of the request, if the queue is too long.
+    """
 
     status, code, retryable, retry_after_s = 429, "overloaded", True, 1.0
+    needed_s: float | None = None
+
+
+def build_overloaded(
+    message: str, retry_after_s: float, needed_s: float | None = None
+) -> Overloaded:
+    """Build the refusal of a request that may be sent again after `retry_after_s`."""
+    error = Overloaded(message)
+    error.retry_after_s, error.needed_s = max(retry_after_s, 1.0), needed_s
+    return error
 
 
 class EngineFailed(ServeError):

@@ -3,20 +3,25 @@
 Self-clocked fair queuing (Golestani 1994, https://doi.org/10.1109/INFCOM.1994.337677). Every client
 with queued items gets the same share of the served cost, as with deficit round-robin. Unlike there,
 the position of an item is known when it is queued, which the prediction of its end requires.
+
+A lower priority gets LOWER_SHARE of the cost while a higher one waits, so that it never starves.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 # Clients without queued items that are kept before the next search for those to forget.
 MAX_IDLE_CLIENTS = 64
+LOWER_SHARE = 1 / 16
 
 
 class _Entry(NamedTuple, Generic[T]):
@@ -47,6 +52,8 @@ class FairQueue(Generic[T]):
         self._classes: dict[int, _PriorityClass] = {}
         self._queued: Counter[str] = Counter()  # items by client
         self._pushed = 0
+        self._cost = 0.0
+        self._overtaken = 0.0  # cost taken before the lower priority since its last turn
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -56,23 +63,63 @@ class FairQueue(Generic[T]):
 
     @property
     def first(self) -> T | None:
-        return self._entries[0].item if self._entries else None
+        """The item whose turn it is."""
+        return self._entries[self._turn()].item if self._entries else None
+
+    @property
+    def last(self) -> T | None:
+        return self._entries[-1].item if self._entries else None
+
+    @property
+    def cost(self) -> float:
+        """The sum of all items."""
+        return max(self._cost, 0.0) if self._entries else 0.0
+
+    def ahead(self, *, cost: float, client: str = "", priority: int = 0) -> list[T]:
+        """Return the items that would be served before one that is pushed now, in order."""
+        count = self._count_ahead(cost, client, priority)
+        return [entry.item for entry in self._entries[:count]]
+
+    def cost_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> float:
+        """Return the cost of the items that `ahead` returns."""
+        count = self._count_ahead(cost, client, priority)
+        return sum(entry.cost for entry in islice(self._entries, count))
+
+    def peek(self, count: int) -> list[T]:
+        """Return up to `count` items, from the one whose turn it is."""
+        start = self._turn()
+        return [entry.item for entry in self._entries[start : start + count]]
 
     def push(self, item: T, *, cost: float, client: str = "", priority: int = 0) -> None:
         """Queue an item. Costs are above 0, in any unit that all items share."""
-        group = self._classes.setdefault(priority, _PriorityClass())
-        finish = max(group.now, group.last_finish.get(client, 0.0)) + cost
-        group.last_finish[client] = finish
+        finish = self._finish(cost, client, priority)
+        self._classes[priority].last_finish[client] = finish
+        self._cost += cost
         self._queued[client] += 1
         self._pushed += 1
         entry = _Entry(priority, finish, self._pushed, cost, client, item)
         insort(self._entries, entry, key=lambda each: each.position)
 
     def take_first(self) -> T:
-        entry = self._entries.pop(0)
-        self._classes[entry.priority].now = entry.finish
-        self._forget([entry])
-        return entry.item
+        return self.take(1, lambda _items: [0])[0]
+
+    def take(self, count: int, choose: Callable[[list[T]], Sequence[int]]) -> list[T]:
+        """Take the items that `choose` selects, by index, among those that `peek` returns.
+
+        The first must be one of them. The others are served before their turn, but charged.
+        """
+        start = self._turn()
+        window = self._entries[start : start + count]
+        chosen = choose([entry.item for entry in window])
+        taken = [window[index] for index in chosen]
+        self._pass_turn(window[0], sum(entry.cost for entry in taken))
+        numbers = {entry.number for entry in taken}
+        self._entries[start : start + count] = [
+            entry for entry in window if entry.number not in numbers
+        ]
+        self._classes[window[0].priority].now = window[0].finish
+        self._forget(taken)
+        return [entry.item for entry in taken]
 
     def take_last(self) -> T:
         """Take the item whose turn is last; its client is not charged for it."""
@@ -89,6 +136,27 @@ class FairQueue(Generic[T]):
             self._refund(removed)
         return [entry.item for entry in removed]
 
+    def _turn(self) -> int:
+        """Return the index of the item whose turn it is: the first, or that of lower priority."""
+        entries = self._entries
+        if not entries or entries[0].priority == entries[-1].priority:
+            return 0
+        lower = bisect(entries, (entries[0].priority, inf, 0), key=lambda each: each.position)
+        return lower if self._overtaken * LOWER_SHARE >= entries[lower].cost else 0
+
+    def _pass_turn(self, first: _Entry[T], cost: float) -> None:
+        is_highest = first.priority == self._entries[0].priority
+        has_lower = is_highest and self._entries[-1].priority != first.priority
+        self._overtaken = self._overtaken + cost if has_lower else 0.0
+
+    def _finish(self, cost: float, client: str, priority: int) -> float:
+        group = self._classes.setdefault(priority, _PriorityClass())
+        return max(group.now, group.last_finish.get(client, 0.0)) + cost
+
+    def _count_ahead(self, cost: float, client: str, priority: int) -> int:
+        position = (priority, self._finish(cost, client, priority), self._pushed + 1)
+        return bisect(self._entries, position, key=lambda each: each.position)
+
     def _refund(self, entries: Sequence[_Entry[T]]) -> None:
         for entry in entries:
             self._classes[entry.priority].last_finish[entry.client] -= entry.cost
@@ -97,11 +165,13 @@ class FairQueue(Generic[T]):
     def _forget(self, entries: Sequence[_Entry[T]]) -> None:
         """Drop what is known of clients without queued items, once it no longer matters."""
         for entry in entries:
+            self._cost -= entry.cost
             self._queued[entry.client] -= 1
             if not self._queued[entry.client]:
                 del self._queued[entry.client]
         if not self._entries:
             self._classes.clear()
+            self._cost = 0.0
         for group in self._classes.values():
             if len(group.last_finish) > len(self._queued) + MAX_IDLE_CLIENTS:
                 group.last_finish = {

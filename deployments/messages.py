@@ -107,7 +107,7 @@ class BatchKey(NamedTuple):
     model: ModelRef
     task: str
     device: Device
-    long: bool
+    long: bool  # a call that is sent alone
 
 
 class CallBatch(NamedTuple):

@@ -62,6 +62,9 @@ class EncoderMetrics:
             tag_keys=PASS_LABELS,
         )
         self._waiting = Gauge(f"{PREFIX}_waiting_items", "Texts in the queue when a pass ended")
+        self._waiting_s = Gauge(
+            f"{PREFIX}_waiting_seconds", "Predicted time of the queue when a pass ended"
+        )
 
     def record(self, done: ForwardPassRecord) -> None:
         labels = {"model": done.model, "compute": done.compute}
@@ -73,6 +76,7 @@ class EncoderMetrics:
         self._forward.observe(done.forward_s, labels)
         self._batch.observe(done.items, labels)
         self._waiting.set(done.waiting_items)
+        self._waiting_s.set(done.waiting_s)
 
 
 class GeneratorMetrics:

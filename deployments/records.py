@@ -46,6 +46,7 @@ class ForwardPassRecord:
     queue_s: float  # the longest wait in the batch
     forward_s: float
     waiting_items: int  # remaining in the queue, all models
+    waiting_s: float = 0.0  # their predicted time
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,25 +11,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.batching.batches import collate, plan_batch
+from deployments.batching.batches import LOOK_AHEAD, plan_batch
+from deployments.batching.passes import PassResult, run_pass
+from deployments.batching.prices import EstimateItem, WorkPrices, guess_item_s
 from deployments.config import BatchSettings
-from deployments.deadlines import is_expired
+from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
-    EngineLost,
     Overloaded,
     ServeError,
-    WrongTask,
-    hide_details,
+    build_overloaded,
 )
+from deployments.fair_queue import FairQueue
 from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
@@ -48,6 +49,8 @@ class LonePass(NamedTuple):
 # Plans a pass of a model that runs alone, by items and padded tokens per item.
 PlanLonePass = Callable[[ModelRef, int, int], LonePass]
 _USUAL = LonePass()
+# A call is accepted if its predicted time, times this, is left until its deadline.
+SAFETY_FACTOR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class _BatchGroup(NamedTuple):
 class _PendingCall:
     """One submitted call until all of its items are computed."""
 
+    group: _BatchGroup
     future: asyncio.Future[CallOutputs]
     deadline_s: float  # see deployments.deadlines
     rows: list[NDArray[np.float32] | None]
@@ -78,15 +82,7 @@ class _PendingCall:
     queue_s: float = 0.0
     forward_s: float = 0.0
     batch_items: int = 0
-
-    def is_live(self) -> bool:
-        """Whether the caller still waits. Fails the future of an expired call."""
-        if self.future.done():
-            return False
-        if is_expired(self.deadline_s):
-            self.future.set_exception(DeadlineExceeded("the deadline passed in the encoder queue"))
-            return False
-        return True
+    price: float = 0.0  # of the items in the queue
 
 
 @dataclass(slots=True)
@@ -94,24 +90,15 @@ class _QueuedItem:
     tokens: TokenizedItem
     call: _PendingCall
     index: int
+    price: float
     arrived_s: float  # time.perf_counter
 
 
-@dataclass(slots=True)
-class _PassResult:
-    """Result of one forward pass: an array or an error per item."""
-
-    compute_type: str
-    started_s: float
-    results: list[NDArray[np.float32] | ServeError] = field(default_factory=list)
-    forward_s: float = 0.0
-
-
 class BatchScheduler:
-    """Queues items per model and runs them in token-budget batches on engine threads.
+    """Queues items fairly to clients and runs them in token-budget batches on engine threads.
 
-    The queue holds `max_waiting_items`. Use it from one event loop. `engines` may change at any
-    time and from any thread: a pass keeps the engine it started with.
+    A call is accepted when it can end before its deadline. Use it from one event loop. `engines`
+    may change at any time and from any thread: a pass keeps the engine it started with.
     """
 
     def __init__(
@@ -122,6 +109,7 @@ class BatchScheduler:
         concurrent_passes: int,
         recorder: ForwardPassRecorder,
         plan_lone_pass: PlanLonePass = lambda _model, _items, _tokens: _USUAL,
+        estimate_item: EstimateItem = guess_item_s,
     ) -> None:
         self.settings = settings
         self.health = {model: WorkerHealth(model.id) for model in engines}
@@ -131,27 +119,25 @@ class BatchScheduler:
         self._plan_lone_pass = plan_lone_pass
         self._busy = 0
         self._meter = BusyMeter(concurrent_passes)
-        self._token_rates = {model: WorkRate() for model in engines}  # s per token, of all threads
-        self._token_rate = WorkRate()  # of all models
+        self._token_rate = WorkRate()  # s per token of any model, of all threads
+        self.prices = WorkPrices(engines.keys(), concurrent_passes, estimate_item)
         self._draining = False
-        self._waiting: dict[_BatchGroup, list[_QueuedItem]] = {}
+        self._queue: FairQueue[_QueuedItem] = FairQueue()  # costs are predicted seconds
+        self._is_cleaning = False
         self._pool = ThreadPoolExecutor(concurrent_passes, thread_name_prefix="engine")
 
     @property
     def waiting_items(self) -> int:
         """Items that no pass has taken yet."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._queue)
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the share of engine threads in use, and the measured time of all that waits.
+        """Return the share of engine threads in use, and the predicted time of all that waits.
 
         `backlog` tokens wait elsewhere, of any model.
         """
-        queued_s = sum(
-            self._token_rates[group.model].predict_s(sum(len(item.tokens.ids) for item in items))
-            for group, items in self._waiting.items()
-        )
-        return Load(self._meter.take(), queued_s + self._token_rate.predict_s(backlog))
+        queued_s = self._queue.cost + self._token_rate.predict_s(backlog)
+        return Load(self._meter.take(), queued_s)
 
     def submit(
         self,
@@ -160,51 +146,137 @@ class BatchScheduler:
         deadline_s: float,
         *,
         unpooled: bool = False,
+        client: str = "",
+        priority: int = 0,
     ) -> asyncio.Future[CallOutputs]:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
         `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
-        WrongTask. Raises Overloaded if the queue is full, ModelUnavailable in quarantine.
-        Cancelling the future, or passing `deadline_s`, drops the items that have not
-        started.
+        WrongTask. Raises Overloaded if the queue is full or too long for the deadline,
+        ModelUnavailable in quarantine. Items that have not started are dropped when the future is
+        cancelled (see `clean`), or when the deadline passes or cannot be kept.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
-        waiting, limit = self.waiting_items, self.settings.max_waiting_items
-        # Accept an oversized call when the queue is empty; it would never fit otherwise.
-        if waiting and waiting + len(items) > limit:
-            raise Overloaded(
-                f"The encoder queue is full: {waiting} items wait, the maximum is {limit}. "
-                "Retry later."
-            )
+        prices = [self.prices.price(model, len(item.ids)) for item in items]
+        price = sum(prices)
+        cost = self.prices.predict_s(model, price)
+        self._check_deadline(cost, deadline_s, client, priority)
+        self._make_room(len(items), cost, client, priority)
         self.health[model].admit()
         call = _PendingCall(
+            group=_BatchGroup(model, unpooled),
             future=asyncio.get_running_loop().create_future(),
             deadline_s=deadline_s,
             rows=[None] * len(items),
             missing=len(items),
             tokens=sum(len(item.ids) for item in items),
+            price=price,
         )
-        now_s = time.perf_counter()
-        queue = self._waiting.setdefault(_BatchGroup(model, unpooled), [])
-        queue.extend(_QueuedItem(tokens, call, i, now_s) for i, tokens in enumerate(items))
+        now_s, rate = time.perf_counter(), cost / price
+        for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
+            queued = _QueuedItem(tokens, call, index, item_price, now_s)
+            self._queue.push(queued, cost=rate * item_price, client=client, priority=priority)
         # Deferred: the caller may submit the remaining calls of a micro-batch first.
         asyncio.get_running_loop().call_soon(self._dispatch)
         return call.future
 
+    def clean(self) -> None:
+        """Remove the items of cancelled calls soon, all at once."""
+        if not self._is_cleaning:
+            self._is_cleaning = True
+            asyncio.get_running_loop().call_soon(self._remove_cancelled)
+
     async def drain(self) -> None:
         """Wait until the queue is empty and no pass runs, then stop the threads."""
         self._draining = True
-        while self._waiting or self._busy:
+        while self._queue or self._busy:
             await asyncio.sleep(0.01)
         self._pool.shutdown()
 
+    def _check_deadline(self, cost: float, deadline_s: float, client: str, priority: int) -> None:
+        """Raise Overloaded if items of this cost are predicted to end after their deadline.
+
+        With nothing queued all are accepted: nothing is gained by a later try.
+        """
+        left_s = remaining_s(deadline_s)
+        has_time = SAFETY_FACTOR * (self._queue.cost + cost) <= left_s
+        if has_time or not self._queue or left_s < 0:  # an expired call is dropped in its turn
+            return
+        ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
+        needed_s = SAFETY_FACTOR * (ahead_s + cost)
+        if needed_s > left_s:
+            raise build_overloaded(
+                f"The request would take about {needed_s:.1f} s, its deadline is in {left_s:.1f} "
+                f"s: {len(self._queue)} texts wait. Retry later.",
+                needed_s - left_s,
+                needed_s,
+            )
+
+    def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
+        """Reject the calls whose turn is last if the queue is full, else raise Overloaded."""
+        limit = self.settings.max_waiting_items
+        # Accept an oversized call when the queue is empty; it would never fit otherwise.
+        while (last := self._queue.last) is not None and len(self._queue) + items > limit:
+            error = build_overloaded(
+                f"The encoder queue is full: {len(self._queue)} items wait, the maximum is "
+                f"{limit}. Retry later.",
+                self._queue.cost,
+            )
+            ahead = self._queue.ahead(cost=cost, client=client, priority=priority)
+            if len(ahead) == len(self._queue):
+                raise error
+            self._reject(last.call, error)
+
+    def _reject(self, call: _PendingCall, error: ServeError) -> None:
+        if not call.future.done():
+            call.future.set_exception(error)
+        self._queue.discard(lambda item: item.call is call)
+
+    def _remove_cancelled(self) -> None:
+        self._is_cleaning = False
+        self._queue.discard(lambda item: item.call.future.cancelled())
+
     def _dispatch(self) -> None:
-        while self._waiting and self._busy < self._max_in_flight():
-            group = min(self._waiting, key=lambda g: self._waiting[g][0].arrived_s)
-            batch = self._next_batch(group)
-            if batch:
-                self._start(group, batch)
+        while self._queue and self._busy < self._max_in_flight():
+            self._drop_late()
+            if self._queue:
+                batch = self._queue.take(LOOK_AHEAD, self._choose)
+                self._start(batch[0].call.group, batch)
+
+    def _drop_late(self) -> None:
+        """Remove those next in turn whose callers left, or that cannot end before their deadline.
+
+        A prediction without measurements drops nothing: an idle replica would never learn.
+        """
+        dropped: set[int] = set()
+        for call in {id(item.call): item.call for item in self._queue.peek(LOOK_AHEAD)}.values():
+            left_s = remaining_s(call.deadline_s)
+            needed_s = self.prices.predict_s(call.group.model, call.price)
+            if left_s < 0:
+                error = DeadlineExceeded("the deadline passed in the encoder queue")
+            elif needed_s > SAFETY_FACTOR * left_s and self.prices.is_measured(call.group.model):
+                error = DeadlineExceeded(
+                    f"the rest of the request takes about {needed_s:.1f} s, its deadline is in "
+                    f"{left_s:.1f} s. Send fewer or shorter texts."
+                )
+            elif not call.future.done():
+                continue
+            else:
+                error = None
+            dropped.add(id(call))
+            if error is not None and not call.future.done():
+                call.future.set_exception(error)
+        if dropped:
+            self._queue.discard(lambda item: id(item.call) in dropped)
+
+    def _choose(self, items: list[_QueuedItem]) -> list[int]:
+        """Select the items of the next pass: those of the group whose turn it is."""
+        group = items[0].call.group
+        same = [index for index, item in enumerate(items) if item.call.group == group]
+        idle_threads = max(1, self._concurrent_passes - self._busy)
+        lengths = [len(items[index].tokens.ids) for index in same]
+        return [same[index] for index in plan_batch(lengths, self.settings, idle_threads)]
 
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
@@ -215,18 +287,9 @@ class BatchScheduler:
         is_prefetching = self.waiting_items >= self.settings.prefetch_from_items
         return self._concurrent_passes + is_prefetching
 
-    def _next_batch(self, group: _BatchGroup) -> list[_QueuedItem]:
-        queue = [item for item in self._waiting.pop(group) if item.call.is_live()]
-        if not queue:
-            return []
-        idle_threads = max(1, self._concurrent_passes - self._busy)
-        indices = plan_batch([len(item.tokens.ids) for item in queue], self.settings, idle_threads)
-        taken = set(indices)
-        if remaining := [item for i, item in enumerate(queue) if i not in taken]:
-            self._waiting[group] = remaining
-        return [queue[i] for i in indices]
-
     def _start(self, group: _BatchGroup, batch: list[_QueuedItem]) -> None:
+        for item in batch:
+            item.call.price -= item.price
         items = [item.tokens for item in batch]
         lone = self._plan_if_alone(group, items)
         engine = lone.engine or self._engines[group.model]
@@ -236,9 +299,9 @@ class BatchScheduler:
 
         padded_tokens = len(items) * max(len(item.ids) for item in items)
 
-        def run() -> _PassResult:
+        def run() -> PassResult:
             with health.running(padded_tokens):
-                return _run(engine, items, group.unpooled)
+                return run_pass(engine, items, group.unpooled)
 
         if lone.is_brief:
             self._finish(group.model, batch, run())
@@ -247,12 +310,12 @@ class BatchScheduler:
         running.add_done_callback(lambda done: self._finish(group.model, batch, done.result()))
 
     def _plan_if_alone(self, group: _BatchGroup, items: list[TokenizedItem]) -> LonePass:
-        if self._busy or self._waiting or group.unpooled:
+        if self._busy or self._queue or group.unpooled:
             return _USUAL
         longest = max(len(item.ids) for item in items)
         return self._plan_lone_pass(group.model, len(items), longest)
 
-    def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: _PassResult) -> None:
+    def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: PassResult) -> None:
         self._busy -= 1
         self._meter.end()
         health = self.health[model]
@@ -268,8 +331,8 @@ class BatchScheduler:
             _deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
-        for rate in (self._token_rate, self._token_rates[model]):
-            rate.record(sum(lengths), done.forward_s / self._concurrent_passes)
+        self._token_rate.record(sum(lengths), done.forward_s / self._concurrent_passes)
+        self.prices.record(model, sum(item.price for item in batch), done.forward_s)
         self._recorder.record(
             ForwardPassRecord(
                 model=model.id,
@@ -280,60 +343,13 @@ class BatchScheduler:
                 queue_s=done.started_s - min(item.arrived_s for item in batch),
                 forward_s=done.forward_s,
                 waiting_items=self.waiting_items,
+                waiting_s=self._queue.cost,
             )
         )
 
 
-def _run(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) -> _PassResult:
-    """Run one forward pass in an engine thread; never raises."""
-    done = _PassResult(engine.info.compute_type, started_s=time.perf_counter())
-    if unpooled and not engine.info.supports_unpooled:
-        done.results.extend([_unpooled_not_supported(engine)] * len(items))
-        return done
-    done.results.extend(_compute(engine, items, unpooled))
-    done.forward_s = time.perf_counter() - done.started_s
-    return done
-
-
-def _compute(
-    engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool
-) -> list[NDArray[np.float32] | ServeError]:
-    """Run a pass. If it fails as a whole, run its halves, so that only the faulty items fail."""
-    try:
-        outputs = engine.run(collate(items, unpooled=unpooled)).items
-        if len(outputs) != len(items):
-            raise EngineFailed(f"the engine returned {len(outputs)} outputs for {len(items)} items")
-        return _reject_nonfinite(outputs)
-    except Exception as error:
-        if len(items) == 1 or isinstance(error, EngineLost):
-            log.error("%s: a pass failed", engine.info.compute_type, exc_info=error)
-            return [hide_details(error)] * len(items)
-    middle = len(items) // 2
-    return [
-        *_compute(engine, items[:middle], unpooled),
-        *_compute(engine, items[middle:], unpooled),
-    ]
-
-
-def _unpooled_not_supported(engine: EncoderEngine) -> WrongTask:
-    return WrongTask(
-        f"the {engine.info.compute_type} graph of this model returns one vector per text, none per "
-        "token. Build the model again: ONNX graphs of this release return both."
-    )
-
-
-def _reject_nonfinite(
-    outputs: Sequence[NDArray[np.float32]],
-) -> list[NDArray[np.float32] | ServeError]:
-    """Replace each output that contains NaN or infinity by an error."""
-    if isinstance(outputs, np.ndarray) and np.isfinite(outputs.sum()):
-        return list(outputs)  # one cheap check for all of them
-    error = EngineFailed("the model's output contains NaN or infinity")
-    return [output if np.isfinite(output).all() else error for output in outputs]
-
-
 def _deliver(
-    item: _QueuedItem, result: NDArray[np.float32] | ServeError, done: _PassResult, batch_items: int
+    item: _QueuedItem, result: NDArray[np.float32] | ServeError, done: PassResult, batch_items: int
 ) -> None:
     call = item.call
     if call.future.done():

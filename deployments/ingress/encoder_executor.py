@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after
+from deployments.errors import Overloaded
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.cold_start import limit_cold_start
-from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
 from deployments.ingress.routing import MicroBatchRouter
@@ -24,6 +25,8 @@ class EncoderExecutor:
         self._router = router
         self._monitor = monitor
         self._settings = settings
+        self._refusals = RecentRefusals()
+        self._in_flight = 0
 
     def configure(self, settings: IngressUserConfig) -> None:
         """Apply other settings to new requests."""
@@ -58,6 +61,9 @@ class EncoderExecutor:
     async def _compute(
         self, key: BatchKey, request: ResolvedRequest, deadline_s: float
     ) -> CallResult:
+        queue = (key.device, request.client, request.options.priority)
+        if self._in_flight:  # else nothing is queued, whatever a replica said before
+            self._refusals.check(queue, request.characters, deadline_s)
         call = Call(
             texts=request.inputs.texts,
             fields=request.inputs.fields,
@@ -65,9 +71,16 @@ class EncoderExecutor:
             truncation=request.inputs.truncation,
             deadline_s=deadline_s,
             windowing=request.inputs.windowing,
-            client=current_client(self._settings.limits.trusted_proxies),
+            client=request.client,
             priority=request.options.priority_index,
         )
         wait_s = None if request.options.wait_for_model else self._settings.cold_start_wait_s
-        async with limit_cold_start(self._monitor, request.model, key.device, wait_s):
-            return await self._router.run(key, call)
+        self._in_flight += 1
+        try:
+            async with limit_cold_start(self._monitor, request.model, key.device, wait_s):
+                return await self._router.run(key, call)
+        except Overloaded as error:
+            self._refusals.note(queue, request.characters, error)
+            raise
+        finally:
+            self._in_flight -= 1

@@ -17,6 +17,7 @@ from deployments.ingress.choices import select_best, sum_timings
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.http.clients import current_client
 from deployments.ingress.limits import check_count
 from deployments.ingress.request_log import (
     RequestContext,
@@ -88,7 +89,7 @@ class RequestPipeline:
         with record_request(self._recorder, self._encoders.cache) as context:
             resolved = await self._resolve(request, selection, context)
             items = len(resolved.inputs.texts)
-            with self.admission.items.hold(items):
+            with self.admission.items.hold(items, resolved.client):
                 result, from_cache = await self._encoders.execute(resolved)
             context.compute, context.timings = result.compute_type, result.timings
             if self._encoders.uses_cache(request.options):
@@ -196,6 +197,7 @@ class RequestPipeline:
             device=choice.device,
             fallback=choice.fallback,
             options=request.options,
+            client=current_client(self.settings.limits.trusted_proxies),
         )
 
     async def _read_inputs(

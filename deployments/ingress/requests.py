@@ -36,6 +36,7 @@ class ResolvedRequest:
     device: Device
     fallback: Device | None  # set when `use_gpu` could not be met
     options: RequestOptions
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

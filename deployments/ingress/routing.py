@@ -1,7 +1,8 @@
 """Micro-batches of calls before the first hop.
 
-A hop between deployments costs the same for one call and for many, so concurrent calls share one.
-Each BatchKey has one open micro-batch.
+A hop between deployments costs the same for one call and for many, so concurrent short calls share
+one. Each BatchKey has one open micro-batch. A long call goes alone: others would wait for it in the
+tokenizer.
 """
 
 from __future__ import annotations
@@ -91,16 +92,15 @@ class MicroBatchRouter:
 
     async def run(self, key: BatchKey, call: Call) -> CallResult:
         """Return the call's result. Raises its ServeError; DeadlineExceeded after its deadline."""
-        submit = self._submitters.get(key)
-        if submit is None:
-            submit = self._batcher(partial(self._send, key), self._settings)
-            self._submitters[key] = submit
         pending = PendingCall(call, asyncio.get_running_loop().create_future())
         pending.characters = sum(map(count_characters, call.texts))
         self._waiting[key.device] += pending.characters
         try:
             async with enforce_deadline(call.deadline_s, "the request exceeded its deadline"):
-                await submit(pending)
+                if key.long:
+                    await self._send(key, [pending])
+                else:
+                    await self._find_submitter(key)(pending)
                 outcome = await pending.outcome
         except (asyncio.CancelledError, DeadlineExceeded):
             pending.abandon()
@@ -110,6 +110,13 @@ class MicroBatchRouter:
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
+
+    def _find_submitter(self, key: BatchKey) -> Submit:
+        submit = self._submitters.get(key)
+        if submit is None:
+            submit = self._batcher(partial(self._send, key), self._settings)
+            self._submitters[key] = submit
+        return submit
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
         """Send one micro-batch and settle its calls; if the hop fails, each gets the error."""
@@ -189,7 +196,8 @@ class BatchSlots:
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots are taken would become batches of one call, sent one after the other. They wait here
-    instead, and enter together when a slot is free.
+    instead, and enter together when a slot is free. As many as one micro-batch holds enter without
+    a slot: they wait in the replicas, whose queues are fair to clients.
 
     A call that finds all slots free is sent at once: collecting it takes @serve.batch 64 µs, and
     nothing could join it.
@@ -219,6 +227,8 @@ class BatchSlots:
         if self._taken >= self._settings.max_concurrent_batches:
             entered = asyncio.get_running_loop().create_future()
             self._waiting.append(entered)
+            if len(self._waiting) >= self._settings.max_batch_size:
+                self._admit()
             try:
                 await entered
             except asyncio.CancelledError:

@@ -37,6 +37,7 @@ from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import LonePassPlanner
 from deployments.tuning.opening import open_tuned_engine
+from deployments.tuning.prices import TablePrices
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -116,6 +117,9 @@ class EncoderReplica:
             concurrent_passes=settings.concurrent_passes,
             recorder=recorder,
             plan_lone_pass=self._lone_passes.plan,
+            estimate_item=TablePrices(
+                {ref: targets[ref] for ref in opened}, lambda: self._scheduler.settings
+            ).estimate_s,
         )
         untuned = {ref: targets[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
         self._tuner = BackgroundTuner(
@@ -155,7 +159,8 @@ class EncoderReplica:
         finally:
             for call in submitted:
                 if isinstance(call, _Submitted):
-                    call.outputs.cancel()
+                    if call.outputs.cancel():
+                        self._scheduler.clean()
                     self._output_values.release(call.large_values)
 
     def _submit(
@@ -175,7 +180,14 @@ class EncoderReplica:
         except ServeError as error:
             return error
         try:
-            outputs = self._scheduler.submit(model, call_items, call.deadline_s, unpooled=unpooled)
+            outputs = self._scheduler.submit(
+                model,
+                call_items,
+                call.deadline_s,
+                unpooled=unpooled,
+                client=call.client,
+                priority=call.priority,
+            )
         except ServeError as error:
             self._output_values.release(values)
             return error

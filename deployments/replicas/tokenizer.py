@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,7 +29,9 @@ from deployments.messages import (
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry, load_error
+from deployments.replicas.fair_thread import FairThread
 from deployments.tokenization.encodings import translate_panics
+from deployments.tokenization.slices import CallPart, cut_calls, merge_parts
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
 
@@ -40,6 +41,14 @@ T = TypeVar("T")
 
 # Characters that are tokenized on the event loop: 0.1 ms, less than a round trip to the thread.
 INLINE_CHARACTERS = 4_000
+
+
+_PartOutcome = tuple[CallPart, TokenizedTexts | ServeError]
+
+
+class _SliceResult(NamedTuple):
+    outcomes: list[TokenizedTexts | ServeError]  # one per part
+    elapsed_s: float
 
 
 class TokenizerReplica:
@@ -62,7 +71,7 @@ class TokenizerReplica:
             generative=generative,
         )
         self._inspectors: dict[ModelRef, TokenInspector] = {}  # opened on first use
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._thread = FairThread("tokenizer")
         self._health = WorkerHealth("the tokenizer thread")
         self._meter = BusyMeter(1)
         self._character_rate = WorkRate()
@@ -73,31 +82,41 @@ class TokenizerReplica:
 
     def configure(self, settings: TokenizerUserConfig) -> None:
         """Divide the cache bytes equally among the models."""
-        self._thread.submit(self._resize_caches, settings.cache_bytes)
+        self._thread.submit(partial(self._resize_caches, settings.cache_bytes))
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
-        """Replace the texts of all calls by token ids; a call that fails becomes its error."""
-        characters = _count_characters(batch)
-        is_short = characters <= INLINE_CHARACTERS
-        if is_short and self._tokenizers_in_use.acquire(blocking=False):
-            try:
-                with self._meter.running():
-                    return self._tokenize(batch)
-            finally:
-                self._tokenizers_in_use.release()
-        self._characters += characters
+        """Replace the texts of all calls by token ids; a call that fails becomes its error.
+
+        Long calls take several turns of the thread.
+        """
+        tokenizer = self._tokenizers.get(batch.key.model)
+        if tokenizer is None:
+            error = load_error(batch.key.model, self._failed)
+            return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
+        outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
+        waiting = _count_characters(batch.calls)
+        self._characters += waiting
+        tokenize_s = 0.0
         try:
-            tokenized = await self._in_thread(lambda: self._tokenize_in_thread(batch))
+            for parts in cut_calls(batch.calls):
+                characters = _count_characters([part.call for part in parts])
+                done = await self._take_turn(tokenizer, batch.key.model, parts, characters)
+                tokenize_s += done.elapsed_s
+                for part, outcome in zip(parts, done.outcomes, strict=True):
+                    outcomes[part.call_index].append((part, outcome))
+                self._characters -= characters
+                waiting -= characters
         finally:
-            self._characters -= characters
-        self._character_rate.record(characters, tokenized.tokenize_s)
-        return tokenized
+            self._characters -= waiting
+        merged = map(merge_parts, batch.calls, outcomes)
+        return _build_batch(batch, list(merged), tokenize_s)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         """Return the tokens of each text."""
         return await self._inspect(
             request.model,
             lambda inspector: inspector.tokens(request.texts, special=request.special),
+            sum(map(len, request.texts)),
         )
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
@@ -105,6 +124,7 @@ class TokenizerReplica:
         return await self._inspect(
             request.model,
             lambda inspector: inspector.texts(request.sequences, skip_special=request.skip_special),
+            sum(map(len, request.sequences)),
         )
 
     def load(self, backlog: int = 0) -> Load:
@@ -121,7 +141,7 @@ class TokenizerReplica:
 
     def close(self) -> None:
         """Stop the thread after its queued calls."""
-        self._thread.shutdown()
+        self._thread.close()
 
     def _resize_caches(self, cache_bytes: int) -> None:
         with self._tokenizers_in_use:
@@ -129,7 +149,7 @@ class TokenizerReplica:
                 tokenizer.resize_cache(cache_bytes // len(self._tokenizers))
 
     async def _inspect(
-        self, model: ModelRef, call: Callable[[TokenInspector], T]
+        self, model: ModelRef, call: Callable[[TokenInspector], T], units: int
     ) -> T | ServeError:
         if model not in self._tokenizers:
             return load_error(model, self._failed)
@@ -141,50 +161,82 @@ class TokenizerReplica:
             except ServeError as error:
                 return error
 
-        return await self._in_thread(run)
+        return await self._in_thread(run, units)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(
+        self, work: Callable[[], T], units: int, *, client: str = "", priority: int = 0
+    ) -> T:
+        """Run `work` on the thread in its turn; `units` are characters or token ids."""
+
         def run() -> T:
             with self._health.running(), self._meter.running():
                 return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+        return await self._thread.run(run, cost=1 + units, client=client, priority=priority)
 
     def _inspector(self, model: ModelRef) -> TokenInspector:
         if model not in self._inspectors:
             self._inspectors[model] = TokenInspector(self._directories[model])
         return self._inspectors[model]
 
-    def _tokenize_in_thread(self, batch: CallBatch) -> TokenizedBatch:
-        with self._tokenizers_in_use:
-            return self._tokenize(batch)
+    async def _take_turn(
+        self,
+        tokenizer: CachingTokenizer,
+        model: ModelRef,
+        parts: Sequence[CallPart],
+        characters: int,
+    ) -> _SliceResult:
+        """Tokenize one slice: a short one at once if the tokenizers are free."""
+        calls = [part.call for part in parts]
+        if characters <= INLINE_CHARACTERS and self._tokenizers_in_use.acquire(blocking=False):
+            try:
+                with self._meter.running():
+                    return self._tokenize(tokenizer, model, calls)
+            finally:
+                self._tokenizers_in_use.release()
 
-    def _tokenize(self, batch: CallBatch) -> TokenizedBatch:
+        def run() -> _SliceResult:
+            with self._tokenizers_in_use:
+                return self._tokenize(tokenizer, model, calls)
+
+        done = await self._in_thread(
+            run, characters, client=calls[0].client, priority=calls[0].priority
+        )
+        self._character_rate.record(characters, done.elapsed_s)
+        return done
+
+    def _tokenize(
+        self, tokenizer: CachingTokenizer, model: ModelRef, calls: Sequence[Call]
+    ) -> _SliceResult:
         started_s = time.perf_counter()
-        tokenizer = self._tokenizers.get(batch.key.model)
-        if tokenizer is None:
-            error = load_error(batch.key.model, self._failed)
-            return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
-        ids = []
-        calls: list[TokenizedCall | ServeError] = []
         lookups, hits = tokenizer.lookups
-        expired = [is_expired(call.deadline_s) for call in batch.calls]
-        live = [call for call, late in zip(batch.calls, expired, strict=True) if not late]
+        expired = [is_expired(call.deadline_s) for call in calls]
+        live = [call for call, late in zip(calls, expired, strict=True) if not late]
         outcomes = iter(_tokenize_calls(tokenizer, live))
-        for call, is_late in zip(batch.calls, expired, strict=True):
-            outcome = _deadline_error() if is_late else next(outcomes)
-            if isinstance(outcome, ServeError):
-                calls.append(outcome)
-                continue
-            ids += [item.ids for item in outcome.items]
-            calls.append(_tokenized_call(call, outcome))
-        flat = np.concatenate(ids).tobytes() if ids else b""
-        tokenize_s = time.perf_counter() - started_s
+        results = [_deadline_error() if late else next(outcomes) for late in expired]
+        elapsed_s = time.perf_counter() - started_s
         all_lookups, all_hits = tokenizer.lookups
         self._recorder.record(
-            TokenizeRecord(batch.key.model.id, tokenize_s, all_lookups - lookups, all_hits - hits)
+            TokenizeRecord(model.id, elapsed_s, all_lookups - lookups, all_hits - hits)
         )
-        return TokenizedBatch(batch.key, flat, tuple(calls), tokenize_s)
+        return _SliceResult(results, elapsed_s)
+
+
+def _build_batch(
+    batch: CallBatch, outcomes: Sequence[TokenizedTexts | ServeError], tokenize_s: float
+) -> TokenizedBatch:
+    ids = [
+        item.ids
+        for outcome in outcomes
+        if isinstance(outcome, TokenizedTexts)
+        for item in outcome.items
+    ]
+    calls = tuple(
+        outcome if isinstance(outcome, ServeError) else _tokenized_call(call, outcome)
+        for call, outcome in zip(batch.calls, outcomes, strict=True)
+    )
+    flat = np.concatenate(ids).tobytes() if ids else b""
+    return TokenizedBatch(batch.key, flat, calls, tokenize_s)
 
 
 def _tokenize_calls(
@@ -205,8 +257,8 @@ def _deadline_error() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline passed in the tokenizer queue")
 
 
-def _count_characters(batch: CallBatch) -> int:
-    return sum(count_characters(text) for call in batch.calls for text in call.texts)
+def _count_characters(calls: Sequence[Call]) -> int:
+    return sum(count_characters(text) for call in calls for text in call.texts)
 
 
 def _tokenized_call(call: Call, outcome: TokenizedTexts) -> TokenizedCall:

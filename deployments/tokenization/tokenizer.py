@@ -119,16 +119,21 @@ class CachingTokenizer:
                 field = call.fields[i]
                 raise InputTooLong(f"`{field}` {error.message}", field=field) from None
             windows += text_windows
-            if len(windows) > MAX_CALL_WINDOWS:
-                raise InputTooLong(
-                    f"`{call.fields[i]}` and the texts before it need {len(windows)} windows; the "
-                    f"maximum is {MAX_CALL_WINDOWS}. Send fewer or shorter texts, or set larger "
-                    "windows or a smaller stride.",
-                    field=call.fields[i],
-                )
+            check_windows(len(windows), call.fields[i])
             truncated += is_truncated
         items = [item for item, _ in windows]
         return TokenizedTexts(items, truncated, tuple(offsets for _, offsets in windows))
+
+
+def check_windows(windows: int, field: str) -> None:
+    """Raise InputTooLong for more windows than a call may have, up to the text in `field`."""
+    if windows > MAX_CALL_WINDOWS:
+        raise InputTooLong(
+            f"`{field}` and the texts before it need {windows} windows; the maximum is "
+            f"{MAX_CALL_WINDOWS}. Send fewer or shorter texts, or set larger windows or a smaller "
+            "stride.",
+            field=field,
+        )
 
 
 def _check_tokens(call: Call, texts: TokenizedTexts) -> None:

@@ -157,6 +157,16 @@ def _join(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
+def selected_times(table: CostTable) -> dict[Shape, float]:
+    """Return the median milliseconds of the selected variant by shape."""
+    times: dict[Variant, dict[Shape, float]] = {row.variant: row.by_shape() for row in table.rows}
+    return {
+        shape: times[variant][shape]
+        for shape, variant in table.selection
+        if shape in times.get(variant, {})
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class TuningTarget:
     """One model and the settings of the encoder that runs it on this host."""

@@ -18,7 +18,7 @@ from deployments.batching.scheduler import LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
-from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant, read_costs
+from deployments.tuning.costs import CostTable, Shape, TuningTarget, read_costs, selected_times
 from deployments.tuning.opening import open_tuned_engine
 from deployments.tuning.selection import nearest_shape
 
@@ -120,22 +120,13 @@ def _read_times(one_thread: TuningTarget, all_cores: TuningTarget) -> _LoneTimes
         return None
     # With another precision the answer would depend on the load.
     is_same = second is not None and _precisions(second) == _precisions(usual)
-    all_cores_ms = _selected_times(second) if second is not None and is_same else {}
-    return _LoneTimes(_selected_times(usual), all_cores_ms)
+    all_cores_ms = selected_times(second) if second is not None and is_same else {}
+    return _LoneTimes(selected_times(usual), all_cores_ms)
 
 
 def _precisions(table: CostTable) -> frozenset[str]:
     selected = set(table.selected_variants())
     return frozenset(row.precision for row in table.rows if row.variant in selected)
-
-
-def _selected_times(table: CostTable) -> dict[Shape, float]:
-    times: dict[Variant, dict[Shape, float]] = {row.variant: row.by_shape() for row in table.rows}
-    return {
-        shape: times[variant][shape]
-        for shape, variant in table.selection
-        if shape in times.get(variant, {})
-    }
 
 
 def _graph_bytes(target: TuningTarget) -> int:

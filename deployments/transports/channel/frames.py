@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 MAX_HANDSHAKE_BYTES = 256
 # As RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH: a micro-batch of 32 documents in windows fits.
 MAX_BODY_BYTES = 1 << 30

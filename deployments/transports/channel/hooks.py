@@ -43,11 +43,6 @@ class ReplicaChannel:
             self._server = None
             return {}
 
-    def resize_window(self, window: int) -> None:
-        """Change the cost of the calls that may be in the replica."""
-        if self._server is not None:
-            self._server.window = window
-
     @property
     def backlog(self) -> int:
         """Return the cost of what waits in the clients for this replica."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from deployments.config import BatchSettings
 from deployments.errors import ServeError
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
@@ -15,11 +14,10 @@ from deployments.transports.channel import codec
 from deployments.transports.channel.frames import MAX_U32, Method
 from deployments.transports.channel.server import Reply, Service, StreamHandler, UnaryHandler
 
-# Characters in a tokenizer replica at a time: as many as one request may have.
-TOKENIZER_WINDOW = 4_000_000
-# Forward passes in an encoder replica at a time, per parallel pass. Fewer would keep the scheduler
-# from putting a short call before the passes of a long one.
-WINDOW_PASSES = 16
+# Characters in a tokenizer replica and tokens in an encoder replica at a time: bounds of memory.
+# Calls wait in the replicas, whose queues are fair; a smaller window would make them wait before.
+TOKENIZER_WINDOW = 64_000_000
+ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
 
 
@@ -46,14 +44,7 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
     return Service(unary, {}, TOKENIZER_WINDOW)
 
 
-def encoder_window(settings: BatchSettings, concurrent_passes: int) -> int:
-    """Return the tokens that may be in an encoder replica at a time."""
-    return WINDOW_PASSES * concurrent_passes * settings.max_batch_tokens
-
-
-def encoder_service(
-    replica: EncoderReplica, tokenizer: TokenizerReplica, concurrent_passes: int
-) -> Service:
+def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Service:
     """Costs are tokens without padding; characters where the encoder tokenizes itself."""
 
     async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
@@ -75,7 +66,7 @@ def encoder_service(
         Method.INFER: infer,
         Method.TOKENIZE_AND_INFER: tokenize_and_infer,
     }
-    return Service({}, streams, encoder_window(BatchSettings(), concurrent_passes))
+    return Service({}, streams, ENCODER_WINDOW)
 
 
 def generator_service(replica: GeneratorReplica) -> Service:

@@ -44,9 +44,48 @@ def test_clients_that_come_and_go_do_not_starve_a_large_item() -> None:
 def test_lower_priority_waits_for_all_others() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push("batch", cost=1.0, priority=1)
-    queue.push("interactive", cost=100.0, priority=0)
-    queue.push("another", cost=100.0, client="other", priority=0)
+    queue.push("interactive", cost=1.0, priority=0)
+    queue.push("another", cost=1.0, client="other", priority=0)
     assert take_all(queue) == ["interactive", "another", "batch"]
+
+
+def test_lower_priority_gets_its_share_and_never_starves() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(4):
+        queue.push(f"batch {number}", cost=1.0, priority=1)
+    served = []
+    for _ in range(60):
+        queue.push("interactive", cost=1.0)
+        served.append(queue.take_first())
+    turns = [index for index, item in enumerate(served) if item.startswith("batch")]
+    assert turns == [16, 33, 50]
+    assert all(item == "interactive" for item in served[:16])
+
+
+def test_take_charges_the_items_that_share_the_turn_of_the_first() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(4):
+        queue.push(f"a{number}", cost=1.0, client="a")
+        queue.push(f"b{number}", cost=1.0, client="b")
+    assert queue.peek(3) == ["a0", "b0", "a1"]
+    assert queue.take(5, lambda items: [0, *(i for i, item in enumerate(items) if item == "a2")])
+    queue.push("c", cost=1.0, client="c")
+    assert take_all(queue) == ["b0", "a1", "b1", "c", "b2", "a3", "b3"]
+
+
+def test_cost_is_that_of_the_queued_items() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("a0", cost=2.0, client="a")
+    queue.push("a1", cost=3.0, client="a")
+    queue.push("batch", cost=5.0, client="b", priority=1)
+    assert queue.cost == 10.0
+    assert queue.cost_ahead(cost=1.0, client="b") == 0.0
+    assert queue.cost_ahead(cost=2.5, client="b") == 2.0
+    assert queue.cost_ahead(cost=1.0, client="a") == 5.0
+    assert queue.cost_ahead(cost=1.0, client="c", priority=1) == 5.0
+    queue.take_first()
+    assert queue.cost == 8.0
+    assert queue.last == "batch"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -95,7 +134,7 @@ def test_queue_is_empty_after_all_items_are_removed() -> None:
 
 def test_idle_clients_are_forgotten() -> None:
     queue: FairQueue[str] = FairQueue()
-    queue.push("stays", cost=1.0, priority=1)
+    queue.push("stays", cost=1e6, priority=1)
     for number in range(1_000):
         queue.push("one", cost=1.0, client=f"client {number}")
         queue.take_first()

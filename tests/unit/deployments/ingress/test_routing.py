@@ -46,6 +46,7 @@ SHORT = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
 )
 LONG = SHORT._replace(long=True)
+OTHER = SHORT._replace(task=TaskName.TEXT_CLASSIFICATION)
 
 
 def call(text: str, deadline_s: float | None = None) -> Call:
@@ -86,9 +87,16 @@ async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:
 async def test_calls_with_different_keys_are_not_batched() -> None:
     encoder = EchoEncoder()
     route = router(encoder, batch_by(2))
-    keyed = [(SHORT, "a"), (LONG, "b"), (SHORT, "c"), (LONG, "d")]
+    keyed = [(SHORT, "a"), (OTHER, "b"), (SHORT, "c"), (OTHER, "d")]
     await asyncio.gather(*(route.run(key, call(text)) for key, text in keyed))
     assert sorted(encoder.lists) == [["a", "c"], ["b", "d"]]
+
+
+async def test_long_calls_are_sent_alone() -> None:
+    encoder = EchoEncoder()
+    route = router(encoder, batch_by(2))
+    await asyncio.gather(*(route.run(LONG, call(text)) for text in "ab"))
+    assert encoder.lists == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), EngineFailed("lost")])
@@ -336,3 +344,35 @@ async def test_calls_without_a_free_slot_are_sent_together() -> None:
     assert sent == [1, 2]
     assert [outcome.value for outcome in (outcomes[0], outcomes[1], outcomes[3])] == ["a", "b", "d"]
     assert isinstance(outcomes[2], asyncio.CancelledError)
+
+
+async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:
+    """Calls wait where the queue is fair, not behind those of a client that fills the slots."""
+    sent: list[int] = []
+    release = asyncio.Event()
+
+    async def send(calls: list[PendingCall]) -> None:
+        sent.append(len(calls))
+        await release.wait()
+
+    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=4)
+    slots = BatchSlots(send, settings)
+    queue: list[PendingCall] = []
+
+    async def collect(pending: PendingCall) -> None:
+        queue.append(pending)
+        await asyncio.sleep(0)
+        if queue:
+            group, queue[:] = queue[:], []
+            await slots.start(group)
+
+    async def submit(text: str) -> None:
+        pending = PendingCall(call(text), asyncio.get_running_loop().create_future())
+        await slots.submit(collect, pending)
+
+    calls = [asyncio.ensure_future(submit(text)) for text in "abcdefg"]
+    await wait_until(lambda: sum(sent) == 5)
+    assert sent == [1, 4]
+    release.set()
+    await wait_until(lambda: sum(sent) == 7)
+    await asyncio.gather(*calls)

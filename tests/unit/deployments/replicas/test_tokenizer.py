@@ -32,6 +32,7 @@ from deployments.messages import (
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
+from deployments.tokenization.slices import SLICE_CHARACTERS
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
 from tests.support.fakes import TIMEOUT_S, TokenizeLog, far_deadline, wait_until
@@ -298,3 +299,40 @@ async def test_load_counts_time_spent_on_texts_and_the_queue_of_the_thread(
     assert replica.load().queued_s == pytest.approx(one)
     recorder.release.set()
     await running
+
+
+async def test_long_text_does_not_hold_the_tokenizer(make_replica, tiny_store: Path) -> None:
+    """A body of 400 KB, then a paragraph of another client: it waits for one slice."""
+    log = TokenizeLog()
+    replica = make_replica(log)
+    text = "good film " * (SLICE_CHARACTERS // 10)
+    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)._replace(client="big")
+    small = call("the night " * 500, truncate=True)._replace(client="small")
+    slow = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
+    await wait_until(lambda: len(log.records) >= 1)
+    encoded = await replica.tokenize_batch(batch(tiny_store, small, model=CLASSIFIER))
+    assert encoded.calls[0].lengths == (MAX_TOKENS,)
+    models = [record.model for record in log.records]
+    assert models.index(CLASSIFIER) <= 5
+    assert not slow.done()
+    whole = await slow
+    assert whole.calls[0].lengths == (MAX_TOKENS,) * 20
+    assert whole.calls[0].truncated == 20
+    assert [record.texts for record in log.records if record.model == EMBEDDER] == [1] * 20
+
+
+async def test_caller_that_leaves_a_long_text_stops_its_slices(
+    make_replica, tiny_store: Path
+) -> None:
+    log = TokenizeLog()
+    replica = make_replica(log)
+    text = "good film " * (SLICE_CHARACTERS // 10)
+    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)
+    task = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
+    await wait_until(lambda: len(log.records) >= 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
+    assert len(log.records) < 10
+    assert replica.load().queued_s == 0

@@ -191,7 +191,7 @@ async def pools() -> AsyncIterator[Any]:
         generator: Any = FakeGenerator()
         services = (
             tokenizer_service(tokenizer),
-            encoder_service(encoder, tokenizer, 2),
+            encoder_service(encoder, tokenizer),
             generator_service(generator),
         )
         opened = [await stack.enter_async_context(pool_of(service)) for service in services]
@@ -218,7 +218,7 @@ async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) ->
     own: Any = FakeTokenizer()
     async with (
         pool_of(tokenizer_service(shared)) as tokenizers,
-        pool_of(encoder_service(encoder, own, 2)) as encoders,
+        pool_of(encoder_service(encoder, own)) as encoders,
     ):
         client = ChannelEncoderClient(tokenizers, encoders, fallback)
 
@@ -250,7 +250,7 @@ async def test_encoder_tokenizes_while_no_tokenizer_answers(fallback: Fallback) 
     shared: Any = FakeTokenizer()
     own: Any = FakeTokenizer()
     batch = CallBatch(KEY, (build_call("a" * (LONE_CALL_CHARACTERS + 1)),))
-    async with pool_of(encoder_service(encoder, own, 2)) as encoders:
+    async with pool_of(encoder_service(encoder, own)) as encoders:
         async with pool_of(tokenizer_service(shared)) as tokenizers:
             client = ChannelEncoderClient(tokenizers, encoders, fallback)
             await collect_outcomes(client, batch)
@@ -285,14 +285,14 @@ async def test_batch_starts_again_when_the_encoder_is_lost_after_an_outcome(
     outcomes: dict[int, Outcome] = {}
     batch = CallBatch(KEY, (build_call("a"), build_call("b")))
     tokenizer: Any = FakeTokenizer()
-    lost = ChannelServer(encoder_service(first, tokenizer, 2))
+    lost = ChannelServer(encoder_service(first, tokenizer))
     encoders = ReplicaPool("Fake", NODE)
     encoders.update({"0": await lost.start(NODE, "127.0.0.1")})
     await until(lambda: encoders.connected == 1)
     client = ChannelEncoderClient(ReplicaPool("Fake", NODE), encoders, fallback)
     call = asyncio.create_task(client.infer(batch, outcomes.__setitem__))
     await until(lambda: 0 in outcomes)
-    other = ChannelServer(encoder_service(second, tokenizer, 2))
+    other = ChannelServer(encoder_service(second, tokenizer))
     encoders.update({"1": await other.start(NODE, "127.0.0.1")})
     await until(lambda: encoders.connected == 1)
     for connection in tuple(lost.connections):

@@ -1,0 +1,60 @@
+"""One thread for the work of many clients, in fair order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from deployments.fair_queue import FairQueue
+
+T = TypeVar("T")
+
+
+class FairThread:
+    """Runs one call at a time. Use from one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self.is_busy = False
+
+    async def run(
+        self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
+    ) -> T:
+        """Return what `work` returns. Cancelling leaves the queue; work that runs goes on."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._queue.push(turn, cost=cost, client=client, priority=priority)
+        self._start_next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._queue.discard(lambda each: each is turn)
+            if not turn.cancelled():  # it was this work's turn already
+                self._end()
+            raise
+        try:
+            return await loop.run_in_executor(self._thread, work)
+        finally:
+            self._end()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` after what runs now, before all that is queued."""
+        return self._thread.submit(work)
+
+    def close(self) -> None:
+        """Stop the thread after the work that it has."""
+        self._thread.shutdown()
+
+    def _end(self) -> None:
+        self.is_busy = False
+        self._start_next()
+
+    def _start_next(self) -> None:
+        while not self.is_busy and self._queue:
+            turn = self._queue.take_first()
+            if not turn.done():
+                self.is_busy = True
+                turn.set_result(None)

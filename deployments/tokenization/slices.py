@@ -1,0 +1,70 @@
+"""Calls cut into slices of some milliseconds, between which the tokenizer serves other callers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from deployments.errors import ServeError
+from deployments.messages import Call, count_characters
+from deployments.tokenization.tokenizer import TokenizedTexts, check_windows
+
+# Characters, about 20 ms. A longer text is a slice of its own.
+SLICE_CHARACTERS = 20_000
+
+
+class CallPart(NamedTuple):
+    """Consecutive texts of one call, as a call."""
+
+    call_index: int
+    first_text: int
+    call: Call
+
+
+def cut_calls(calls: Sequence[Call]) -> Iterator[list[CallPart]]:
+    """Yield slices: parts of one or several calls, in order."""
+    parts: list[CallPart] = []
+    size = 0
+    for index, call in enumerate(calls):
+        start, last = 0, len(call.texts)
+        for end, text in enumerate(call.texts, 1):
+            size += count_characters(text)
+            is_full = size >= SLICE_CHARACTERS
+            if is_full or end == last:
+                parts.append(CallPart(index, start, _take_texts(call, start, end)))
+                start = end
+            if is_full:
+                yield parts
+                parts, size = [], 0
+    if parts:
+        yield parts
+
+
+def merge_parts(
+    call: Call, parts: Sequence[tuple[CallPart, TokenizedTexts | ServeError]]
+) -> TokenizedTexts | ServeError:
+    """Merge the outcomes of all parts of one call; its first error is the outcome."""
+    if len(parts) == 1:
+        return parts[0][1]
+    error = next((outcome for _, outcome in parts if isinstance(outcome, ServeError)), None)
+    if error is not None:
+        return error
+    whole = [(part, texts) for part, texts in parts if isinstance(texts, TokenizedTexts)]
+    items = [item for _, texts in whole for item in texts.items]
+    offsets = tuple(
+        one._replace(text=part.first_text + one.text)
+        for part, texts in whole
+        for one in texts.token_offsets
+    )
+    if call.windowing is not None:
+        try:
+            check_windows(len(items), call.fields[-1])
+        except ServeError as too_many:
+            return too_many
+    return TokenizedTexts(items, sum(texts.truncated for _, texts in whole), offsets)
+
+
+def _take_texts(call: Call, start: int, end: int) -> Call:
+    if (start, end) == (0, len(call.texts)):
+        return call
+    return call._replace(texts=call.texts[start:end], fields=call.fields[start:end])

@@ -1,0 +1,164 @@
+"""Which calls the scheduler accepts, in which order it serves them, and which it drops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deployments.batching.prices import MEASURED_PASSES
+from deployments.batching.scheduler import SAFETY_FACTOR, BatchScheduler
+from deployments.config import BatchSettings
+from deployments.deadlines import deadline_after
+from deployments.errors import DeadlineExceeded, Overloaded
+from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
+from tests.unit.deployments.batching.conftest import MODEL, OTHER
+
+
+class Busy:
+    """A scheduler whose engine is held by one pass; an item takes `item_s` by its cost table."""
+
+    def __init__(self, item_s: float = 1.0, **settings: int) -> None:
+        self.engine = FakeEngine(held=True)
+        self.scheduler = BatchScheduler(
+            {MODEL: self.engine, OTHER: self.engine},
+            BatchSettings(
+                **{"max_batch_items": 4, "prefetch_from_items": 2_000, **settings},
+                pass_overhead_tokens=1_000,
+            ),
+            concurrent_passes=1,
+            recorder=ListRecorder(),
+            estimate_item=lambda _model, _tokens: item_s,
+        )
+        self.submit = self.scheduler.submit
+
+    async def __aenter__(self) -> Busy:
+        self.first = self.submit(MODEL, [item(0)], far_deadline())
+        await wait_until(lambda: bool(self.engine.passes))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.engine.release()
+        await self.first
+        await self.scheduler.drain()
+
+    @property
+    def later_passes(self) -> list[list[int]]:
+        return self.engine.passes[1:]
+
+
+async def test_idle_scheduler_accepts_what_a_wrong_price_calls_too_long() -> None:
+    async with Busy(item_s=1e6) as busy:
+        accepted = busy.submit(MODEL, [item(1)], deadline_after(10.0))
+        busy.engine.release()
+        assert (await accepted).rows == [[1]]
+
+
+async def test_call_whose_predicted_end_is_after_its_deadline_is_refused_at_once() -> None:
+    async with Busy() as busy:
+        waiting = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline())
+        with pytest.raises(Overloaded, match=r"would take about 23\.1 s") as refused:
+            busy.submit(MODEL, [item(99)], deadline_after(15.0))
+        assert refused.value.retry_after_s == pytest.approx(SAFETY_FACTOR * 21 - 15, abs=0.5)
+        assert refused.value.needed_s == pytest.approx(SAFETY_FACTOR * 21)
+        accepted = busy.submit(MODEL, [item(98)], deadline_after(30.0))
+        busy.engine.release()
+        await asyncio.gather(waiting, accepted)
+
+
+async def test_quiet_client_is_accepted_beside_the_long_queue_of_another() -> None:
+    async with Busy() as busy:
+        loud = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline(), client="loud")
+        quiet = busy.submit(MODEL, [item(99)], deadline_after(5.0), client="quiet")
+        busy.engine.release()
+        assert (await quiet).rows == [[99]]
+        await loud
+    assert 99 in busy.later_passes[0]
+
+
+async def test_sentence_of_any_model_waits_for_one_pass_of_a_call_of_1024_texts() -> None:
+    async with Busy() as busy:
+        texts = [item(n, 9) for n in range(1_024)]
+        big = busy.submit(MODEL, texts, deadline_after(9e9), client="a")
+        same_model = busy.submit(MODEL, [item(2_000, 9)], far_deadline(), client="b")
+        other_model = busy.submit(OTHER, [item(3_000)], far_deadline(), client="c")
+        busy.engine.release()
+        await asyncio.gather(same_model, other_model)
+        before_big_ends = [n for batch in busy.later_passes[:3] for n in batch]
+        await big
+    assert {2_000, 3_000} <= set(before_big_ends)
+
+
+async def test_client_with_ten_times_the_load_gets_its_share() -> None:
+    async with Busy(max_batch_items=1) as busy:
+        calls = [
+            busy.submit(MODEL, [item(100 * loud + n)], far_deadline(), client=f"client {loud}")
+            for loud, texts in ((1, 50), (0, 5))
+            for n in range(texts)
+        ]
+        busy.engine.release()
+        await asyncio.gather(*calls)
+    served = [batch[0] for batch in busy.later_passes]
+    assert all(sum(n < 100 for n in served[: 2 * k + 1]) >= k for k in range(1, 6))
+
+
+async def test_interactive_calls_go_before_batch_calls_which_do_not_starve() -> None:
+    async with Busy(max_batch_items=1) as busy:
+        batch = [busy.submit(MODEL, [item(n)], far_deadline(), priority=1) for n in (1, 2)]
+        calls = [busy.submit(MODEL, [item(100 + n)], far_deadline()) for n in range(40)]
+        busy.engine.release()
+        await asyncio.gather(*batch, *calls)
+    turns = [index for index, markers in enumerate(busy.later_passes) if markers[0] < 100]
+    assert turns == [16, 33]
+
+
+async def test_call_that_cannot_end_any_more_is_dropped_before_its_pass() -> None:
+    """As a question over 911,000 tokens: 46 s of work, found out by the first passes."""
+    async with Busy() as busy:
+        big = busy.submit(MODEL, [item(n) for n in range(100)], deadline_after(30.0))
+        small = busy.submit(MODEL, [item(500)], far_deadline(), client="other")
+        for _ in range(MEASURED_PASSES):
+            busy.scheduler.prices.record(MODEL, 1.0, 1.0)
+        busy.engine.release()
+        with pytest.raises(DeadlineExceeded, match="Send fewer or shorter texts"):
+            await big
+        await small
+    assert busy.later_passes == [[500]]
+
+
+async def test_full_queue_rejects_the_call_whose_turn_is_last() -> None:
+    async with Busy(max_waiting_items=4) as busy:
+        loud = [
+            busy.submit(MODEL, [item(n), item(n)], far_deadline(), client="loud") for n in (1, 2)
+        ]
+        with pytest.raises(Overloaded, match="queue is full"):
+            busy.submit(MODEL, [item(3)], far_deadline(), client="loud")
+        quiet = busy.submit(MODEL, [item(4)], far_deadline(), client="quiet")
+        busy.engine.release()
+        with pytest.raises(Overloaded, match="queue is full"):
+            await loud[1]
+        await asyncio.gather(loud[0], quiet)
+
+
+async def test_cancelled_calls_leave_the_queue() -> None:
+    async with Busy() as busy:
+        gone = busy.submit(MODEL, [item(n) for n in range(50)], far_deadline())
+        stays = busy.submit(MODEL, [item(99)], far_deadline())
+        gone.cancel()
+        busy.scheduler.clean()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert busy.scheduler.waiting_items == 1
+        assert busy.scheduler.load().queued_s == pytest.approx(1.0)
+        busy.engine.release()
+        await stays
+
+
+async def test_price_follows_the_passes_of_the_model() -> None:
+    async with Busy() as busy:
+        prices = busy.scheduler.prices
+        assert prices.predict_s(MODEL, 2.0) == pytest.approx(2.0)
+        for _ in range(MEASURED_PASSES):
+            prices.record(MODEL, 1.0, 3.0)
+        assert prices.predict_s(MODEL, 2.0) == pytest.approx(6.0, rel=0.05)
+        assert prices.predict_s(OTHER, 2.0) == pytest.approx(2.0)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.deadlines import deadline_after
+from deployments.errors import Overloaded, build_overloaded
+from deployments.ingress.refusals import MAX_KEPT, RecentRefusals
+
+QUEUE = ("cpu", "client", None)
+
+
+@pytest.fixture
+def refusals() -> RecentRefusals:
+    """A request of 100 characters needed 40 s."""
+    made = RecentRefusals()
+    made.note(QUEUE, 100, build_overloaded("full", 10.0, 40.0))
+    return made
+
+
+def test_request_like_a_refused_one_is_refused_with_the_estimate(refusals: RecentRefusals) -> None:
+    with pytest.raises(Overloaded) as refused:
+        refusals.check(QUEUE, 100, deadline_after(30.0))
+    assert refused.value.retry_after_s == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("queue", "characters", "timeout_s"),
+    [
+        (QUEUE, 99, 30.0),  # shorter
+        (QUEUE, 100, 60.0),  # later deadline
+        (("cpu", "other", None), 100, 30.0),
+        (("cpu", "client", "batch"), 100, 30.0),
+    ],
+)
+def test_request_that_may_fit_is_sent(
+    refusals: RecentRefusals, queue: object, characters: int, timeout_s: float
+) -> None:
+    refusals.check(queue, characters, deadline_after(timeout_s))
+
+
+def test_refusal_without_a_prediction_is_not_repeated() -> None:
+    refusals = RecentRefusals()
+    refusals.note(QUEUE, 1, Overloaded("full"))
+    refusals.check(QUEUE, 1, deadline_after(1.0))
+
+
+def test_refusals_of_many_clients_are_bounded() -> None:
+    refusals = RecentRefusals()
+    for number in range(3 * MAX_KEPT):
+        refusals.note(number, 1, build_overloaded("full", 1.0, 5.0))
+    assert len(refusals._refusals) == MAX_KEPT
