@@ -12,6 +12,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "serving": CommandSpec(
         "benchmarks.serving.command", "Measure requests/s and latency over HTTP", _EXTRAS
     ),
+    "neighbor": CommandSpec(
+        "benchmarks.serving.neighbor", "Measure a quiet client beside a loud one", _EXTRAS
+    ),
     "quality": CommandSpec(
         "benchmarks.serving.quality", "Measure task metrics through the server", _EXTRAS
     ),

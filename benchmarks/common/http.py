@@ -46,13 +46,14 @@ class ServerAddress:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
-    def build_post(self, path: str, body: bytes) -> bytes:
+    def build_post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
         """Build an HTTP/1.1 request for a keep-alive connection."""
         head = (
             f"POST {self.prefix}{path} HTTP/1.1\r\n"
             f"Host: {self.authority}\r\n"
             "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            + "".join(f"{name}: {text}\r\n" for name, text in (headers or {}).items())
+            + f"Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode("ascii") + body
 

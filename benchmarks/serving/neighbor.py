@@ -1,0 +1,158 @@
+"""Noisy neighbor: latency of a quiet client alone, and beside one with several times its load.
+
+Closed loops of single sentences that bypass the response cache; the clients differ by their API
+key. Rounds alternate between the quiet client alone and both together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import uvloop
+
+from benchmarks.common.http import ServerAddress, build_inference_body, task_path
+from benchmarks.common.options import (
+    add_common_options,
+    add_rounds_option,
+    add_url_option,
+    positive_count,
+    positive_seconds,
+)
+from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
+from benchmarks.common.sentences import load_sentences
+from benchmarks.common.statistics import Goal, RoundSummary, percentiles_ms, summarize
+from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
+from deployments.artifacts.types import TaskName
+
+TASK = TaskName.FEATURE_EXTRACTION
+MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the other, relative to that alone
+KEY_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFigures:
+    """One client in one situation."""
+
+    connections: int
+    requests_per_s: RoundSummary
+    latency_ms: Mapping[str, RoundSummary]
+    failures: Mapping[str, int]
+
+    @classmethod
+    def of(cls, rounds: Sequence[LoadResult]) -> ClientFigures:
+        latencies = [percentiles_ms(result.latencies_s) for result in rounds]
+        return cls(
+            connections=rounds[0].connections,
+            requests_per_s=summarize([result.requests_per_s for result in rounds]),
+            latency_ms={
+                rank: summarize([latency[rank] for latency in latencies if rank in latency])
+                for rank in ("p50", "p99")
+            },
+            failures=dict(sum((Counter(result.failures) for result in rounds), Counter())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborResults:
+    """As written to the result file."""
+
+    url: str
+    clients: Mapping[str, ClientFigures]
+    goals: tuple[Goal, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_url_option(parser)
+    add_common_options(parser)
+    add_rounds_option(parser)
+    for name, default, text in (
+        ("--connections", 4, "of the quiet client"),
+        ("--factor", 10, "connections of the loud client for each of the quiet one"),
+    ):
+        parser.add_argument(
+            name,
+            type=positive_count,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        default=10.0,
+        metavar="S",
+        help="per situation and round (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the results. Return 1 if a goal is missed."""
+    metadata = start_run("neighbor", arguments.command_line, arguments.seed)
+    address = ServerAddress.parse(arguments.url)
+    texts = load_sentences(arguments.data, arguments.seed).texts
+    quiet, loud = (_build_workload(address, arguments.model, texts, key) for key in ("q", "l"))
+    results: dict[str, list[LoadResult]] = {"quiet, alone": [], "quiet": [], "loud": []}
+    connections = arguments.connections
+    for number in range(1, arguments.rounds + 1):
+        plans = [
+            LoadPlan(connections=count, seconds=arguments.seconds)
+            for count in (connections, connections * arguments.factor)
+        ]
+        alone = uvloop.run(run_load(address, quiet, plans[0]))
+        together = uvloop.run(_run_both(address, (quiet, loud), plans))
+        for name, result in zip(results, (alone, *together), strict=True):
+            results[name].append(result)
+            rate = result.requests_per_s
+            log_progress(f"round {number}/{arguments.rounds}: {name}, {rate:,.0f} requests/s")
+    clients = {name: ClientFigures.of(rounds) for name, rounds in results.items()}
+    measured = NeighborResults(address.url, clients, _judge(clients))
+    table = _build_table(clients)
+    print(table.text)
+    print("\n".join(goal.sentence for goal in measured.goals))
+    print(write_result(arguments.out, metadata, measured, [table]))
+    return 0 if all(goal.reached for goal in measured.goals) else 1
+
+
+async def _run_both(
+    address: ServerAddress, workloads: Sequence[Workload], plans: Sequence[LoadPlan]
+) -> list[LoadResult]:
+    loads = (run_load(address, *each) for each in zip(workloads, plans, strict=True))
+    return await asyncio.gather(*loads)
+
+
+def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], key: str) -> Workload:
+    path = task_path(TASK, model)
+    headers = {"Authorization": f"Bearer {key * KEY_LENGTH}"}
+    bodies = (build_inference_body(text) for text in texts)
+    return Workload([address.build_post(path, body, headers) for body in bodies])
+
+
+def _judge(clients: Mapping[str, ClientFigures]) -> tuple[Goal, ...]:
+    """The loud client takes at most its share: half, or what the quiet one does not ask for."""
+    alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
+    slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median
+    rates = quiet.requests_per_s.median, loud.requests_per_s.median
+    fair = min(alone.requests_per_s.median, sum(rates) / 2)
+    return (
+        Goal.at_most("p99 of the quiet client, relative to alone", slowdown, MAX_SLOWDOWN),
+        Goal.at_least("requests/s of the quiet client, relative to its share", rates[0] / fair, 1),
+    )
+
+
+def _build_table(clients: Mapping[str, ClientFigures]) -> Table:
+    rows = [
+        (
+            name,
+            str(client.connections),
+            format_number(client.requests_per_s.median),
+            *(format_number(client.latency_ms[rank].median, 2) for rank in ("p50", "p99")),
+            ", ".join(f"{n} x {reason}" for reason, n in client.failures.items()) or "0",
+        )
+        for name, client in clients.items()
+    ]
+    header = ("client", "connections", "requests/s", "p50 ms", "p99 ms", "failures")
+    return Table("neighbor", header, rows)

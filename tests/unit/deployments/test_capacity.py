@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.capacity import Capacity
+from deployments.errors import Overloaded
+
+
+@pytest.fixture
+def capacity() -> Capacity:
+    return Capacity(lambda: 10, "texts")
+
+
+def test_known_client_may_use_half_and_leaves_the_rest_to_others(capacity: Capacity) -> None:
+    capacity.reserve(3, "loud")
+    capacity.reserve(2, "loud")
+    with pytest.raises(Overloaded, match="one client may have 5"):
+        capacity.reserve(1, "loud")
+    capacity.reserve(5, "quiet")
+    capacity.release(3, "loud")
+    capacity.reserve(1, "loud")
+    assert capacity.used == 8
+
+
+def test_single_request_may_use_all(capacity: Capacity) -> None:
+    with capacity.hold(10, "loud"):
+        assert capacity.used == 10
+    assert capacity.used == 0
+
+
+def test_clients_that_are_not_known_share_all(capacity: Capacity) -> None:
+    capacity.reserve(6)
+    capacity.reserve(4)
+    with pytest.raises(Overloaded, match="10 of 10 texts are in use"):
+        capacity.reserve(1)
