@@ -98,7 +98,10 @@ class FairQueue(Generic[T]):
         self._queued[client] += 1
         self._pushed += 1
         entry = _Entry(priority, finish, self._pushed, cost, client, item)
-        insort(self._entries, entry, key=lambda each: each.position)
+        if self._entries and entry.position < self._entries[-1].position:
+            insort(self._entries, entry, key=lambda each: each.position)
+        else:
+            self._entries.append(entry)
 
     def take_first(self) -> T:
         return self.take(1, lambda _items: [0])[0]

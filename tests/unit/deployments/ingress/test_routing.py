@@ -169,7 +169,7 @@ class BacklogEncoder(EchoEncoder):
 async def test_micro_batch_tells_how_many_characters_wait_behind_it() -> None:
     encoder = BacklogEncoder()
     route = router(encoder, batch_by(2))
-    waiting = asyncio.ensure_future(route.run(LONG, call("waits")))
+    waiting = asyncio.ensure_future(route.run(OTHER, call("waits")))
     await asyncio.sleep(0)
     await asyncio.gather(*(route.run(SHORT, call(text)) for text in "ab"))
     waiting.cancel()
