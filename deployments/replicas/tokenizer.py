@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -12,8 +13,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from deployments.config import AppArgs, TokenizerUserConfig
-from deployments.deadlines import is_expired
-from deployments.errors import DeadlineExceeded, ServeError, hide_details
+from deployments.deadlines import is_expired, remaining_s
+from deployments.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    ServeError,
+    build_overloaded,
+    hide_details,
+)
 from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import (
@@ -31,7 +38,12 @@ from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry, load_error
 from deployments.replicas.fair_thread import FairThread
 from deployments.tokenization.encodings import translate_panics
-from deployments.tokenization.slices import CallPart, cut_calls, merge_parts
+from deployments.tokenization.slices import (
+    SLICE_CHARACTERS,
+    CallPart,
+    cut_calls,
+    merge_parts,
+)
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
 
@@ -75,7 +87,7 @@ class TokenizerReplica:
         self._health = WorkerHealth("the tokenizer thread")
         self._meter = BusyMeter(1)
         self._character_rate = WorkRate()
-        self._characters = 0  # of the calls in the thread and its queue
+        self._characters: Counter[str] = Counter()  # of the calls in progress, by client
         # A tokenizer serves one caller at a time. The thread goes on with a batch whose caller
         # disconnected, so the event loop needs the lock as well.
         self._tokenizers_in_use = threading.Lock()
@@ -95,7 +107,10 @@ class TokenizerReplica:
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
         outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
         waiting = _count_characters(batch.calls)
-        self._characters += waiting
+        if refusal := self._refuse(batch.calls[0], waiting):
+            return TokenizedBatch(batch.key, b"", (refusal,) * len(batch.calls), 0.0)
+        client = batch.calls[0].client
+        self._characters[client] += waiting
         tokenize_s = 0.0
         try:
             for parts in cut_calls(batch.calls):
@@ -104,10 +119,12 @@ class TokenizerReplica:
                 tokenize_s += done.elapsed_s
                 for part, outcome in zip(parts, done.outcomes, strict=True):
                     outcomes[part.call_index].append((part, outcome))
-                self._characters -= characters
+                self._characters[client] -= characters
                 waiting -= characters
         finally:
-            self._characters -= waiting
+            self._characters[client] -= waiting
+            if not self._characters[client]:
+                del self._characters[client]
         merged = map(merge_parts, batch.calls, outcomes)
         return _build_batch(batch, list(merged), tokenize_s)
 
@@ -132,7 +149,7 @@ class TokenizerReplica:
 
         `backlog` characters wait elsewhere.
         """
-        characters = self._characters + backlog
+        characters = sum(self._characters.values()) + backlog
         return Load(self._meter.take(), self._character_rate.predict_s(characters))
 
     async def check_health(self) -> None:
@@ -178,6 +195,27 @@ class TokenizerReplica:
         if model not in self._inspectors:
             self._inspectors[model] = TokenInspector(self._directories[model])
         return self._inspectors[model]
+
+    def _refuse(self, call: Call, characters: int) -> Overloaded | None:
+        """Return an error for a long call that cannot be tokenized before its deadline.
+
+        Others take turns with it until they end or it does. With nothing queued every call is
+        accepted.
+        """
+        if characters <= SLICE_CHARACTERS or not self._characters:
+            return None
+        own = self._characters[call.client] + characters
+        shared = sum(min(each, own) for each in self._characters.values())
+        ahead = own + shared - self._characters[call.client]
+        needed_s, left_s = self._character_rate.predict_s(ahead), remaining_s(call.deadline_s)
+        if needed_s <= left_s:
+            return None
+        return build_overloaded(
+            f"Tokenization would take about {needed_s:.1f} s, the deadline is in {left_s:.1f} s. "
+            "Retry later.",
+            needed_s - left_s,
+            needed_s,
+        )
 
     async def _take_turn(
         self,

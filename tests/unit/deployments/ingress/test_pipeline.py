@@ -11,11 +11,12 @@ import pytest
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
-from deployments.errors import EngineFailed, Overloaded
+from deployments.errors import EngineFailed, Overloaded, build_overloaded
 from deployments.ingress.request_log import select_log_level
 from deployments.ingress.response_cache import STRING_BYTES, response_bytes
-from deployments.messages import BatchKey, CallResult, ModelRef
+from deployments.messages import BatchKey, CallBatch, CallResult, ModelRef
 from deployments.tasks.token_classification import TokenClassification
+from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
 from tests.support.fakes import FailingEncoder, HangingEncoder, batch_by, wait_until
 from tests.support.in_process import InProcess
@@ -249,3 +250,49 @@ async def test_cache_hits_are_in_the_header_and_the_records(tiny_store: Path) ->
     assert [r.headers["x-cache"] for r in responses] == ["miss", "hit", "miss"]
     assert [r.cache for r in server.recorder.records] == ["miss", "hit", "none", "none"]
     assert all(r.cache_bytes > 0 for r in server.recorder.records)
+
+
+class RefusingEncoder(HangingEncoder):
+    """Holds the first call; a replica refuses the others with a prediction."""
+
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        if not self.batches:
+            await super().infer(batch, deliver)
+        self.batches += 1
+        for index in range(len(batch.calls)):
+            deliver(index, build_overloaded("the queue is too long", 12.4, 42.4))
+
+
+async def test_refusal_of_a_replica_is_repeated_without_asking_it(tiny_store: Path) -> None:
+    encoder = RefusingEncoder()
+    async with InProcess(tiny_store, encoder=encoder).client() as http:
+        held = asyncio.ensure_future(http.post(EMBED, json={"inputs": "first"}))
+        await wait_until(lambda: encoder.batches == 1)
+        refused = await http.post(EMBED, json={"inputs": "second"})
+        repeated = await http.post("/v1/embeddings", json={"input": "third, longer"})
+        assert encoder.batches == 2
+        shorter = await http.post(EMBED, json={"inputs": "4th"})
+        assert encoder.batches == 3
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+    assert [one.status_code for one in (refused, repeated, shorter)] == [429] * 3
+    assert [one.headers["retry-after"] for one in (refused, repeated)] == ["12", "12"]
+    assert repeated.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_idle_server_asks_the_replica_after_a_refusal(tiny_store: Path) -> None:
+    encoder = RefusingEncoder()
+    encoder.batches = 1  # nothing is held
+    async with InProcess(tiny_store, encoder=encoder).client() as http:
+        for _ in range(2):
+            assert (await http.post(EMBED, json={"inputs": "same"})).status_code == 429
+    assert encoder.batches == 3
+
+
+async def test_deadline_of_the_client_ends_its_request(tiny_store: Path) -> None:
+    encoder = HangingEncoder()
+    async with InProcess(tiny_store, encoder=encoder).client() as http:
+        body = {"inputs": "a", "options": {"deadline_ms": 20}}
+        response = await http.post(EMBED, json=body)
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+    assert encoder.cancelled == 1

@@ -10,10 +10,12 @@ import pytest
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import AppArgs, EncoderSettings, ModelSettings, TokenizerUserConfig
+from deployments.deadlines import deadline_after
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
     InputTooLong,
+    Overloaded,
     ServeError,
     UnknownModel,
     UnknownToken,
@@ -336,3 +338,22 @@ async def test_caller_that_leaves_a_long_text_stops_its_slices(
     await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     assert len(log.records) < 10
     assert replica.load().queued_s == 0
+
+
+async def test_long_call_that_cannot_be_tokenized_in_time_is_refused(
+    make_replica, tiny_store: Path
+) -> None:
+    log = TokenizeLog()
+    replica = make_replica(log)
+    text = "good film " * (SLICE_CHARACTERS // 10)
+    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)
+    hasty = big._replace(deadline_s=deadline_after(1e-3))
+    slow = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
+    await wait_until(lambda: len(log.records) >= 2)
+    refused = await replica.tokenize_batch(batch(tiny_store, hasty))
+    assert isinstance(refused.calls[0], Overloaded)
+    assert refused.calls[0].needed_s > 1e-3
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    accepted = await replica.tokenize_batch(batch(tiny_store, hasty))
+    assert isinstance(accepted.calls[0], DeadlineExceeded), "idle: it may try"
