@@ -15,6 +15,7 @@ from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import OutputNames, build_feeds, check_inputs, split
+from deployments.engines.onnx_memory import ArenaTrimmer, share_arena
 from deployments.errors import EngineFailed
 from deployments.machine import read_cpu_info
 
@@ -29,13 +30,14 @@ _SPINNING_US = "500"
 
 
 class OnnxEngine:
-    """Encoder engine for one session: any batch shape, memory is allocated per pass."""
+    """Encoder engine for one session and any batch shape."""
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
         self._session: ort.InferenceSession | None = open_session(spec, settings)
         self._inputs = frozenset(i.name for i in self._session.get_inputs())
         self._outputs = output_names(self._session)
+        self._arena = ArenaTrimmer()
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
 
     def run(self, batch: Batch) -> Outputs:
@@ -44,8 +46,9 @@ class OnnxEngine:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         feeds = build_feeds(batch, self._inputs, self._mask_token)
         output = self._outputs.select(batch)
+        options = self._arena.options(batch.input_ids.size)
         with translate_errors(self.info.compute_type):
-            raw = np.asarray(session.run([output], feeds.arrays)[0], dtype=np.float32)
+            raw = np.asarray(session.run([output], feeds.arrays, options)[0], dtype=np.float32)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
@@ -145,8 +148,7 @@ def _build_session_options(
         )  # slower, but without int8 overflow
     if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
-    # Off by default: the arena retains memory for the largest shape of each thread, 80 MB for
-    # MiniLM, and is not faster (docs/performance.md).
-    options.enable_cpu_mem_arena = engine_options.arena
+    share_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     options.log_severity_level = 3
     return options
