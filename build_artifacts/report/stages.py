@@ -88,7 +88,7 @@ _RECIPES = {
     recipe.name: recipe for recipe in (*FULL.candidates, FULL.fallback, *DYNAMIC.candidates)
 }
 # Defaults of an onnxruntime InferenceSession.
-_DEFAULT_OPTIONS = EngineOptions(spinning=True, arena=True)
+_DEFAULT_OPTIONS = EngineOptions(spinning=True)
 _ONNX = CandidateRecipe(
     name="onnx",
     device=Device.CPU,

@@ -80,7 +80,6 @@ class EngineOptions(FrozenModel):
     # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads busy-wait within a pass
-    arena: bool = False  # ONNX Runtime reuses freed CPU memory in the next pass
     providers: tuple[str, ...] = ()  # empty: those of the encoder
     # (items, tokens): shapes that batches are padded to. Each has preallocated buffers and on CUDA
     # a captured graph. Empty: any shape, allocated per pass.

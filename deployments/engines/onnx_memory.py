@@ -1,8 +1,8 @@
 """CPU memory of ONNX Runtime: one arena for all sessions of a process, and when it gets smaller.
 
-Without an arena each pass maps its buffers anew and the kernel clears their pages, which takes 3 to
-10 % of a pass. An arena keeps what the largest pass needed. Sessions of one process share one, so it
-grows with concurrent passes and not with models.
+Without an arena each pass maps its buffers anew and the kernel clears their pages, which takes 3
+to 15 % of a pass. An arena keeps what the largest pass needed. The sessions of a process share one,
+so it grows with concurrent passes and not with models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALL_SHARE = 0.25
 
 @cache
 def share_arena() -> None:
-    """Register the arena that sessions with `session.use_env_allocators` share; once per process."""
+    """Register the arena of this process, for sessions with `session.use_env_allocators`."""
     memory = ort.OrtMemoryInfo(
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )

@@ -42,23 +42,21 @@ class Variant(_Frozen):
     """A sealed candidate with the session options that tuning may change."""
 
     candidate: str
-    arena: bool = False
     spinning: bool = False
 
     @property
     def name(self) -> str:
-        """Return a name such as `cpu-int8+arena`."""
-        extras = (name for name in ("arena", "spinning") if getattr(self, name))
-        return "+".join([self.candidate, *extras])
+        """Return a name such as `cpu-int8+spinning`."""
+        return f"{self.candidate}+spinning" if self.spinning else self.candidate
 
     @classmethod
     def of(cls, candidate: str, options: EngineOptions) -> Self:
         """Create the variant with the sealed options of the candidate."""
-        return cls(candidate=candidate, arena=options.arena, spinning=options.spinning)
+        return cls(candidate=candidate, spinning=options.spinning)
 
     def options(self, sealed: EngineOptions) -> EngineOptions:
         """Return the candidate's sealed options, changed to this variant."""
-        return sealed.model_copy(update={"arena": self.arena, "spinning": self.spinning})
+        return sealed.model_copy(update={"spinning": self.spinning})
 
 
 class Cost(_Frozen):
@@ -89,7 +87,7 @@ class CostTable(_Frozen):
     used on this host to the reason, although they passed the gate where they were built.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     version: str  # of the artifact
     host: Host
     threads: int = Field(ge=1)  # per pass

@@ -24,7 +24,7 @@ Times = Mapping[Shape, float]  # milliseconds
 def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     """Return the variant to use per shape, ordered by shape size.
 
-    Among equally small sets the order is: fewest session options (they cost memory or idle cores),
+    Among equally small sets the order is: fewest session options (they cost idle cores),
     then smallest mean log time, then the order of `rows`. If no set of MAX_VARIANTS variants is
     within TOLERANCE at every shape, the smallest set with nearly the least mean excess is used.
     """
@@ -79,7 +79,7 @@ def _is_near_best(members: Sequence[Times], best: Times) -> bool:
 
 
 def _count_options(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
-    return sum(rows[i].variant.arena + rows[i].variant.spinning for i in members)
+    return sum(rows[i].variant.spinning for i in members)
 
 
 def _mean_excess(members: Sequence[Times], best: Times) -> float:

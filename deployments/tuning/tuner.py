@@ -158,20 +158,25 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
 
     Raises EngineFailed if no graph could be measured.
     """
-    rows = measure_fitting(specs, plan, _CANDIDATES_SHARE)
+    varied = {spec.variant: _vary_options(spec, plan.settings) for spec in specs}
+    if len(specs) == 1:
+        specs = [*specs, *varied[specs[0].variant]]
+        varied = {}
+    rows = measure_fitting(specs, plan, _CANDIDATES_SHARE if any(varied.values()) else 1.0)
     if not rows:
         raise EngineFailed("every graph failed while it was measured")
     best = _most_selected(specs, rows)
-    variants = [best, *map(best.with_options, _other_options(best, plan.settings))]
-    repeated = measure_fitting(variants, plan, 1 - _CANDIDATES_SHARE)
+    if not varied.get(best.variant):
+        return rows
+    repeated = measure_fitting([best, *varied[best.variant]], plan, 1 - _CANDIDATES_SHARE)
     return merge_costs(rows, repeated)
 
 
 def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """Drop session options whose mean gain over all shapes is at most TOLERANCE.
+    """Drop session options whose mean gain over the common shapes is at most TOLERANCE.
 
-    The baseline is the first row of the candidate. Gains at single shapes are noise, while an arena
-    costs memory and a spinning thread costs a core.
+    The baseline is the first row of the candidate. Gains at single shapes are noise, while a
+    spinning thread costs a core.
     """
     baselines: dict[str, VariantCosts] = {}
     for row in rows:
@@ -184,11 +189,11 @@ def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
 
 
 def _gain(base: VariantCosts, row: VariantCosts) -> float:
-    """Return the mean share of time saved against `base`; 0 if a shape was not measured."""
-    times = row.by_shape()
-    if not base.by_shape().keys() <= times.keys():
+    """Return the mean share of time saved against `base`; 0 if most shapes were not measured."""
+    times, base_times = row.by_shape(), base.by_shape()
+    ratios = [math.log(times[shape] / ms) for shape, ms in base_times.items() if shape in times]
+    if len(ratios) * 2 <= len(base_times):
         return 0.0
-    ratios = [math.log(times[shape] / ms) for shape, ms in base.by_shape().items()]
     return 1 - math.exp(sum(ratios) / len(ratios))
 
 
@@ -211,13 +216,13 @@ def _add_missing_shapes(row: VariantCosts, earlier: VariantCosts) -> VariantCost
     return row.model_copy(update={"costs": (*row.costs, *missing)})
 
 
-def _other_options(spec: VariantSpec, settings: EncoderSettings) -> Iterator[Variant]:
-    if spec.spec.engine != "onnxruntime" or spec.spec.device is not Device.CPU:
-        return
+def _vary_options(spec: VariantSpec, settings: EncoderSettings) -> list[VariantSpec]:
+    """The same graph with the session options to measure besides its own."""
+    is_cpu_session = spec.spec.engine == "onnxruntime" and spec.spec.device is Device.CPU
+    if not is_cpu_session or settings.intra_op_threads == 1:
+        return []
     variant = spec.variant
-    yield variant.model_copy(update={"arena": not variant.arena})
-    if settings.intra_op_threads > 1:
-        yield variant.model_copy(update={"spinning": not variant.spinning})
+    return [spec.with_options(variant.model_copy(update={"spinning": not variant.spinning}))]
 
 
 def _most_selected(specs: Sequence[VariantSpec], rows: Sequence[VariantCosts]) -> VariantSpec:

@@ -26,7 +26,6 @@ from tests.support.served_models import EMBEDDER, ENCODER_MODELS, QA_MODEL
 INGRESS_LIMIT_MIB = 250
 TOKENIZER_LIMIT_MIB = 250
 BESIDE_GRAPHS_LIMIT_MIB = 400
-ARENA_MIB = 90  # that ONNX Runtime keeps where tuning finds that this gains enough; measured 80
 
 
 def read(cluster: Cluster, context: str) -> httpx.Response:
@@ -35,7 +34,7 @@ def read(cluster: Cluster, context: str) -> httpx.Response:
 
 
 def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
-    """What all models' graphs weigh that an encoder opens, with what an arena keeps of each."""
+    """What all models' graphs weigh that an encoder opens."""
     mib = 0.0
     for model_id in ENCODER_MODELS:
         directory = find_artifact(store, model_id)
@@ -45,7 +44,6 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
         names = {v.candidate for v in variants} or {placement.candidates[0].name}
         graphs = [c.graph for c in placement.candidates if c.name in names]
         mib += sum((directory / graph).stat().st_size for graph in graphs) / (1 << 20)
-        mib += ARENA_MIB * sum(variant.arena for variant in variants)
     return mib
 
 

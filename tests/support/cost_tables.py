@@ -14,7 +14,7 @@ def shape(text: str) -> Shape:
 
 
 def variant(name: str) -> Variant:
-    """Parse `"int8+arena"` as the candidate `int8` with the arena."""
+    """Parse `"int8+spinning"` as the candidate `int8` with spinning threads."""
     candidate, *options = name.split("+")
     return Variant(candidate=candidate, **dict.fromkeys(options, True))
 

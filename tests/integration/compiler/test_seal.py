@@ -162,7 +162,7 @@ SMALL = BuildRecipe(candidates=(CPU_INT8,))
 
 
 def test_version_depends_on_all_build_inputs() -> None:
-    other_scheme = replace(CPU_INT8, options=CPU_INT8.options.model_copy(update={"arena": True}))
+    other_scheme = replace(CPU_INT8, options=CPU_INT8.options.model_copy(update={"spinning": True}))
     versions = [
         artifact_version(SMALL, TOOLS, *INPUTS),
         artifact_version(SMALL, {**TOOLS, "torch": "3"}, *INPUTS),

@@ -52,11 +52,10 @@ def test_options_reach_the_session(written: Written) -> None:
     quiet = open_session(spec_with(path, EngineOptions()), EncoderSettings(intra_op_threads=3))
     options = quiet.get_session_options()
     assert options.intra_op_num_threads == 3
-    assert not options.enable_cpu_mem_arena
+    assert options.get_session_config_entry("session.use_env_allocators") == "1"
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-    eager = open_session(spec_with(path, EngineOptions(arena=True, spinning=True)), SETTINGS)
+    eager = open_session(spec_with(path, EngineOptions(spinning=True)), SETTINGS)
     options = eager.get_session_options()
-    assert options.enable_cpu_mem_arena
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "500"
 

@@ -77,7 +77,7 @@ def test_screening_keys_are_graph_names(
     prepared_build: PreparedBuild,
 ) -> None:
     specs = named_specs(prepared_build, "plain", "spinning")
-    options = EngineOptions(spinning=True, arena=True)
+    options = EngineOptions(spinning=True)
     specs["spinning"] = replace(specs["spinning"], options=options)
     screening = screen(prepared_build, specs)
     assert list(screening.times_ms) == ["plain", "spinning"]

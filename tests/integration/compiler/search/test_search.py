@@ -158,7 +158,7 @@ def test_search_evaluates_at_most_keep_candidates(
     prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     # The same file with another option is neither a duplicate nor slower.
-    duplicate = replace(FAST, name="twin", options=EngineOptions(arena=True))
+    duplicate = replace(FAST, name="twin", options=EngineOptions(spinning=True))
     graph_files = FixedGraphs({**files, "twin": files["fast"]})
     accepted = search(prepared_build, runner, graph_files, FAST, duplicate, keep=1).select_for(
         Device.CPU
@@ -184,7 +184,7 @@ def test_fallbacks_are_tried_before_an_accepted_candidate(
 def test_fallbacks_are_not_allowed_after_an_accepted_candidate(
     prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    duplicate = replace(FAST, name="twin", options=EngineOptions(arena=True))
+    duplicate = replace(FAST, name="twin", options=EngineOptions(spinning=True))
     graph_files = FixedGraphs({**files, "twin": files["fast"]})
     recipe = BuildRecipe(candidates=(FAST, duplicate), gate=ANYTHING)
     build = prepared_build.encoder_build(runner, recipe, graphs=graph_files)

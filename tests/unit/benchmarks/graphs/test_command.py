@@ -105,7 +105,7 @@ def build_results(parity: tuple[ParityRow, ...]) -> PlacementResults:
     latencies = (latency(TORCH, 60.0, 50.0, 55.0), latency(SEALED, 10.0, 10.0, 10.0))
     return PlacementResults(
         split=ONE_PASS,
-        served=("cpu-int8+arena",),
+        served=("cpu-int8+spinning",),
         latencies=latencies,
         ratios=compute_ratios(latencies),
         parity=parity,
@@ -174,7 +174,7 @@ def test_score_goals_bound_the_metric_drop() -> None:
 def test_describe_lists_all_results() -> None:
     text = describe(graph_results(parity_row(SEALED), parity_row(TORCH, "mean cosine 0.5 < 0.985")))
     lines = [line.split() for line in text.splitlines()]
-    assert ["sealed,", "passes=1", "threads=2:", "cpu-int8+arena"] in lines
+    assert ["sealed,", "passes=1", "threads=2:", "cpu-int8+spinning"] in lines
     assert ["sealed", "10.00", "(0%)", "0.5000", "0.2500", "-", "passed"] in lines
     assert ["torch", "/", "sealed", "5.50", "(18%)"] in lines
     assert ["torch", "0.8200"] in lines

@@ -8,7 +8,7 @@ from benchmarks.graphs.tuning import TuningResults, check_selection, describe, e
 from deployments.tuning.costs import Cost, Shape, Variant
 
 SMALL, LARGE = Shape(items=1, tokens=16), Shape(items=8, tokens=128)
-TTFT, SECOND = Variant(candidate="first"), Variant(candidate="second", arena=True)
+TTFT, SECOND = Variant(candidate="first"), Variant(candidate="second", spinning=True)
 SELECTION = ((SMALL, TTFT), (LARGE, SECOND))
 
 
@@ -20,29 +20,31 @@ def costs(*ms: float) -> tuple[Cost, ...]:
 
 
 def test_check_selection_compares_with_the_fastest() -> None:
-    check = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(0.8, 9.0)})
+    measured = {"first": costs(1.0, 8.0), "second+spinning": costs(0.8, 9.0)}
+    check = check_selection(SELECTION, measured)
     assert [(one.shape, one.selected, one.fastest) for one in check] == [
-        ("1x16", "first", "second+arena"),
-        ("8x128", "second+arena", "first"),
+        ("1x16", "first", "second+spinning"),
+        ("8x128", "second+spinning", "first"),
     ]
     assert [one.ratio for one in check] == pytest.approx([1.25, 1.125])
     assert evaluate_goal(check) == Goal.at_most("selected / fastest at the worst shape", 1.25, 1.05)
 
 
 def test_check_selection_ignores_unmeasured_shapes() -> None:
-    check = check_selection(SELECTION, {"first": costs(1.0), "second+arena": costs(1.04)})
+    check = check_selection(SELECTION, {"first": costs(1.0), "second+spinning": costs(1.04)})
     assert [one.shape for one in check] == ["1x16"]
     assert evaluate_goal(check).reached
     assert evaluate_goal(()).reached is None
 
 
 def test_check_selection_raises_for_an_unmeasured_selection() -> None:
-    with pytest.raises(BenchmarkError, match=r"`second\+arena` is selected at 8x128"):
+    with pytest.raises(BenchmarkError, match=r"`second\+spinning` is selected at 8x128"):
         check_selection(SELECTION, {"first": costs(1.0, 8.0)})
 
 
 def test_describe_counts_shapes_within_the_bound() -> None:
-    check = check_selection(SELECTION, {"first": costs(1.0, 8.0), "second+arena": costs(2.0, 9.0)})
+    measured = {"first": costs(1.0, 8.0), "second+spinning": costs(2.0, 9.0)}
+    check = check_selection(SELECTION, measured)
     text = describe(
         TuningResults(
             model_id="org/model",
@@ -50,7 +52,7 @@ def test_describe_counts_shapes_within_the_bound() -> None:
             cost_table="cpu-1.json",
             threads=1,
             seconds=1.0,
-            measured=("first", "second+arena"),
+            measured=("first", "second+spinning"),
             skipped={"third": "inaccurate"},
             checks=check,
             unmeasured=("32x512",),

@@ -22,11 +22,11 @@ def target(tmp_path: Path) -> TuningTarget:
 
 
 def test_read_costs_returns_the_written_table(target: TuningTarget) -> None:
-    path = write_table(target, {"1x16": "plain", "8x16": "twin+arena", "32x16": "twin+arena"})
+    path = write_table(target, {"1x16": "plain", "8x16": "twin+spinning", "32x16": "twin+spinning"})
     table = read_costs(target)
     assert table is not None
     assert table.to_json() == path.read_bytes()
-    assert [v.name for v in table.selected_variants()] == ["twin+arena", "plain"]
+    assert [v.name for v in table.selected_variants()] == ["twin+spinning", "plain"]
 
 
 def test_costs_path_has_host_device_and_threads(target: TuningTarget) -> None:
@@ -57,7 +57,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "not text": lambda _: b"\xff\xfe\x00",
     "not a table": lambda _: b"[1, 2]",
     "unknown key": edit_json(lambda t: t.update(speed="high")),
-    "of a later release": edit_json(lambda t: t.update(schema_version=3)),
+    "of a later release": edit_json(lambda t: t.update(schema_version=4)),
     "no winners": edit_json(lambda t: t.update(selection=[])),
     "no rows": edit_json(lambda t: t.update(rows=[])),
     "a time that is no number": edit_json(
@@ -169,13 +169,12 @@ def test_failed_write_leaves_no_temporary_file(target: TuningTarget) -> None:
 
 def test_variant_options_override_the_sealed_options(target: TuningTarget) -> None:
     plain, _ = target.candidates
-    sealed = plain.options.model_copy(update={"arena": True, "disabled_optimizers": ("A",)})
+    sealed = plain.options.model_copy(update={"spinning": True, "disabled_optimizers": ("A",)})
     sealed_variant = Variant.of("plain", sealed)
-    assert sealed_variant.name == "plain+arena"
+    assert sealed_variant.name == "plain+spinning"
     assert sealed_variant.options(sealed) == sealed
-    spinning_options = variant("plain+spinning").options(sealed)
-    assert (spinning_options.arena, spinning_options.spinning) == (False, True)
-    assert spinning_options.disabled_optimizers == ("A",)
+    options = variant("plain").options(sealed)
+    assert (options.spinning, options.disabled_optimizers) == (False, ("A",))
 
 
 def test_target_spec_is_that_of_the_sealed_candidate(target: TuningTarget) -> None:

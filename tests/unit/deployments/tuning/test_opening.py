@@ -52,7 +52,7 @@ def test_unsupported_default_is_replaced_by_the_next_candidate(tmp_path: Path) -
 def test_winner_is_opened_with_its_options(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
     default, _ = open_tuned_engine(target)
-    write_table(target, {"1x16": "plain+arena"})
+    write_table(target, {"1x16": "plain+spinning"})
     engine, is_tuned = open_tuned_engine(target)
     assert is_tuned
     assert isinstance(engine, OnnxEngine)

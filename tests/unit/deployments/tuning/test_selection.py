@@ -16,7 +16,7 @@ CASES = {
         {"1x16": "a"},
     ),
     "of nearly equals the one without session options": (
-        [row("a+arena", {"1x16": 0.98}), row("a", {"1x16": 1.0})],
+        [row("a+spinning", {"1x16": 0.98}), row("a", {"1x16": 1.0})],
         {"1x16": "a"},
     ),
     "one that is nearly the fastest everywhere, although another wins somewhere": (
