@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-SCHEMA = 4
+SCHEMA = 5
 PREVIOUS = SCHEMA - 1
 
 
 def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest of the schema PREVIOUS as one of SCHEMA.
 
-    Schema 4 added limits of the gate for batches. Schema 3 compared the worst batched cosine with
-    `cosine_worst`, and no choices; dynamic int8 of that time would violate today's defaults.
+    Schema 5 has no option `arena`: all sessions share one (engines/onnx_memory.py).
     """
-    gate = dict(raw.get("gate") or {})
-    if "cosine_worst" in gate:
-        gate.setdefault("batched_cosine_worst", gate["cosine_worst"])
-    else:
-        gate.setdefault("batched_cosine_worst", 0.93)
-    gate.setdefault("batched_top1_agreement", 0.0)
-    return {**raw, "schema_version": SCHEMA, "gate": gate}
+    match raw.get("candidates"):
+        case list(candidates):
+            candidates = [_without_arena(candidate) for candidate in candidates]
+        case candidates:  # damaged
+            pass
+    return {**raw, "schema_version": SCHEMA, "candidates": candidates}
+
+
+def _without_arena(candidate: Any) -> Any:
+    match candidate:
+        case {"options": {"arena": _, **options}, **others}:
+            return {**others, "options": options}
+    return candidate

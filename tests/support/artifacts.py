@@ -210,12 +210,10 @@ def seal_without_token_vectors(store: Path, model_id: str) -> Path:
 
 
 def make_previous(artifact: Path) -> None:
-    """Write the manifest as the release before wrote it, in schema 3."""
+    """Write the manifest as the release before wrote it, in schema 4."""
     path = artifact / MANIFEST_NAME
     raw = json.loads(path.read_bytes())
     raw["schema_version"] = PREVIOUS
-    for name in ("batched_cosine_worst", "batched_top1_agreement"):
-        del raw["gate"][name]
     for candidate in raw["candidates"]:
-        del candidate["parity"]["batched_top1_agreement"]
+        candidate["options"]["arena"] = False
     path.write_text(json.dumps(raw))

@@ -230,13 +230,21 @@ def test_resolve_inside_accepts_nested_paths(tmp_path: Path) -> None:
     assert resolve_inside(tmp_path, "a/b/c") == tmp_path / "a/b/c"
 
 
-def test_manifest_of_the_previous_schema_loads_with_its_own_limits(tmp_path: Path) -> None:
+def test_manifest_of_the_previous_schema_loads(tmp_path: Path) -> None:
     artifact = seal_tiny(tmp_path, "tiny/model")
     now = ArtifactManifest.read(artifact)
     make_previous(artifact)
-    before = ArtifactManifest.read(artifact)
-    assert before.schema_version == SCHEMA
-    assert before.gate.batched_cosine_worst == before.gate.cosine_worst
-    assert before.gate.batched_top1_agreement == 0.0
-    assert before.candidates == now.candidates
-    assert before.files == now.files
+    assert ArtifactManifest.read(artifact) == now
+    assert now.schema_version == SCHEMA
+
+
+@pytest.mark.parametrize("candidates", [None, 7, [7], [{"options": 7}]])
+def test_damaged_manifest_of_the_previous_schema_is_invalid(
+    candidates: object, tmp_path: Path
+) -> None:
+    artifact = seal_tiny(tmp_path, "tiny/model")
+    make_previous(artifact)
+    path = artifact / MANIFEST_NAME
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"candidates": candidates}))
+    with pytest.raises(errors.ManifestInvalid):
+        ArtifactManifest.read(artifact)
