@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from ray import serve
@@ -56,7 +57,13 @@ from deployments.messages import (
     TokenizedBatch,
     TokenizeRequest,
 )
-from deployments.metrics import EncoderMetrics, GeneratorMetrics, IngressMetrics, TokenizerMetrics
+from deployments.metrics import (
+    EncoderMetrics,
+    GeneratorMetrics,
+    IngressMetrics,
+    LoadMetrics,
+    TokenizerMetrics,
+)
 from deployments.records import DeferredRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
@@ -100,7 +107,13 @@ class _ChannelHooks:
         return await self._channel.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return self._meter.load(self._channel.backlog).to_metrics()
+        load = self._meter.load(self._channel.backlog)
+        self._load_metrics.record(load)
+        return load.to_metrics()
+
+    @cached_property
+    def _load_metrics(self) -> LoadMetrics:
+        return LoadMetrics(serve.get_replica_context().deployment)
 
 
 class Tokenizer(_ChannelHooks):

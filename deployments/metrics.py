@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from deployments.load import Load
 from deployments.records import ForwardPassRecord, RequestRecord, StepRecord, TokenizeRecord
 
 PREFIX = "hundredfold"
@@ -128,6 +129,27 @@ class TokenizerMetrics:
         for result, count in (("hit", done.cache_hits), ("miss", done.texts - done.cache_hits)):
             if count:
                 self._lookups.inc(count, {"model": done.model, "result": result})
+
+
+class LoadMetrics:
+    """Load that a replica of any kind reports to the autoscaling."""
+
+    def __init__(self, deployment: str) -> None:
+        labels = {"deployment": deployment}
+        self._busy = Gauge(
+            f"{PREFIX}_busy_ratio", "Share of the replica's capacity in use", tag_keys=tuple(labels)
+        )
+        self._queued = Gauge(
+            f"{PREFIX}_queued_seconds",
+            "Time that the replica needs for the work that waits for it",
+            tag_keys=tuple(labels),
+        )
+        for gauge in (self._busy, self._queued):
+            gauge.set_default_tags(labels)
+
+    def record(self, load: Load) -> None:
+        self._busy.set(load.busy)
+        self._queued.set(load.queued_s)
 
 
 def _counter(name: str, description: str, labels: tuple[str, ...]) -> Counter:

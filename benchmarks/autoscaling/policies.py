@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from benchmarks.autoscaling.simulation import CountCalls
@@ -45,11 +46,18 @@ def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
 def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
     """Parse settings without Serve's warning that `metrics_interval_s` is deprecated.
 
-    Nothing else changes how often replicas report in this version of Serve.
+    Nothing else changes how often replicas report in this version of Serve. Raise BenchmarkError.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return AutoscalingConfig(**settings)
+        try:
+            return AutoscalingConfig(**settings)
+        except ValidationError as exc:
+            reasons = "; ".join(error["msg"] for error in exc.errors())
+            raise BenchmarkError(
+                f"invalid autoscaling settings: {reasons}",
+                hint="check --min-replicas, --max-replicas and the file with `hundredfold check`",
+            ) from exc
 
 
 def build_contestants(settings: dict[str, Any]) -> Sequence[Contestant]:

@@ -55,10 +55,8 @@ def quick_config() -> dict[str, Any]:
         deployment["graceful_shutdown_wait_loop_s"] = 0.5  # the first wait of a replica that ends
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
-    autoscaling["policy"]["policy_kwargs"] = {"target_busy": 0.2, "shrink_busy": 0.1}
     autoscaling |= {
         "max_replicas": 2,
-        "target_ongoing_requests": 1,
         "metrics_interval_s": 0.2,
         "look_back_period_s": 1,
         "upscale_delay_s": 0,

@@ -103,6 +103,8 @@ def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:
         "hundredfold_request_seconds_count",
         "hundredfold_forward_seconds_count",
         "hundredfold_tokenization_seconds_count",
+        "hundredfold_busy_ratio",
+        "hundredfold_queued_seconds",
         *("te_request_count", "te_request_duration_count", "te_queue_size"),
     }
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.load import Load
 from deployments.metrics import (
     DURATION_BUCKETS,
     SIZE_BUCKETS,
     EncoderMetrics,
     IngressMetrics,
+    LoadMetrics,
     TokenizerMetrics,
 )
 from deployments.records import ForwardPassRecord, RequestRecord, TokenizeRecord
@@ -32,6 +34,11 @@ def test_encoder_metrics_accept_passes_with_and_without_padding(padded_tokens: i
 def test_tokenizer_metrics_accept_empty_and_full_batches() -> None:
     TokenizerMetrics().record(TokenizeRecord("org/name", 0.0001, texts=3, cache_hits=1))
     TokenizerMetrics().record(TokenizeRecord("org/name", 0.0001, texts=0, cache_hits=0))
+
+
+def test_load_metrics_accept_every_load() -> None:
+    LoadMetrics("CpuEncoder").record(Load(0.0, 0.0))
+    LoadMetrics("CpuEncoder").record(Load(1.0, 30.0))
 
 
 def test_buckets_cover_durations_and_sizes_of_requests() -> None:

@@ -25,12 +25,12 @@ def test_replay_writes_results_of_every_policy(tmp_path: Path) -> None:
     assert {plot.suffix for plot in tmp_path.iterdir()} == {".json", ".png", ".svg"}
 
 
-def test_deployment_without_autoscaling_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_settings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ["--config", str(REPOSITORY / "serve_config.yaml"), "--out", str(tmp_path)]
     assert main(["autoscaling", "--deployment", "Ingress", *config]) == 1
     assert "no autoscaling_config of `Ingress`" in capsys.readouterr().err
+    assert main(["autoscaling", "--min-replicas", "2", "--max-replicas", "1", *config]) == 1
+    assert "max_replicas (1) must be greater" in capsys.readouterr().err
 
 
 def test_weighted_percentile() -> None:
