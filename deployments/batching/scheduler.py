@@ -51,6 +51,8 @@ PlanLonePass = Callable[[ModelRef, int, int], LonePass]
 _USUAL = LonePass()
 # A call is accepted if its predicted time, times this, is left until its deadline.
 SAFETY_FACTOR = 1.1
+# s after a call of another client than before during which passes are limited.
+SHARED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class BatchScheduler:
         self._draining = False
         self._queue: FairQueue[_QueuedItem] = FairQueue()  # costs are predicted seconds
         self._is_cleaning = False
+        self._last_client = ("", 0)  # and priority, of the last call
+        self._shared_until_s = 0.0  # time.perf_counter
         self._pool = ThreadPoolExecutor(concurrent_passes, thread_name_prefix="engine")
 
     @property
@@ -174,6 +178,9 @@ class BatchScheduler:
             price=price,
         )
         now_s, rate = time.perf_counter(), cost / price
+        if self._last_client != (client, priority):
+            self._last_client = (client, priority)
+            self._shared_until_s = now_s + SHARED_S
         for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
             queued = _QueuedItem(tokens, call, index, item_price, now_s)
             self._queue.push(queued, cost=rate * item_price, client=client, priority=priority)
@@ -276,7 +283,16 @@ class BatchScheduler:
         same = [index for index, item in enumerate(items) if item.call.group == group]
         idle_threads = max(1, self._concurrent_passes - self._busy)
         lengths = [len(items[index].tokens.ids) for index in same]
-        return [same[index] for index in plan_batch(lengths, self.settings, idle_threads)]
+        chosen = plan_batch(lengths, self.settings, idle_threads, self._max_items(items[0]))
+        return [same[index] for index in chosen]
+
+    def _max_items(self, first: _QueuedItem) -> int:
+        """Limit the time of passes while several clients send: each may wait for two of them."""
+        if time.perf_counter() > self._shared_until_s:
+            return LOOK_AHEAD
+        item_s = self.prices.predict_s(first.call.group.model, first.price)
+        pass_s = self.settings.shared_pass_ms / 1e3
+        return max(int(pass_s / (item_s * self._concurrent_passes)), 1)
 
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
