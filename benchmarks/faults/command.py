@@ -110,8 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Cause the faults and write the results. Return 1 if a goal is missed."""
     meta = start_run("faults", "bench faults", arguments.seed)
     former = read_former(arguments.merge)
+    config = find_config(arguments.config)
     chosen = [kind for kind in KINDS if kind.name in arguments.only]
-    with stop_signals_interrupt(), start_server(find_config(arguments.config)) as server:
+    with stop_signals_interrupt(), start_server(config, arguments.out) as server:
         measured = asyncio.run(cause_faults(server, arguments, chosen))
     results = merge(former, measured)
     table = build_table(results)
@@ -136,8 +137,11 @@ def read_former(path: Path | None) -> list[dict[str, object]]:
 
 
 @contextmanager
-def start_server(config: Path) -> Iterator[Server]:
-    """Start a server with a copy of `config` on a port of its own; end it afterwards."""
+def start_server(config: Path, logs: Path) -> Iterator[Server]:
+    """Start a server with a copy of `config` on a port of its own; end it afterwards.
+
+    The launcher writes to `<logs>/hundredfold.log`.
+    """
     port = find_free_port(PREFERRED_PORT, 0)
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         own = Path(directory) / CONFIG_NAME
@@ -149,7 +153,7 @@ def start_server(config: Path) -> Iterator[Server]:
             ready_path="/ready",
             environment={},
         )
-        with run_server(command, Path(directory), REPOSITORY) as process:
+        with run_server(command, logs, REPOSITORY) as process:
             if process.pid is None:
                 raise AssertionError("bug: the server has no process")
             yield Server(process.address, process.pid)

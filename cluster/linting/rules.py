@@ -62,6 +62,10 @@ GENERATORS: Mapping[str, str] = {
 }
 
 
+# A surge would wait for another GPU.
+GPU_DEPLOYMENTS = {ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device.GPU]}
+
+
 def check_rules(config: Any) -> Iterator[Finding]:
     """Yield every violated rule. The schema check reports values of a wrong type."""
     for application in find_applications(config):
@@ -80,6 +84,7 @@ def check_rules(config: Any) -> Iterator[Finding]:
                 yield from _queue_limit_unreachable(application, entry)
             if entry.ours:
                 yield from _found_too_late(application, entry)
+                yield from _rollout_without_surge(entry)
             if entry.ours and entry.name == INGRESS:
                 yield from _ingress_that_scales(entry)
                 yield from _ingress_below_micro_batch(entry)
@@ -260,6 +265,15 @@ def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Fi
             path,
             f"{limit:g} s must be shorter than HAProxy's limit ({HAPROXY_TIMEOUT_S:g} s, "
             "in cluster/environment.py), which returns 500",
+        )
+
+
+def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[Finding]:
+    """Without it Serve stops the last old replica before it knows whether a new one starts."""
+    if entry.name not in GPU_DEPLOYMENTS and not entry.raw.get("max_surge_percent"):
+        yield (
+            (*entry.path, "max_surge_percent"),
+            "must be above 0: otherwise a rollout whose replicas do not start ends the old ones",
         )
 
 

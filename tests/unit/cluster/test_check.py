@@ -232,6 +232,11 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             f"{CPU_ENCODER}.health_check_period_s",
             "found after 15.3 s",
         ),
+        (
+            {f"{CPU_ENCODER}.max_surge_percent": 0},
+            f"{CPU_ENCODER}.max_surge_percent",
+            "above 0",
+        ),
         ({f"{GPU_ENCODER}.name": "CpuEncoder"}, f"{GPU_ENCODER}.name", "occurs twice"),
         ({f"{GPU_ENCODER}.name": "GpuEncodr"}, f"{GPU_ENCODER}.name", "did you mean `GpuEncoder`"),
         ({f"{GPU_ENCODER}.name": "Other"}, f"{APP}.deployments", "`GpuEncoder` is missing"),
