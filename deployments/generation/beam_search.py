@@ -157,10 +157,13 @@ class BeamSearchJob(Job):
         model: ModelContext,
         deadline_s: float,
     ) -> None:
-        super().__init__(prompt, model, deadline_s)
+        super().__init__(prompt, options, model, deadline_s)
         self.slot_count = params.num_beams
-        self._constraints = model.build_constraints(options, len(self.prompt))
         self._search = BeamSearch(params, self._constraints.max_new_tokens, model.eos_token_ids)
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self._search.running[0])
 
     def build_started(self, compute_type: str) -> Started:
         return Started(len(self.prompt), self.cached_tokens, 0, compute_type)

@@ -97,6 +97,19 @@ class ModelContext:
         )
 
 
+class Demand(NamedTuple):
+    """What a job still requires. A call has no `prompt_tokens` before it is prepared."""
+
+    min_new_tokens: int
+    max_new_tokens: int
+    slots: int
+    deadline_s: float  # see deployments.deadlines
+    prompt_tokens: int = 0  # to prefill
+    generated_tokens: int = 0
+    client: str = ""
+    priority: int = 0
+
+
 class JobStep(NamedTuple):
     """Result of one decode step of a job."""
 
@@ -112,11 +125,20 @@ class Job(ABC):
     slot_count: int = 1
     needs_prompt_logprobs: bool = False  # prefill returns logits for every prompt token
     drafter: PromptLookupDrafter | None = None  # None: no speculative decoding
+    client: str = ""  # that the queue is fair to
+    priority: int = 0  # lower ones first
 
-    def __init__(self, prompt: Sequence[int], model: ModelContext, deadline_s: float) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        model: ModelContext,
+        deadline_s: float,
+    ) -> None:
         self.number = next(_NUMBERS)
         self.prompt = list(prompt)
         self.deadline_s = deadline_s
+        self._constraints = model.build_constraints(options, len(self.prompt))
         self.times = JobTimes()
         self.remaining_prompt_tokens = len(self.prompt)
         self.cached_tokens = 0  # prompt tokens from the prefix cache
@@ -127,6 +149,24 @@ class Job(ABC):
     @property
     def is_prefilled(self) -> bool:
         return self.remaining_prompt_tokens == 0
+
+    @property
+    @abstractmethod
+    def generated_tokens(self) -> int:
+        """Tokens of the answer so far; of one sequence if there are several."""
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(
+            prompt_tokens=self.remaining_prompt_tokens,
+            min_new_tokens=self._constraints.min_new_tokens,
+            max_new_tokens=self._constraints.max_new_tokens,
+            generated_tokens=self.generated_tokens,
+            slots=self.slot_count,
+            deadline_s=self.deadline_s,
+            client=self.client,
+            priority=self.priority,
+        )
 
     @property
     def slot_owners(self) -> list[tuple[int, int]]:
@@ -162,7 +202,7 @@ class SamplingJob(Job):
         constraint: Constraint | None,
         deadline_s: float,
     ) -> None:
-        super().__init__(prompt, model, deadline_s)
+        super().__init__(prompt, options, model, deadline_s)
         self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
         # The source of an encoder-decoder model is not a prefix of the answer: penalties do not
@@ -174,12 +214,15 @@ class SamplingJob(Job):
         self._constraint = constraint
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
         self._detokenizer = Detokenizer(model.tokenizer, prefix)
-        self._constraints = model.build_constraints(options, len(self.prompt))
         self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []
         self.drafter = PromptLookupDrafter(
             self.prompt, self._tokens, self._constraints.max_new_tokens
         )
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self._tokens)
 
     def accept_prompt_chunk(self, tokens: int, logits: Logits) -> None:
         if self.needs_prompt_logprobs:

@@ -17,7 +17,7 @@ from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.grammar_trials import TrialLimits
-from deployments.generation.job import Job, ModelContext, SamplingJob
+from deployments.generation.job import Demand, Job, ModelContext, SamplingJob
 from deployments.messages import (
     BeamSearchParams,
     Chat,
@@ -194,6 +194,20 @@ class RequestPreparer:
     def close(self) -> None:
         self._grammars.close()
 
+    def estimate(self, call: GenerationCall) -> Demand:
+        """What the call demands at most, before its prompt is tokenized. Thread-safe."""
+        options, context = call.options, self._model.context
+        requested = context if options.max_new_tokens is None else options.max_new_tokens
+        beams = 1 if options.beam_search is None else options.beam_search.num_beams
+        return Demand(
+            min_new_tokens=options.min_new_tokens,
+            max_new_tokens=min(requested, context),
+            slots=min(beams, self._slots),
+            deadline_s=call.deadline_s,
+            client=call.client,
+            priority=call.priority,
+        )
+
     def build_job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
         """The job of a call with its compiled `constraint`.
 
@@ -203,9 +217,13 @@ class RequestPreparer:
         with translate_panics():
             ids = self._tokenize(call.prompt, options)
         beams = None if options.beam_search is None else self._limit_beams(options.beam_search)
+        job: Job
         if beams is not None:
-            return BeamSearchJob(ids, options, beams, self._model, call.deadline_s)
-        return SamplingJob(ids, options, self._model, constraint, call.deadline_s)
+            job = BeamSearchJob(ids, options, beams, self._model, call.deadline_s)
+        else:
+            job = SamplingJob(ids, options, self._model, constraint, call.deadline_s)
+        job.client, job.priority = call.client, call.priority
+        return job
 
     def _limit_beams(self, params: BeamSearchParams) -> BeamSearchParams | None:
         """Limit beams to the KV slots; None for a single beam.

@@ -1,8 +1,8 @@
 """Scheduler of one decoder with continuous batching: jobs join and leave between steps.
 
-A step drops cancelled jobs, activates waiting ones, prefills chunks of prompts and runs one decode
-step for all prefilled jobs. The loop runs on a thread of its own and publishes the events of all
-jobs together.
+A step drops cancelled and late jobs, activates waiting ones, prefills chunks of prompts and runs
+one decode step for all prefilled jobs. The loop runs on a thread of its own and publishes the
+events of all jobs together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from deployments.config import SchedulingSettings
@@ -23,9 +22,12 @@ from deployments.errors import (
     ServeError,
     hide_details,
 )
-from deployments.generation.job import Job
+from deployments.generation.admission import AdmissionQueue, DroppedJob
+from deployments.generation.forecast import Forecast
+from deployments.generation.job import Demand, Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.health import WorkerHealth
+from deployments.messages import Chunk, FinishReason
 from deployments.records import StepRecord, StepRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -34,7 +36,7 @@ Publish = Callable[[Sequence[JobEvent]], None]
 
 
 class GenerationLoop:
-    """The queue and the step loop of one decoder. `publish` is called from the loop's thread."""
+    """The queue and the step loop of one decoder. `publish` is called from any thread."""
 
     def __init__(
         self,
@@ -50,9 +52,10 @@ class GenerationLoop:
         self._publish = publish
         self._recorder = recorder
         self._model_id = model_id
+        self._forecast = Forecast(decoder.info.slots)
         self._executor = StepExecutor(decoder, self._next_waiting, self.health)
-        self._changed = threading.Condition()
-        self._waiting: deque[Job] = deque()  # guarded by _changed
+        self._changed = threading.Condition()  # reentrant
+        self._waiting = AdmissionQueue(self._forecast, decoder.info.slots)  # guarded by _changed
         self._cancelled: set[int] = set()  # guarded by _changed
         self._is_closing = False  # guarded by _changed
         self._thread = threading.Thread(target=self._run, name=f"generate {model_id}", daemon=True)
@@ -60,24 +63,26 @@ class GenerationLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Queue a job.
-
-        Raises Overloaded if the queue is full or the loop is closing, ModelUnavailable in
-        quarantine.
-        """
-        limit = self.settings.max_waiting_requests
+    def check(self, demand: Demand) -> None:
+        """Raise Overloaded if a job would be rejected now. Spares its preparation."""
         with self._changed:
             if self._is_closing:
                 raise Overloaded("this replica is stopping; retry")
-            if len(self._waiting) >= limit:
-                raise Overloaded(
-                    f"The generation queue is full: {len(self._waiting)} requests wait, the "
-                    f"maximum is {limit}. Retry later."
-                )
+            self._waiting.check(demand, list(self._executor.active.values()), self.settings)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. It may still be dropped when others are served before it.
+
+        Raises Overloaded if the job cannot keep its deadline, the queue is full or the loop is
+        closing, ModelUnavailable in quarantine.
+        """
+        with self._changed:
+            self.check(job.demand)
             self.health.admit()
-            self._waiting.append(job)
+            dropped = self._waiting.push(job, self.settings)
             self._changed.notify()
+        if dropped:
+            self._publish([JobEvent(each.job.number, each.error) for each in dropped])
 
     def cancel(self, job: Job) -> None:
         """Free the slots of a job before the next step and publish no more events of it.
@@ -108,16 +113,7 @@ class GenerationLoop:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            with self.health.running():
-                try:
-                    self._step()
-                except ServeError as error:
-                    log.error("a step of %s failed", self._model_id, exc_info=error)
-                    self._fail(hide_details(error))
-                except Exception as error:
-                    log.error("bug: a step of %s raised", self._model_id, exc_info=error)
-                    self._fail(hide_details(error))
-                self._publish_events()
+            self.run_step()
 
     def _wait_for_work(self) -> bool:
         """Return False once the loop must end."""
@@ -129,18 +125,40 @@ class GenerationLoop:
                 self._changed.wait()
         return True
 
+    def run_step(self) -> None:
+        """Run one step and publish its events. A failure that has no single cause ends all jobs."""
+        with self.health.running():
+            try:
+                self._step()
+            except ServeError as error:
+                log.error("a step of %s failed", self._model_id, exc_info=error)
+                self._fail(hide_details(error))
+            except Exception as error:
+                log.error("bug: a step of %s raised", self._model_id, exc_info=error)
+                self._fail(hide_details(error))
+            self._publish_events()
+
     def _step(self) -> None:
         started_s = time.perf_counter()
         active_before = len(self._executor.active)
-        self._drop_cancelled()
+        self._drop_jobs()
         self._executor.admit()
-        prefilled = self._executor.prefill(self.settings)
-        if prefilled:
+        prefill = self._executor.prefill(self.settings)
+        prefilled_s = time.perf_counter()
+        if prefill.tokens:
             self._publish_events()  # first tokens do not wait for the decode step
         output = self._executor.decode(self.settings)
+        ended_s = time.perf_counter()
+        times = self._forecast.times
+        times.record_prefill(prefill.tokens + prefill.cached_tokens, prefilled_s - started_s)
+        if output.tokens:
+            steps = output.tokens / output.sequences
+            times.record_step(
+                output.sequences, (ended_s - prefilled_s) / steps, (prefilled_s - started_s) / steps
+            )
         # Also record a step that only ended jobs, so that the gauges return to zero.
-        if prefilled or output.tokens or len(self._executor.active) != active_before:
-            self._record(prefilled, output, time.perf_counter() - started_s)
+        if prefill.tokens or output.tokens or len(self._executor.active) != active_before:
+            self._record(prefill.tokens, output, ended_s - started_s)
 
     def _record(self, prefilled: int, output: StepOutput, elapsed_s: float) -> None:
         self._recorder.record(
@@ -157,29 +175,24 @@ class GenerationLoop:
             )
         )
 
-    def _drop_cancelled(self) -> None:
-        """Release cancelled and expired jobs."""
+    def _drop_jobs(self) -> None:
+        """Release cancelled and expired jobs, and waiting ones that cannot keep their deadline."""
+        active = self._executor.active
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
-            expired = [job for job in self._waiting if is_expired(job.deadline_s)]
-            dropped = cancelled.union(job.number for job in expired)
-            if dropped:
-                self._waiting = deque(job for job in self._waiting if job.number not in dropped)
-        for number in cancelled & self._executor.active.keys():
-            self._executor.release(self._executor.active[number])
-        for job in [job for job in self._executor.active.values() if is_expired(job.deadline_s)]:
+            self._waiting.discard(cancelled)
+            dropped = self._waiting.drop_late(self._executor.used_slots)
+        for number in cancelled & active.keys():
+            self._executor.release(active[number])
+        for job in [job for job in active.values() if is_expired(job.deadline_s)]:
             self._executor.release(job)
-            expired.append(job)
-        for job in expired:
-            if job.number not in cancelled:
-                error = DeadlineExceeded("the answer took longer than its time limit")
-                self._executor.events.append(JobEvent(job.number, error))
+            error = DeadlineExceeded("the answer took longer than its time limit")
+            dropped.append(DroppedJob(job, error))
+        self._executor.events += [JobEvent(each.job.number, each.error) for each in dropped]
 
     def _next_waiting(self, free_slots: int) -> Job | None:
-        """Dequeue the first job if it fits `free_slots`; later jobs do not overtake it."""
         with self._changed:
-            fits = bool(self._waiting) and self._waiting[0].slot_count <= free_slots
-            return self._waiting.popleft() if fits else None
+            return self._waiting.take(free_slots)
 
     def _fail(self, error: ServeError) -> None:
         self._executor.fail_all(error)
@@ -187,5 +200,9 @@ class GenerationLoop:
 
     def _publish_events(self) -> None:
         events, self._executor.events = self._executor.events, []
+        for event in events:
+            if isinstance(event.payload, Chunk) and (finished := event.payload.finished):
+                is_cut = finished.reason is FinishReason.LENGTH
+                self._forecast.lengths.record(finished.generated_tokens, is_cut=is_cut)
         if events:
             self._publish(events)

@@ -118,6 +118,9 @@ class SlotTable:
     def slot_of(self, owner: Owner) -> int:
         return self._owners.index(owner)
 
+    def owner_of(self, slot: int) -> Owner:
+        return self._owners[slot]
+
     def used_tokens(self, slot: int) -> int:
         return self._contents[slot].tokens
 

@@ -9,15 +9,18 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deployments.config import SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, Logits
-from deployments.errors import EngineLost, ServeError, hide_details
+from deployments.errors import EngineFailed, EngineLost, ServeError, hide_details
+from deployments.generation.isolation import IsolatedStep, decode_isolated
 from deployments.generation.job import Job
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
 from deployments.generation.slots import (
     CacheMove,
     CopySlot,
+    Owner,
     PrefillRate,
     SlotTable,
     chunk_size,
@@ -47,8 +50,20 @@ class StepOutput(NamedTuple):
     """Token counts of one decode step."""
 
     tokens: int
+    sequences: int = 1
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+
+
+class PrefillOutput(NamedTuple):
+    """Prompt tokens of one step."""
+
+    tokens: int  # computed
+    cached_tokens: int  # from the prefix cache
+
+
+class _SlotsUnknown(EngineFailed):
+    """A slot could not be copied or swapped, so that the contents of several are unknown."""
 
 
 NO_OUTPUT = StepOutput(0)
@@ -69,6 +84,12 @@ class StepExecutor:
         self._slots = SlotTable(decoder.info.slots)
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
+        self._prefills_oldest = True  # in the next step
+        self._decode_fails = False  # since the last failure of a call
+
+    @property
+    def used_slots(self) -> int:
+        return self._slots.used_slots
 
     def admit(self) -> None:
         """Activate waiting jobs while there are free slots."""
@@ -96,20 +117,33 @@ class StepExecutor:
                 self._activate(successor)
 
     def _apply_moves(self, moves: Sequence[CacheMove]) -> None:
-        for move in moves:
-            if isinstance(move, CopySlot):
-                self._decoder.copy(move.source, move.target, move.tokens)
-            else:
-                self._decoder.swap(move.first, move.second, move.tokens)
+        try:
+            for move in moves:
+                if isinstance(move, CopySlot):
+                    self._decoder.copy(move.source, move.target, move.tokens)
+                else:
+                    self._decoder.swap(move.first, move.second, move.tokens)
+        except EngineLost:
+            raise
+        except Exception as error:
+            self._health.record_failure(error)
+            raise _SlotsUnknown("a KV slot could not be moved") from error
 
-    def prefill(self, settings: SchedulingSettings) -> int:
-        """Prefill chunks of prompts in order of admission. Return the number of tokens."""
+    def prefill(self, settings: SchedulingSettings) -> PrefillOutput:
+        """Prefill chunks of prompts.
+
+        Steps alternate between the oldest and the shortest prompt first: a short prompt does not
+        wait for all long ones, and short ones do not starve a long one.
+        """
         pending = [job for job in self.active.values() if not job.is_prefilled]
+        oldest = pending[:1] if self._prefills_oldest else []
+        self._prefills_oldest = not self._prefills_oldest
+        pending.sort(key=lambda job: (job not in oldest, job.remaining_prompt_tokens))
         is_decode_idle = len(pending) == len(self.active)
         budget = prefill_budget(
             self._prefill_rate.tokens_per_s, settings, is_decode_idle=is_decode_idle
         )
-        done = 0
+        done = cached = 0
         for job in pending:
             remaining = budget - done
             if done and (
@@ -118,10 +152,12 @@ class StepExecutor:
             ):
                 break
             max_tokens = min(remaining, settings.max_prefill_chunk_tokens)
+            known = job.cached_tokens
             done += self._prefill_or_fail(job, max_tokens, settings)
+            cached += job.cached_tokens - known
             if not job.is_prefilled and job.number in self.active:
                 break
-        return done
+        return PrefillOutput(done, cached)
 
     def _prefill_or_fail(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
         """Prefill a chunk. Return its tokens, 0 if it failed.
@@ -130,7 +166,7 @@ class StepExecutor:
         """
         try:
             return self._prefill_chunk(job, max_tokens, settings)
-        except EngineLost:
+        except (EngineLost, _SlotsUnknown):
             raise
         except Exception as error:
             log.error("prefill of a prompt of %d tokens failed", len(job.prompt), exc_info=error)
@@ -156,7 +192,8 @@ class StepExecutor:
         ids = job.prompt[done : done + tokens]
         started_s = time.perf_counter()
         logits = self._call_engine(
-            lambda: self._decoder.prefill(slot, ids, done, all_logits=with_logprobs)
+            lambda: self._decoder.prefill(slot, ids, done, all_logits=with_logprobs),
+            is_decode=False,
         )
         elapsed_s = time.perf_counter() - started_s
         self._prefill_rate.update(tokens, elapsed_s, settings.min_prefill_chunk_tokens)
@@ -169,7 +206,9 @@ class StepExecutor:
     def _encode_source(self, job: Job, slot: int) -> int:
         """Encode the whole prompt: an encoder attends to all tokens, so it cannot be chunked."""
         self._apply_moves(self._slots.start_prompt(slot, [], skip_prefix_cache=True)[1])
-        logits = self._call_engine(lambda: self._decoder.prefill(slot, job.prompt, 0))
+        logits = self._call_engine(
+            lambda: self._decoder.prefill(slot, job.prompt, 0), is_decode=False
+        )
         self._slots.append_token(slot)  # the decoder start token
         job.accept_prompt_chunk(len(job.prompt), logits)
         self._start_answer(job, logits)
@@ -203,7 +242,14 @@ class StepExecutor:
         slot = self._slots.slot_of(job.slot_owners[0])
         ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)
         started_s = time.perf_counter()
-        logits = self._call_engine(lambda: self._decoder.verify(slot, ids, used_tokens))
+        try:
+            logits = self._call_engine(lambda: self._decoder.verify(slot, ids, used_tokens))
+        except EngineLost:
+            raise
+        except Exception as error:
+            log.error("a verification failed; trying a decode step", exc_info=error)
+            drafter.update(len(draft), 0)
+            return self._decode_step([job])
         self._verify_cost.update(used_tokens, len(ids), time.perf_counter() - started_s)
         tokens = accepted = 0
         for draft_token in (*draft, None):
@@ -215,43 +261,77 @@ class StepExecutor:
             if not (continues and is_match):
                 break
         drafter.update(len(draft), accepted)
-        return StepOutput(tokens, len(draft), accepted)
+        return StepOutput(tokens, 1, len(draft), accepted)
 
     def _decode_step(self, jobs: Sequence[Job]) -> StepOutput:
-        """Generate one token for each sequence of the jobs, in one call."""
+        """Generate one token for each sequence of the jobs, in one call.
+
+        If the call fails, the job that it fails with ends, and the jobs in later slots wait for the
+        next step.
+        """
         job_slots = [
-            [self._slots.slot_of(owner) for owner in job.slot_owners[: len(job.last_tokens)]]
+            (job, [self._slots.slot_of(owner) for owner in job.slot_owners[: len(job.last_tokens)]])
             for job in jobs
         ]
         if not job_slots:
             return NO_OUTPUT
         # Slots in between, of jobs that are not prefilled, take part with token 0.
-        ids = np.zeros(1 + max(map(max, job_slots)), np.int64)
-        for job, slots in zip(jobs, job_slots, strict=True):
+        ids = np.zeros(1 + max(max(slots) for _, slots in job_slots), np.int64)
+        for job, slots in job_slots:
             ids[slots] = job.last_tokens
+        step = self._decode_slots(ids)
+        computed = 0 if step.logits is None else len(step.logits)
+        failed = None if step.failed_slot is None else self._slots.owner_of(step.failed_slot)
+        decoded = [(job, slots) for job, slots in job_slots if max(slots) < computed]
+        for slot in chain.from_iterable(slots for _, slots in decoded):
+            self._slots.append_token(slot)
+        for job, slots in decoded:
+            assert step.logits is not None, "bug: slots without logits"
+            # A view for a single slot: a row of logits is large.
+            rows = step.logits[slots[0]][None] if len(slots) == 1 else step.logits[slots]
+            self._accept_logits(job, rows)
+        if step.error is not None:
+            self._fail_owner(failed, step.error)
+        tokens = sum(len(slots) for _, slots in decoded)
+        return StepOutput(tokens, tokens)
+
+    def _decode_slots(self, ids: NDArray[np.int64]) -> IsolatedStep:
+        """Decode one token for each slot, or for those before the first that fails."""
         lengths = np.array([self._slots.used_tokens(slot) for slot in range(len(ids))])
         started_s = time.perf_counter()
-        logits = self._call_engine(lambda: self._decoder.decode(ids, lengths))
-        if len(ids) == 1:
+        step = decode_isolated(
+            lambda count: self._call_engine(
+                lambda: self._decoder.decode(ids[:count], lengths[:count])
+            ),
+            len(ids),
+        )
+        if len(ids) == 1 and step.error is None:
             self._verify_cost.update(int(lengths[0]), 1, time.perf_counter() - started_s)
-        for slot in chain.from_iterable(job_slots):
-            self._slots.append_token(slot)
-        for job, slots in zip(jobs, job_slots, strict=True):
-            # A view for a single slot: a row of logits is large.
-            rows = logits[slots[0]][None] if len(slots) == 1 else logits[slots]
-            self._accept_logits(job, rows)
-        return StepOutput(sum(map(len, job_slots)))
+        return step
+
+    def _fail_owner(self, owner: Owner, error: Exception) -> None:
+        """End the job that owns a slot."""
+        job = next(job for job in self.active.values() if owner in job.slot_owners)
+        log.error("decode steps fail with one of %d jobs", len(self.active), exc_info=error)
+        self._fail(job, hide_details(error))
 
     def _accept_logits(self, job: Job, logits: Logits) -> bool:
         """Pass logits [sequences, V] to a job. Return whether it continues."""
+        is_decode = job.generated_tokens > 0
         try:
             with translate_panics():
                 parents, chunk = job.accept_logits(logits)
         except Exception as error:
-            if not isinstance(error, ServeError):
+            if isinstance(error, EngineFailed):  # logits that are not finite
+                self._record_failure(error, is_decode=is_decode)
+            elif not isinstance(error, ServeError):
                 log.error("bug: an answer failed", exc_info=error)
             self._fail(job, hide_details(error))
             return False
+        # Prompts that succeed do not hide decode steps that fail.
+        if is_decode or not self._decode_fails:
+            self._decode_fails = False
+            self._health.record_success()
         if chunk is not None:
             self.events.append(JobEvent(job.number, chunk))
         if chunk is not None and chunk.finished is not None:
@@ -266,14 +346,17 @@ class StepExecutor:
         self.events.append(JobEvent(job.number, error))
         self.release(job)
 
-    def _call_engine(self, call: Callable[[], Logits]) -> Logits:
+    def _call_engine(self, call: Callable[[], Logits], *, is_decode: bool = True) -> Logits:
+        """Return the logits of a call. `_accept_logits` records whether they are usable."""
         try:
-            logits = call()
+            return call()
         except Exception as error:
-            self._health.record_failure(error)
+            self._record_failure(error, is_decode=is_decode)
             raise
-        self._health.record_success()
-        return logits
+
+    def _record_failure(self, error: Exception, *, is_decode: bool) -> None:
+        self._decode_fails = is_decode
+        self._health.record_failure(error)
 
     def fail_all(self, error: ServeError) -> None:
         """End all jobs after a failed step, because the contents of their slots are unknown."""

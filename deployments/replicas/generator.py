@@ -154,6 +154,7 @@ class GeneratorReplica:
         model = self._models.get(call.model)
         if model is None:
             raise load_error(call.model, self._failed)
+        model.loop.check(model.preparer.estimate(call))
         constraint = None
         if call.options.grammar is not None:
             constraint = await self._compile(model.preparer, call.options.grammar)

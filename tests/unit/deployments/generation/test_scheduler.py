@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -207,23 +208,131 @@ def test_waiting_job_can_be_cancelled(make_harness) -> None:
     assert second.number not in harness.collector.events
 
 
-def test_expired_jobs_get_deadline_exceeded(make_harness) -> None:
+def test_expired_jobs_end(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=1, context=4096))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=4000)
     running = harness.job([1, 2], options=endless, deadline_s=time.monotonic() + 0.2)
     waiting = harness.job([3, 4], deadline_s=time.monotonic() + 0.1)
     harness.run_jobs(running, waiting)
-    for job in (running, waiting):
-        assert isinstance(harness.collector.events[job.number][-1], DeadlineExceeded)
+    assert isinstance(harness.collector.events[running.number][-1], DeadlineExceeded)
+    # Overloaded as soon as the deadline cannot be kept.
+    last = harness.collector.events[waiting.number][-1]
+    assert isinstance(last, (DeadlineExceeded, Overloaded))
 
 
-def test_failed_step_ends_only_its_jobs(make_harness) -> None:
-    harness = make_harness(FakeDecoder(failing_decode=2))
-    jobs = [harness.job([n, n + 1, 5], new_tokens=20) for n in range(2)]
-    for job in jobs:
+def test_step_that_fails_once_changes_no_answer(make_harness) -> None:
+    jobs = [([n, n + 1, 5], 20) for n in range(3)]
+    sound, harness = make_harness(), make_harness(FakeDecoder(failing_decode=2))
+    answers = [
+        each.run_jobs(*(each.job(prompt, new_tokens=tokens) for prompt, tokens in jobs))
+        for each in (sound, harness)
+    ]
+    assert answers[0] == answers[1]
+    assert harness.decoder.failing_decode == -1, "no step failed: the test shows nothing"
+
+
+class PoisonedDecoder(FakeDecoder):
+    """Decode steps fail while a slot in use has one of the `poisons` among its tokens."""
+
+    def __init__(self, poisons: tuple[int, ...], **how: int) -> None:
+        super().__init__(**how)
+        self._poisons = poisons
+        self.failures = 0
+
+    def decode(self, ids, lengths):
+        for slot, length in enumerate(lengths):
+            if np.isin(self.memory[slot, :length, 0], self._poisons).any():
+                self.failures += 1
+                raise EngineFailed("a token that no kernel computes")
+        return super().decode(ids, lengths)
+
+
+@pytest.mark.parametrize("poisoned", [(0,), (2,), (5,), (1, 4)])
+def test_failing_step_ends_only_the_jobs_that_cause_it(make_harness, poisoned) -> None:
+    """Poisons are tokens of prompts that no answer contains."""
+    options = GenerationOptions(
+        sampling=SamplingParams(temperature=0, logit_bias=((50, -100.0),)),
+        min_new_tokens=12,
+        max_new_tokens=12,
+    )
+    prompts = [[50 if n in poisoned else 49, n + 1, 5] for n in range(6)]
+    alone = []
+    for prompt in prompts:
+        fresh = make_harness()
+        alone += fresh.run_jobs(fresh.job(prompt, options=options))
+    harness = make_harness(PoisonedDecoder((50,), slots=6))
+    jobs = [harness.job(prompt, options=options) for prompt in prompts]
+    answers = harness.run_jobs(*jobs)
+    assert harness.decoder.failures
+    for number, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
+        if number in poisoned:
+            assert isinstance(harness.collector.events[job.number][-1], EngineFailed)
+        else:
+            assert answer == alone[number]
+    (again,) = harness.run_jobs(harness.job([49, 1, 5], options=options))
+    (expected,) = (fresh := make_harness()).run_jobs(fresh.job([49, 1, 5], options=options))
+    assert again == expected
+    harness.loop.close()
+    harness.loop.health.check()
+
+
+def test_beam_search_job_is_isolated_too(make_harness) -> None:
+    options = GenerationOptions(beam_search=BeamSearchParams(2), max_new_tokens=6)
+    model = build_model_context(96)
+    beams = [
+        BeamSearchJob([n, 3], options, BeamSearchParams(2), model, far_deadline()) for n in (49, 50)
+    ]
+    harness = make_harness(PoisonedDecoder((50,), slots=5))
+    plain = harness.job([49, 2, 3], new_tokens=10)
+    for job in (beams[1], plain, beams[0]):
         harness.loop.submit(job)
-    harness.collector.wait_until_done(*jobs)
-    assert any(isinstance(harness.collector.events[job.number][-1], EngineFailed) for job in jobs)
+    harness.collector.wait_until_done(*beams, plain)
+    assert isinstance(harness.collector.events[beams[1].number][-1], EngineFailed)
+    assert tuple(harness.collector.tokens(beams[0])) == found_beams([49, 3], 2, 6)
+    (expected,) = (fresh := make_harness()).run_jobs(fresh.job([49, 2, 3], new_tokens=10))
+    assert harness.collector.tokens(plain) == expected
+
+
+def test_failed_verification_falls_back_to_a_decode_step(make_harness) -> None:
+    class Unverifying(FakeDecoder):
+        def verify(self, slot, ids, start):
+            raise EngineFailed("no kernel for several tokens")
+
+    how = {"context": 400, "memorable": 2}
+    options = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    plain = make_harness(FakeDecoder(**how))
+    failing = make_harness(Unverifying(max_draft_tokens=4, **how), max_draft_tokens=4)
+    answers = [each.run_jobs(each.job(prompt, options=options)) for each in (plain, failing)]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", ["decode fails", "logits are not finite"])
+def test_engine_that_fails_for_all_is_quarantined(make_harness, kind: str) -> None:
+    class Broken(FakeDecoder):
+        def decode(self, ids, lengths):
+            if kind == "decode fails":
+                raise EngineFailed("an illegal access")
+            return np.full((len(ids), self.info.vocabulary), np.nan, np.float32)
+
+    harness = make_harness(Broken(slots=8))
+    for _ in range(3):
+        jobs = [harness.job([n, 2, 5], new_tokens=4) for n in range(8)]
+        with contextlib.suppress(ModelUnavailable):
+            harness.run_jobs(*jobs)
+    with pytest.raises(ModelUnavailable):
+        harness.loop.submit(harness.job([1, 2, 5]))
+
+
+def test_failed_move_of_a_slot_ends_all_jobs(make_harness) -> None:
+    class Stuck(FakeDecoder):
+        def swap(self, first, second, tokens):
+            raise EngineFailed("no room for a copy")
+
+    harness = make_harness(Stuck(slots=2))
+    jobs = [harness.job([n, 2, 5], new_tokens=4 + 8 * n) for n in range(2)]
+    harness.run_jobs(*jobs)
+    assert isinstance(harness.collector.events[jobs[1].number][-1], EngineFailed)
     (again,) = harness.run_jobs(harness.job([1, 2, 3]))
     (alone,) = (fresh := make_harness()).run_jobs(fresh.job([1, 2, 3]))
     assert again == alone

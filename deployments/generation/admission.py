@@ -1,0 +1,117 @@
+"""Waiting jobs of one decoder: admitted by predicted end, served fairly, dropped when late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from deployments.config import SchedulingSettings
+from deployments.deadlines import is_expired, remaining_s
+from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_overloaded
+from deployments.fair_queue import FairQueue
+from deployments.generation.forecast import Forecast
+from deployments.generation.job import Demand, Job
+
+# A job is admitted if its predicted time, times this, is left until its deadline.
+SAFETY_FACTOR = 1.1
+
+
+class DroppedJob(NamedTuple):
+    """A job that leaves the queue without a KV slot."""
+
+    job: Job
+    error: ServeError
+
+
+class AdmissionQueue:
+    """Jobs in fair order. Not thread-safe."""
+
+    def __init__(self, forecast: Forecast, slots: int) -> None:
+        self._forecast = forecast
+        self._slots = slots
+        self._jobs: FairQueue[Job] = FairQueue()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def check(self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings) -> None:
+        """Raise Overloaded if the queue is full or the deadline cannot be kept.
+
+        An idle decoder admits every job: nothing could be gained by waiting.
+        """
+        if not running and not self._jobs:
+            return
+        cost = self._forecast.price(demand)
+        ahead = self._jobs.ahead(cost=cost, client=demand.client, priority=demand.priority)
+        if len(ahead) >= settings.max_waiting_requests:
+            raise self._full(demand, settings)
+        needed_s = SAFETY_FACTOR * self._forecast.predict_end_s(
+            demand,
+            (job.demand for job in running),
+            (job.demand for job in ahead),
+            settings.max_prefill_stall_ms / 1e3,
+        )
+        left_s = remaining_s(demand.deadline_s)
+        if needed_s > left_s:
+            raise build_overloaded(
+                f"The answer would take about {needed_s:.1f} s and its deadline is in "
+                f"{left_s:.1f} s: {len(running)} requests run and {len(ahead)} wait before it. "
+                "Retry later.",
+                needed_s - left_s,
+                needed_s,
+            )
+
+    def push(self, job: Job, settings: SchedulingSettings) -> list[DroppedJob]:
+        """Queue a job. Return the last one if the queue then has too many."""
+        cost = self._forecast.price(job.demand)
+        self._jobs.push(job, cost=cost, client=job.client, priority=job.priority)
+        if len(self._jobs) <= settings.max_waiting_requests:
+            return []
+        last = self._jobs.take_last()
+        return [DroppedJob(last, self._full(last.demand, settings))]
+
+    def take(self, free_slots: int) -> Job | None:
+        """Take the first job if it fits `free_slots`; later jobs do not overtake it."""
+        first = self._jobs.first
+        if first is None or first.slot_count > free_slots:
+            return None
+        return self._jobs.take_first()
+
+    def discard(self, numbers: Iterable[int]) -> None:
+        """Remove jobs by number."""
+        unwanted = set(numbers)
+        if unwanted:
+            self._jobs.discard(lambda job: job.number in unwanted)
+
+    def drop_late(self, used_slots: int) -> list[DroppedJob]:
+        """Remove expired jobs, and those next in turn that cannot keep their deadline.
+
+        An idle decoder keeps the latter.
+        """
+        dropped = [
+            DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))
+            for job in self._jobs
+            if is_expired(job.deadline_s)
+        ]
+        late = {each.job.number for each in dropped}
+        for job in self._jobs.peek(self._slots) if used_slots else ():
+            needed_s = self._forecast.predict_service_s(job.demand, used_slots)
+            lacking_s = needed_s - remaining_s(job.deadline_s)
+            if lacking_s > 0 and job.number not in late:
+                error = build_overloaded(
+                    f"The answer would take about {needed_s:.1f} s, {lacking_s:.1f} s more than "
+                    "its deadline allows after the wait for a KV slot. Retry later.",
+                    lacking_s,
+                )
+                dropped.append(DroppedJob(job, error))
+        self.discard(each.job.number for each in dropped)
+        return dropped
+
+    def _full(self, demand: Demand, settings: SchedulingSettings) -> Overloaded:
+        limit = settings.max_waiting_requests
+        return build_overloaded(
+            f"The generation queue is full: {limit} requests wait, the maximum is {limit}. "
+            "Retry later.",
+            self._forecast.predict_service_s(demand, self._slots)
+            / self._slots,  # until a KV slot is free
+        )

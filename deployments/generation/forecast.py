@@ -1,0 +1,163 @@
+"""Prices of generation in seconds of the decoder, and the predicted end of a job.
+
+Prices are prefill tokens and expected decode steps times measured durations. A prediction replays
+the loop: running jobs end, waiting jobs take their KV slots in order, then the new job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from deployments.generation.job import Demand
+from deployments.generation.lengths import AnswerLengths
+
+# Weight of a new measurement: seconds of steps, in which prompts of others come and go.
+_MIN_WEIGHT = 0.01
+# Weight of the earlier prefills when one is added.
+_PREFILL_MEMORY = 0.98
+# A new answer is assumed to be as long as this share of the answers: how long queued answers take
+# averages out, the length of one does not.
+LENGTH_SHARE = 0.8
+
+
+class Work(NamedTuple):
+    """Work until the end of a job."""
+
+    prompt_tokens: int  # to prefill
+    steps: float  # expected decode steps
+    slots: int
+
+
+class _Average:
+    """Mean of recent measurements; 0 before the first one."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        self._count += 1
+        self.value += max(1 / self._count, _MIN_WEIGHT) * (value - self.value)
+
+
+class StepTimes:
+    """Measured durations of a decoder with a number of KV slots, in seconds."""
+
+    def __init__(self, slots: int) -> None:
+        self._measured = [_Average() for _ in range(slots + 1)]  # decode steps by sequences
+        self._decode = [0.0] * (slots + 1)  # estimates from them
+        self._mean_decode, self._mean_prefill = _Average(), _Average()  # per step
+        self._prefill_s = 0.0
+        self._prefill_tokens = 0.0
+
+    def record_prefill(self, tokens: int, elapsed_s: float) -> None:
+        """Add a prefill of `tokens` prompt tokens, those from the prefix cache included."""
+        if tokens:
+            self._prefill_s = self._prefill_s * _PREFILL_MEMORY + elapsed_s
+            self._prefill_tokens = self._prefill_tokens * _PREFILL_MEMORY + tokens
+
+    def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
+        """Add a step: durations per token of each sequence."""
+        self._measured[sequences].add(decode_s)
+        self._mean_decode.add(decode_s)
+        self._mean_prefill.add(prefill_s)
+        self._decode = self._estimate()
+
+    @property
+    def prefill_token_s(self) -> float:
+        """Seconds per prompt token."""
+        return self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
+
+    def decode_s(self, used_slots: int) -> float:
+        """Seconds of a decode step."""
+        return self._decode[used_slots]
+
+    def step_s(self, used_slots: int) -> float:
+        """Seconds of a decode step and of the prefills of others before it."""
+        mean_s = self._mean_decode.value
+        return self._decode[used_slots] * (1 + self._mean_prefill.value / mean_s if mean_s else 1)
+
+    def _estimate(self) -> list[float]:
+        """Decode steps by used slots: measured, bounded by those over fewer slots.
+
+        A step over twice as many slots takes at most twice as long. Without the bound, one slow
+        measurement could keep the decoder from ever using as many slots again.
+        """
+        estimates = [average.value for average in self._measured]
+        following = 0.0
+        for used in range(len(estimates) - 1, 0, -1):  # not measured: as with more slots
+            following = estimates[used] = estimates[used] or following
+        for used in range(2, len(estimates)):
+            bound_s = estimates[used - 1] * used / (used - 1)
+            estimates[used] = min(estimates[used] or estimates[used - 1], bound_s)
+        return estimates
+
+
+class Forecast:
+    """Prices and predictions for one decoder. The loop's thread records; any thread predicts."""
+
+    def __init__(self, slots: int) -> None:
+        self.lengths = AnswerLengths()
+        self.times = StepTimes(slots)
+        self._slots = slots
+
+    def price(self, demand: Demand) -> float:
+        """Seconds of the decoder that a job takes when all slots are used; above 0."""
+        work, times = self._expect(demand), self.times
+        share = work.slots / self._slots
+        price_s = self._prefill_s(work.prompt_tokens) + work.steps * share * times.decode_s(
+            self._slots
+        )
+        return price_s or work.steps + 1  # tokens before the first measurement
+
+    def predict_end_s(
+        self,
+        demand: Demand,
+        running: Iterable[Demand],
+        ahead: Iterable[Demand],
+        stall_s: float,
+    ) -> float:
+        """Seconds until a job ends that waits for those `ahead`; 0 without measurements.
+
+        `stall_s` is the longest prefill between two decode steps.
+        """
+        times = self.times
+        now = [self._expect(job) for job in running]
+        used = sum(work.slots for work in now)
+        ends = [(work.steps, work.slots) for work in now]  # in steps from now
+        heapify(ends)
+        elapsed_s = self._prefill_s(sum(work.prompt_tokens for work in now))
+        step = 0.0
+        longest = self.lengths.find_percentile(
+            LENGTH_SHARE, demand.min_new_tokens, demand.max_new_tokens
+        )
+        own = Work(demand.prompt_tokens, longest, demand.slots)
+        for work in (*map(self._expect, ahead), own):
+            while ends and used + work.slots > self._slots:
+                end, freed = heappop(ends)
+                elapsed_s += (end - step) * times.decode_s(used)
+                step, used = end, used - freed
+            elapsed_s += self._prefill_s(work.prompt_tokens)
+            heappush(ends, (step + work.steps, work.slots))
+            used += work.slots
+        if used > own.slots:  # decode steps of the others between the chunks of the prompt
+            chunks = self._prefill_s(own.prompt_tokens) / stall_s
+            elapsed_s += chunks * times.decode_s(used - own.slots)
+        return elapsed_s + own.steps * times.step_s(used)
+
+    def predict_service_s(self, demand: Demand, used_slots: int) -> float:
+        """Seconds from the KV slot to the end of a job beside `used_slots` of others."""
+        work = self._expect(demand)
+        used = min(used_slots + work.slots, self._slots)
+        return self._prefill_s(work.prompt_tokens) + work.steps * self.times.step_s(used)
+
+    def _expect(self, demand: Demand) -> Work:
+        steps = self.lengths.expect_remaining(
+            demand.generated_tokens, demand.min_new_tokens, demand.max_new_tokens
+        )
+        return Work(demand.prompt_tokens, steps, demand.slots)
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens * self.times.prefill_token_s

@@ -1,0 +1,50 @@
+"""Search for the KV slot with which a decode step fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from deployments.engines.decoder import Logits
+from deployments.errors import EngineLost
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+
+class IsolatedStep(NamedTuple):
+    """Result of a decode step over the slots before the one that it fails with."""
+
+    logits: Logits | None  # [n, V] of slots 0 to n-1; None if n is 0
+    failed_slot: int | None = None  # n; None if all slots were computed
+    error: Exception | None = None
+
+
+def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep:
+    """Call `decode(slots)`; if it fails twice, find the first slot that it fails with by halving.
+
+    `decode(n)` computes slots 0 to n-1. Repeating it is safe: a step writes only behind the valid
+    tokens of a slot. Raises EngineLost.
+    """
+    error: Exception
+    for _ in range(2):
+        try:
+            return IsolatedStep(decode(slots))
+        except EngineLost:
+            raise
+        except Exception as exc:
+            error = exc
+            log.warning("a decode step over %d slots failed", slots, exc_info=exc)
+    computed, failing = 0, slots
+    logits: Logits | None = None
+    while failing - computed > 1:
+        middle = (computed + failing) // 2
+        try:
+            logits = decode(middle).copy()  # valid until the next call
+            computed = middle
+        except EngineLost:
+            raise
+        except Exception as exc:
+            failing, error = middle, exc
+            log.warning("it fails over %d slots too", middle, exc_info=exc)
+    return IsolatedStep(logits, failing - 1, error)

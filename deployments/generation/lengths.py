@@ -1,0 +1,85 @@
+"""Expected lengths of answers, learned from the finished answers of a model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+# Finished answers that the estimate considers, the last ones.
+MAX_ANSWERS = 256
+# Assumed length of one answer before the first one has finished.
+INITIAL_TOKENS = 256
+
+
+class _Answer(NamedTuple):
+    tokens: int
+    is_cut: bool  # by the limit of its request; without it the answer would be longer
+
+
+class _Survival(NamedTuple):
+    """Share of answers with more than t tokens: a step function, and its integral."""
+
+    tokens: tuple[int, ...]  # ascending from 0, where an answer may end
+    shares: tuple[float, ...]  # from these tokens on
+    areas: tuple[float, ...]  # integral of the share from 0 to these tokens
+
+    @classmethod
+    def estimate(cls, answers: Iterable[_Answer]) -> Self:
+        """Kaplan and Meier's estimator (1958), https://doi.org/10.2307/2281868."""
+        answers = list(answers)
+        remaining, share = len(answers), 1.0
+        counts = Counter(answer.tokens for answer in answers)
+        ended = Counter(answer.tokens for answer in answers if not answer.is_cut)
+        tokens, shares, areas = [0], [1.0], [0.0]
+        for count in sorted(counts):
+            if ended[count]:
+                share *= 1 - ended[count] / remaining
+                areas.append(areas[-1] + shares[-1] * (count - tokens[-1]))
+                tokens.append(count)
+                shares.append(share)
+            remaining -= counts[count]
+        return cls(tuple(tokens), tuple(shares), tuple(areas))
+
+    def share_above(self, tokens: float) -> float:
+        return self.shares[bisect_right(self.tokens, tokens) - 1]
+
+    def integrate(self, tokens: float) -> float:
+        index = bisect_right(self.tokens, tokens) - 1
+        return self.areas[index] + self.shares[index] * (tokens - self.tokens[index])
+
+
+class AnswerLengths:
+    """Distribution of the tokens per answer. One thread records; any may read."""
+
+    def __init__(self) -> None:
+        self._answers = deque([_Answer(INITIAL_TOKENS, is_cut=False)], MAX_ANSWERS)
+        self._survival = _Survival.estimate(self._answers)
+
+    def record(self, tokens: int, *, is_cut: bool) -> None:
+        """Add a finished answer; `is_cut` if the limit of its request ended it."""
+        self._answers.append(_Answer(tokens, is_cut))
+        self._survival = _Survival.estimate(self._answers)
+
+    def expect_remaining(self, generated: int, minimum: int, limit: int) -> float:
+        """Mean tokens that an answer with `generated` tokens still gets.
+
+        `minimum` and `limit` are those of its request.
+        """
+        survival = self._survival
+        start = min(max(generated, minimum), limit)
+        share = survival.share_above(start)
+        if share <= 0:  # longer than all others: as much again
+            further = float(min(limit - start, max(start, 1)))
+        else:
+            further = (survival.integrate(limit) - survival.integrate(start)) / share
+        return start - generated + further
+
+    def find_percentile(self, share: float, minimum: int, limit: int) -> float:
+        """Tokens that no more than `1 - share` of the answers exceed, within the bounds."""
+        survival = self._survival
+        # Shares descend; bisection requires ascending values.
+        index = bisect_left([-each for each in survival.shares], share - 1)
+        tokens = survival.tokens[index] if index < len(survival.tokens) else limit
+        return float(min(max(tokens, minimum), limit))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from deployments.generation.forecast import Forecast
+from deployments.generation.job import Demand
+from deployments.generation.lengths import INITIAL_TOKENS, MAX_ANSWERS, AnswerLengths
+
+
+def demand(new_tokens: int = 100, prompt: int = 0, generated: int = 0, minimum: int = 0) -> Demand:
+    return Demand(minimum, new_tokens, 1, 0.0, prompt_tokens=prompt, generated_tokens=generated)
+
+
+def test_expected_length_before_the_first_answer_is_bounded() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expect_remaining(0, 0, 10_000) == INITIAL_TOKENS
+    assert lengths.expect_remaining(0, 0, 50) == 50
+
+
+def test_expected_length_is_learned_from_finished_answers() -> None:
+    lengths = AnswerLengths()
+    for _ in range(MAX_ANSWERS):
+        lengths.record(40, is_cut=False)
+    assert lengths.expect_remaining(0, 0, 1_000) == 40
+    assert lengths.expect_remaining(0, 0, 30) == 30
+    assert lengths.expect_remaining(25, 0, 1_000) == 15
+    assert lengths.expect_remaining(0, 100, 1_000) > 100, "the minimum of the request"
+    assert lengths.expect_remaining(50, 0, 1_000) == 50, "longer than all: as much again"
+
+
+def test_cut_answers_count_as_longer() -> None:
+    """Half of the answers have 20 tokens, the others are cut at 50."""
+    lengths = AnswerLengths()
+    for number in range(MAX_ANSWERS):
+        lengths.record(20 if number % 2 else 50, is_cut=number % 2 == 0)
+    assert lengths.expect_remaining(0, 0, 50) == pytest.approx(35)
+    assert lengths.expect_remaining(0, 0, 100) == pytest.approx(60)
+    assert lengths.expect_remaining(20, 0, 100) == pytest.approx(80)
+
+
+def test_limits_do_not_bias_the_distribution() -> None:
+    """Geometric lengths, with the limits of many requests."""
+    chance = random.Random(1)
+    lengths = AnswerLengths()
+    for _ in range(MAX_ANSWERS):
+        tokens, limit = 1 + int(chance.expovariate(1 / 80)), chance.choice([50, 100, 400])
+        lengths.record(min(tokens, limit), is_cut=tokens > limit)
+    assert lengths.expect_remaining(0, 0, 400) == pytest.approx(80, rel=0.2)
+    assert lengths.find_percentile(0.8, 0, 400) == pytest.approx(129, rel=0.25)
+    assert lengths.find_percentile(0.8, 0, 100) == 100
+
+
+def measured(slots: int = 2) -> Forecast:
+    """Steps of 0.1 s for one slot, 0.2 s for two; 10 ms per prompt token."""
+    forecast = Forecast(slots)
+    for used in range(1, slots + 1):
+        forecast.times.record_step(used, 0.1 * used, 0.0)
+    forecast.times.record_prefill(100, 1.0)
+    return forecast
+
+
+def test_nothing_is_predicted_before_the_first_measurement() -> None:
+    forecast = Forecast(2)
+    assert forecast.predict_end_s(demand(), [demand()], [demand()], 0.1) == 0
+    assert forecast.price(demand(50)) > forecast.price(demand(10)) > 0
+
+
+def test_prediction_of_an_idle_decoder_is_the_job_alone() -> None:
+    assert measured().predict_end_s(demand(30, prompt=100), [], [], 0.1) == pytest.approx(1 + 3)
+
+
+def test_prediction_waits_for_slots_in_order() -> None:
+    """Two run with 10 and 20 steps left; one waits before, with 5."""
+    running = [demand(10), demand(30, generated=10)]
+    predicted = measured().predict_end_s(demand(20), running, [demand(5)], 0.1)
+    # After 10 steps the waiting one starts, and ends at 15, when the new one gets its slot.
+    assert predicted == pytest.approx((15 + 20) * 0.2)
+
+
+def test_prompts_before_a_job_delay_it() -> None:
+    running = [demand(10, prompt=50), demand(10)]
+    alone = measured().predict_end_s(demand(20), [demand(10), demand(10)], [], 0.1)
+    assert measured().predict_end_s(demand(20), running, [], 0.1) == pytest.approx(alone + 0.5)
+    long = measured().predict_end_s(demand(20, prompt=100), [demand(10)], [], 0.1)
+    # 1 s of prefill in chunks of 0.1 s, each followed by a step of the other.
+    assert long == pytest.approx(1 + 10 * 0.1 + 20 * 0.2)
+
+
+def test_price_is_the_share_of_the_decoder() -> None:
+    assert measured().price(demand(10, prompt=20)) == pytest.approx(20 * 0.01 + 10 * 0.2 / 2)
+
+
+def test_unmeasured_occupancy_uses_the_nearest_measurement() -> None:
+    forecast = Forecast(8)
+    forecast.times.record_step(3, 0.3, 0.1)
+    assert [forecast.times.decode_s(used) for used in (1, 3, 8)] == [0.3, 0.3, 0.3]
+    assert forecast.times.step_s(2) == pytest.approx(0.4)
+
+
+def test_slow_measurement_is_bounded_by_those_over_fewer_slots() -> None:
+    times = Forecast(8).times
+    times.record_step(8, 60.0, 0.0)
+    times.record_step(1, 0.01, 0.0)
+    assert times.decode_s(8) == pytest.approx(0.08)
+    times.record_step(2, 0.012, 0.0)
+    assert times.decode_s(8) == pytest.approx(0.048)
