@@ -280,7 +280,7 @@ class Ingress:
             recorder=DeferredRecorder(IngressMetrics()),
             settings=settings,
         )
-        self._gate = Gate(settings.key_file_path())
+        self._gate = Gate(settings.key_file_path(), monitor.count_ingress_replicas)
         self._idle_cores = IdleCores()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@
     ├── TooManyItems, InputTooLong  422
     ├── UnknownToken                422
     ├── Overloaded                  429  a queue is full, nothing was computed
+    │   └── RateLimited                  the API key has used its limit
     ├── EngineFailed                500
     │   └── EngineLost              the engine must be replaced
     ├── ModelLoading                503  the deployment is starting
@@ -34,6 +35,9 @@ Clients may match on `code`, which is stable. Messages may change.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 
@@ -49,6 +53,7 @@ class ServeError(Exception):
     retryable: bool = False
     retry_after_s: float | None = None
     recorded: bool = False  # already counted in the request metrics
+    headers: Mapping[str, str] = MappingProxyType({})  # of the response, in every format
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -107,6 +112,7 @@ class Unauthorized(ServeError):
     """The request has no valid API key. The message never quotes what was sent."""
 
     status, code = 401, "invalid_api_key"
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
 class Forbidden(ServeError):
@@ -190,6 +196,18 @@ def build_overloaded(
     error = Overloaded(message)
     error.retry_after_s, error.needed_s = max(retry_after_s, 1.0), needed_s
     return error
+
+
+class RateLimited(Overloaded):
+    """The API key has used what its limits permit for now."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, wait_s: float, headers: Mapping[str, str] = {}) -> None:
+        super().__init__(message)
+        self.retry_after_s = math.ceil(wait_s)
+        # OpenAI's clients prefer milliseconds.
+        self.headers = {**headers, "retry-after-ms": str(math.ceil(wait_s * 1e3))}
 
 
 class EngineFailed(ServeError):

@@ -19,6 +19,7 @@ SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items, 1 to 1024
 REQUEST_LABELS = ("model", "task", "compute", "status")
 PASS_LABELS = ("model", "compute")
 CACHE_LABELS = ("model", "result")  # hit or miss
+KEY_LABELS = ("key", "compute")
 
 
 class IngressMetrics:
@@ -31,6 +32,15 @@ class IngressMetrics:
             "response_cache_lookups", "Look-ups in the response cache", CACHE_LABELS
         )
         self._cache_bytes = Gauge(f"{PREFIX}_response_cache_bytes", "Bytes in the response cache")
+        self._key_requests = _counter(
+            "key_requests", "Requests of an API key, by status", ("key", "status")
+        )
+        self._key_tokens = _counter("key_tokens", "Tokens of prompts and answers", KEY_LABELS)
+        self._key_seconds = _counter(
+            "key_compute_seconds",
+            "Seconds of forward passes, by the key's share of their texts, and of generation",
+            KEY_LABELS,
+        )
 
     def record(self, request: RequestRecord) -> None:
         labels = {
@@ -45,6 +55,16 @@ class IngressMetrics:
             self._lookups.inc(1, {"model": request.model, "result": request.cache})
         if request.cache == "miss":
             self._cache_bytes.set(request.cache_bytes)
+        if request.key:
+            self._record_key(request)
+
+    def _record_key(self, request: RequestRecord) -> None:
+        self._key_requests.inc(1, {"key": request.key, "status": str(request.status)})
+        labels = {"key": request.key, "compute": request.compute}
+        if request.timings.tokens:
+            self._key_tokens.inc(request.timings.tokens, labels)
+        if request.compute_s:
+            self._key_seconds.inc(request.compute_s, labels)
 
 
 class EncoderMetrics:

@@ -32,6 +32,14 @@ class RequestRecord:
     cache_bytes: int = 0  # size of the response cache after the request
     # All zero if no encoder computed.
     timings: EncoderTimings = field(default_factory=EncoderTimings)
+    key: str = ""  # name of the API key; empty: none
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of hardware: of forward passes this request's share, or of generation."""
+        batch_items = self.timings.batch_items
+        share = self.items / batch_items if batch_items else 1.0
+        return self.timings.forward_s * share
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ STATUS_TIMEOUT_S = 1.0
 MAX_AGE_S = 3 * REFRESH_S
 # s, reported to clients: start of a process, imports, graphs.
 ESTIMATED_START_S = 20.0
+INGRESS = "Ingress"
 TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
 ENCODER_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuEncoder", Device.GPU: "GpuEncoder"}
@@ -100,6 +101,10 @@ class ClusterMonitor:
                 "Ray Serve's controller does not answer"
             )
         return missing
+
+    def count_ingress_replicas(self) -> int:
+        """Return the running replicas of the Ingress, this one included."""
+        return max(1, self._snapshot.running.get(INGRESS, 1))
 
     async def refresh(self) -> None:
         """Read the status once. Concurrent callers share one read; a failed one changes nothing."""

@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
 from deployments.errors import ServeError
 from deployments.ingress.response_cache import ResponseCache
+from deployments.keys.caller import Caller, current_caller
 from deployments.messages import EncoderTimings
 from deployments.records import RequestRecord, RequestRecorder
 
@@ -38,6 +39,7 @@ class RequestContext:
     cache: Literal["hit", "miss", "none"] = "none"
     timings: EncoderTimings = NO_TIMINGS
     total_s: float = 0.0  # set when the request ends
+    caller: Caller = field(default_factory=current_caller)
 
 
 class record_request:
@@ -104,6 +106,8 @@ def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: floa
 def _record(
     recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
 ) -> None:
+    if context.caller.meter is not None:
+        context.caller.meter.use_tokens(context.timings.tokens)
     recorder.record(
         RequestRecord(
             model=context.model,
@@ -115,6 +119,7 @@ def _record(
             cache=context.cache,
             cache_bytes=cache_bytes,
             timings=context.timings,
+            key=context.caller.name,
         )
     )
     level = select_log_level(status, context.total_s)

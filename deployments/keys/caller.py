@@ -1,4 +1,4 @@
-"""The caller of a request: the permissions of its key."""
+"""The caller of a request: the permissions and limits of its key."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from contextvars import ContextVar
 from fnmatch import translate
 
 from deployments.errors import Forbidden
-from deployments.keys.key import ANY_MODEL, ApiKey, Scope
+from deployments.keys.key import ANY_MODEL, Scope
+from deployments.keys.limits import KeyMeter
 
 
 class Caller:
     """What one key permits; the same object for all requests with this key."""
 
-    __slots__ = ("_models", "name", "scopes")
+    __slots__ = ("_models", "meter", "name", "scopes")
 
     def __init__(
-        self, name: str, scopes: Iterable[Scope] = Scope, models: Iterable[str] = (ANY_MODEL,)
+        self,
+        name: str,
+        scopes: Iterable[Scope] = Scope,
+        models: Iterable[str] = (ANY_MODEL,),
+        meter: KeyMeter | None = None,  # None: unlimited
     ) -> None:
         self.name = name
+        self.meter = meter
         self.scopes = frozenset(scopes)
         patterns = tuple(models)
         self._models = (
@@ -27,10 +33,6 @@ class Caller:
             if ANY_MODEL in patterns
             else re.compile("|".join(f"(?:{translate(pattern)})" for pattern in patterns))
         )
-
-    @classmethod
-    def of(cls, key: ApiKey) -> Caller:
-        return cls(key.name, key.scopes, key.models)
 
     def may_use_model(self, model_id: str) -> bool:
         return self._models is None or self._models.match(model_id) is not None

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 from deployments.errors import BadSetting, Unauthorized
 from deployments.keys.caller import Caller
-from deployments.keys.key import ApiKey, has_key_form, key_id, matches_digest
+from deployments.keys.key import ApiKey, KeyLimits, has_key_form, key_id, matches_digest
 from deployments.keys.key_file import read_key_file
+from deployments.keys.limits import KeyMeter
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 CHECK_INTERVAL_S = 1.0  # between looks at the file; a look takes microseconds
 # Compared with keys of an unknown id, so that these take as long as others.
 NO_DIGEST = bytes(32)
+UNLIMITED = KeyLimits()
 
 
 class _Entry(NamedTuple):
@@ -73,8 +75,17 @@ class KeyRing:
     def _load(self) -> None:
         keys = read_key_file(self.path).keys
         self._entries = {
-            key.id: _Entry(key, bytes.fromhex(key.sha256), Caller.of(key)) for key in keys
+            key.id: _Entry(key, bytes.fromhex(key.sha256), self._caller(key)) for key in keys
         }
+
+    def _caller(self, key: ApiKey) -> Caller:
+        """Build the caller of a key; requests in flight stay counted when the file changes."""
+        meter = None
+        if key.limits != UNLIMITED:
+            previous = self._entries.get(key.id)
+            meter = (previous and previous.caller.meter) or KeyMeter(key.name, key.limits)
+            meter.limits = key.limits
+        return Caller(key.name, key.scopes, key.models, meter)
 
 
 def _file_state(path: Path) -> tuple[int, int, int] | None:

@@ -107,7 +107,11 @@ class InProcess:
                 settings=self.settings,
             )
             await monitor.refresh()
-            yield build_http_app(self.pipeline, Gate(self.settings.key_file_path()), no_metrics)
+            yield build_http_app(
+                self.pipeline,
+                Gate(self.settings.key_file_path(), monitor.count_ingress_replicas),
+                no_metrics,
+            )
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

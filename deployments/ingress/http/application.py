@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.capacity import Capacity
-from deployments.errors import MethodNotAllowed, Overloaded, ServeError, Unauthorized, UnknownRoute
+from deployments.errors import MethodNotAllowed, Overloaded, ServeError, UnknownRoute
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
@@ -30,6 +30,7 @@ from deployments.ingress.http.router import RouteTable, WrongMethod
 
 log = logging.getLogger("ray.serve.hundredfold")
 
+LEASE_KEY = "hundredfold.lease"  # of a request whose key has limits
 RecordRejection = Callable[[ServeError, float], None]
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
 
@@ -92,12 +93,16 @@ class HttpApplication:
         try:
             with self._hooks.in_flight:
                 response = await self._handle(request, scope)
+                if (lease := scope.get(LEASE_KEY)) is not None:
+                    response.raw_headers += lease.headers
                 if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
                     await response(scope, receive, send)
                 else:
                     await self._send_large(response, scope, receive, send)
         finally:
             body.release()
+            if (lease := scope.get(LEASE_KEY)) is not None:
+                lease.release()
 
     async def _send_large(
         self, response: Response, scope: Scope, receive: Receive, send: Send
@@ -118,7 +123,7 @@ class HttpApplication:
                 raise UnknownRoute(f"no route matches {path}; see /docs")
             scope["path_params"] = found.path_params
             scope[ERROR_FORMAT_KEY] = found.route.error_format
-            self._gate.admit(found.route.access, request.headers)
+            scope[LEASE_KEY] = self._gate.admit(found.route.access, request.headers)
             return await found.route.handler(request)
         except ServeError as error:
             return self._respond(scope, error)
@@ -139,8 +144,7 @@ class HttpApplication:
         self._hooks.record_rejection(error, time.perf_counter() - body.started_s)
         error_format: ErrorFormat = scope.get(ERROR_FORMAT_KEY, DEFAULT_ERROR_FORMAT)
         response = error_format.respond(truncate_error(error))
-        if isinstance(error, Unauthorized):
-            response.headers["www-authenticate"] = "Bearer"
+        response.headers.update(error.headers)
         return response
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:

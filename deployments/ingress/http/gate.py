@@ -5,15 +5,16 @@ Requests are refused by their headers, before their body is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from deployments.errors import Unauthorized
 from deployments.ingress.http.api import Access
 from deployments.ingress.http.clients import KEY_HEADERS
-from deployments.keys.caller import EVERYONE, Caller, set_current_caller
+from deployments.keys.caller import EVERYONE, set_current_caller
 from deployments.keys.key import Scope, has_key_form
 from deployments.keys.key_ring import KeyRing
+from deployments.keys.limits import Lease
 
 BEARER = "bearer "
 SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope.ADMIN}
@@ -22,9 +23,15 @@ SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope
 class Gate:
     """Without a key file every request passes, whatever key it sends."""
 
-    def __init__(self, key_file: Path | None = None) -> None:
-        """Raises BadSetting if the file is missing or invalid."""
+    def __init__(
+        self, key_file: Path | None = None, count_replicas: Callable[[], int] = lambda: 1
+    ) -> None:
+        """Raises BadSetting if the file is missing or invalid.
+
+        The limits of a key are divided by the ingress replicas that `count_replicas` returns.
+        """
         self._ring: KeyRing | None = None
+        self._count_replicas = count_replicas
         self.configure(key_file)
 
     def configure(self, key_file: Path | None) -> None:
@@ -32,15 +39,18 @@ class Gate:
         if self._ring is None or self._ring.path != key_file:
             self._ring = None if key_file is None else KeyRing(key_file)
 
-    def admit(self, access: Access, headers: Mapping[str, str]) -> Caller:
-        """Return the caller and make it the current one. Raises Unauthorized or Forbidden."""
+    def admit(self, access: Access, headers: Mapping[str, str]) -> Lease | None:
+        """Make the caller the current one; return its lease if its key has limits.
+
+        Raises Unauthorized, Forbidden or RateLimited.
+        """
         set_current_caller(EVERYONE)
         if self._ring is None or access is Access.PUBLIC:
-            return EVERYONE
+            return None
         caller = self._ring.authenticate(find_key(headers))
         set_current_caller(caller)
         caller.require_scope(SCOPES[access])
-        return caller
+        return None if caller.meter is None else caller.meter.enter(self._count_replicas())
 
 
 def find_key(headers: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.load import Load
+from deployments.messages import EncoderTimings
 from deployments.metrics import (
     DURATION_BUCKETS,
     SIZE_BUCKETS,
@@ -22,6 +23,28 @@ def test_ingress_metrics_accept_every_kind_of_request(status: int, compute: str)
     IngressMetrics().record(
         RequestRecord("org/name", "none", compute, status, 0, 0.001, cache, cache_bytes=9)
     )
+
+
+@pytest.mark.parametrize("timings", [EncoderTimings(), EncoderTimings(forward_s=0.1, tokens=9)])
+def test_ingress_metrics_accept_requests_with_a_key(timings: EncoderTimings) -> None:
+    IngressMetrics().record(
+        RequestRecord("org/name", "none", "cpu-int8", 200, 1, 0.001, timings=timings, key="alice")
+    )
+
+
+@pytest.mark.parametrize(
+    ("items", "timings", "seconds"),
+    [
+        (1, EncoderTimings(forward_s=0.8, batch_items=8), 0.1),
+        (64, EncoderTimings(forward_s=0.8, batch_items=32), 1.6),  # two passes
+        (1, EncoderTimings(forward_s=0.8), 0.8),  # generation
+    ],
+)
+def test_seconds_of_hardware_are_the_share_of_a_request(
+    items: int, timings: EncoderTimings, seconds: float
+) -> None:
+    record = RequestRecord("org/name", "none", "cpu-int8", 200, items, 1.0, timings=timings)
+    assert record.compute_s == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("padded_tokens", [64, 80])

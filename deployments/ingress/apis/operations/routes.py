@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.http.api import Access, Operation
+from deployments.ingress.apis.operations.usage import KeyUsage, read_usage
+from deployments.ingress.http.api import Access, Operation, schema_of
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 
@@ -55,6 +56,14 @@ class OperationsRoutes:
                 response={"type": "string"},
                 media_type="text/plain",
             ),
+            Operation(
+                method="GET",
+                paths=("/usage",),
+                handler=self.usage,
+                summary="Requests, tokens and seconds of hardware per API key",
+                access=Access.ADMIN,
+                response=schema_of(list[KeyUsage]),
+            ),
         )
 
     async def health(self, request: Request) -> Response:
@@ -79,3 +88,7 @@ class OperationsRoutes:
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(await self._scrape_metrics(), media_type=EXPOSITION_TYPE)
+
+    async def usage(self, request: Request) -> Response:
+        usage = read_usage(await self._scrape_metrics())
+        return json_response([key.model_dump() for key in usage])

@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.errors import BadSetting, Forbidden, Unauthorized
-from deployments.keys.key import Scope, generate_key, key_id
+from deployments.errors import BadSetting, Forbidden, RateLimited, Unauthorized
+from deployments.keys.key import KeyLimits, Scope, generate_key, key_id
 from deployments.keys.key_file import read_key_file
 from deployments.keys.key_ring import CHECK_INTERVAL_S, KeyRing
+from tests.support.fakes import FakeClock
 from tests.support.keys import add_key, remove_key
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -72,7 +65,7 @@ def test_expired_key_is_refused_and_named(path: Path) -> None:
 
 
 def test_changed_file_counts_without_a_restart(path: Path) -> None:
-    clock = Clock()
+    clock = FakeClock()
     alice = add_key(path, "alice")
     ring = KeyRing(path, clock)
     bob = add_key(path, "bob")
@@ -87,7 +80,7 @@ def test_changed_file_counts_without_a_restart(path: Path) -> None:
 def test_damaged_file_keeps_the_previous_keys(
     path: Path, damage: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
+    clock = FakeClock()
     key = add_key(path)
     ring = KeyRing(path, clock)
     path.unlink() if damage is None else path.write_text(damage)
@@ -124,3 +117,17 @@ def test_model_patterns(
     for model_id in refused:
         with pytest.raises(Forbidden, match="does not permit"):
             caller.require_model(model_id)
+
+
+def test_requests_in_flight_stay_counted_when_limits_change(path: Path) -> None:
+    clock = FakeClock()
+    key = add_key(path, limits=KeyLimits(concurrent_requests=1))
+    ring = KeyRing(path, clock)
+    ring.authenticate(key).meter.enter(1)
+    path.write_text(
+        path.read_text().replace('"concurrent_requests": 1', '"concurrent_requests": 2')
+    )
+    clock.now_s += CHECK_INTERVAL_S
+    ring.authenticate(key).meter.enter(1)
+    with pytest.raises(RateLimited):
+        ring.authenticate(key).meter.enter(1)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import httpx
 import pytest
 
-from deployments.config import IngressUserConfig
+from deployments.config import CacheSettings, IngressUserConfig
 from deployments.ingress.http.api import Access
-from deployments.keys.key import Scope
+from deployments.keys.key import KeyLimits, Scope
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.in_process import InProcess
+from tests.support.fakes import HangingEncoder, wait_until
+from tests.support.in_process import ONE_OF_EACH, InProcess
 from tests.support.keys import add_key, bearer
 
 EMBED = f"/models/{EMBEDDER}"
@@ -174,3 +176,65 @@ async def test_admin_route_needs_its_scope(tiny_store: Path, key_file: Path) -> 
         assert (await http.get("/metrics", headers=bearer(user))).status_code == 403
         assert (await http.get("/metrics", headers=bearer(admin))).status_code == 200
         assert (await http.get("/v1/models", headers=bearer(admin))).status_code == 403
+
+
+async def test_limited_key_gets_429_with_headers(tiny_store: Path, key_file: Path) -> None:
+    limits = KeyLimits(requests_per_minute=20, tokens_per_minute=10_000)
+    headers = bearer(add_key(key_file, limits=limits))
+    async with keyed(tiny_store, key_file).client() as http:
+        http.headers.update(headers)
+        for remaining in ("1", "0"):
+            allowed = await http.post("/v1/embeddings", json={"input": "a"})
+            assert allowed.status_code == 200
+            assert allowed.headers["x-ratelimit-limit-requests"] == "20"
+            assert allowed.headers["x-ratelimit-remaining-requests"] == remaining
+            assert allowed.headers["x-ratelimit-limit-tokens"] == "10000"
+        refused = await http.post("/v1/embeddings", json={"input": "a"})
+        embed = await http.post("/embed", json={"inputs": "a"})
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert refused.headers["retry-after"] == "3"
+    assert 0 < int(refused.headers["retry-after-ms"]) <= 3000
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.headers["x-should-retry"] == "true"
+    assert (embed.status_code, embed.json()["error_type"]) == (429, "Overloaded")
+
+
+async def test_limits_are_divided_by_the_ingress_replicas(tiny_store: Path, key_file: Path) -> None:
+    headers = bearer(add_key(key_file, limits=KeyLimits(concurrent_requests=4)))
+    running = {**ONE_OF_EACH, "Ingress": 2}
+    encoder = HangingEncoder()
+    server = InProcess(
+        tiny_store,
+        settings=IngressUserConfig(key_file=key_file, cache=CacheSettings(max_bytes=0)),
+        encoder=encoder,
+        running=running,
+    )
+    async with server.client() as http:
+        http.headers.update(headers)
+        waiting = [asyncio.create_task(http.post(EMBED, json={"inputs": "a"})) for _ in range(2)]
+        await wait_until(lambda: encoder.batches == 2)
+        refused = await http.post(EMBED, json={"inputs": "a"})
+        waiting.pop().cancel()
+        await wait_until(lambda: encoder.cancelled == 1)
+        waiting.append(asyncio.create_task(http.post(EMBED, json={"inputs": "a"})))
+        await wait_until(lambda: encoder.batches == 3)
+        for task in waiting:
+            task.cancel()
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_usage_is_recorded_with_the_name_of_the_key(tiny_store: Path, key_file: Path) -> None:
+    key = add_key(key_file, limits=KeyLimits(tokens_per_minute=600))
+    server = keyed(tiny_store, key_file)
+    async with server.client() as http:
+        await http.post(EMBED, json={"inputs": "a b c"}, headers=bearer(key))
+        after = await http.post(EMBED, json={"inputs": "a"}, headers=bearer(key))
+        await http.post(EMBED, json={"inputs": "a"})
+    first, _, refused = server.recorder.records
+    assert (first.key, refused.key) == ("alice", "")
+    assert refused.status == 401
+    assert first.compute_s > 0
+    used = 60 - int(after.headers["x-ratelimit-remaining-tokens"])
+    assert used >= first.timings.tokens > 0

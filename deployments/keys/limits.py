@@ -1,0 +1,159 @@
+"""Limits of one key in one ingress replica: requests and tokens per minute, concurrent requests.
+
+Every replica enforces its share: the limit divided by the number of running replicas. HAProxy
+spreads the requests evenly, so the shares add up to the limit without a call between replicas.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from deployments.errors import RateLimited
+from deployments.keys.key import KeyLimits
+
+# Part of a minute's limit that an idle key saves up: any minute has at most 1.1 times the limit.
+BURST_MINUTES = 0.1
+CONCURRENCY_RETRY_S = 1.0
+# Weight of a request in the tokens that the next one is expected to use.
+ESTIMATE_WEIGHT = 0.1
+# Bytes of ASGI headers.
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class Bucket:
+    """Token bucket: units that may be used now. Below zero if requests used more than expected."""
+
+    __slots__ = ("kind", "level", "per_minute", "updated_s")
+
+    def __init__(self, kind: Literal["requests", "tokens"], now_s: float) -> None:
+        self.kind = kind
+        self.level = math.inf  # full
+        self.per_minute = math.inf  # share of this replica
+        self.updated_s = now_s
+
+    @property
+    def capacity(self) -> float:
+        return max(1.0, self.per_minute * BURST_MINUTES)
+
+    def refill(self, per_minute: float, now_s: float) -> None:
+        earned = (now_s - self.updated_s) * per_minute / 60
+        self.per_minute, self.updated_s = per_minute, now_s
+        self.level = min(self.capacity, self.level + earned)
+
+    def seconds_until(self, level: float) -> float:
+        return max(0.0, level - self.level) * 60 / self.per_minute
+
+
+class KeyMeter:
+    """What a key uses in this replica. Use from one event loop."""
+
+    def __init__(
+        self, name: str, limits: KeyLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = name
+        self.limits = limits  # replaced when the key file changes
+        self._clock = clock
+        self._in_flight = 0
+        self._requests = Bucket("requests", clock())
+        self._tokens = Bucket("tokens", clock())
+        self._expected_tokens = 0.0  # of one request
+
+    def enter(self, replicas: int) -> Lease:
+        """Count a request that starts, in one of so many replicas. Raises RateLimited."""
+        limits, now_s = self.limits, self._clock()
+        if limits.concurrent_requests is not None:
+            self._check_concurrency(math.ceil(limits.concurrent_requests / replicas))
+        for bucket, limit in self._limited_buckets():
+            bucket.refill(limit / replicas, now_s)
+            if bucket.level < 1:
+                raise self._exceeded(bucket, limit)
+        self._requests.level -= 1
+        # What concurrent requests are going to use is not left for others.
+        self._tokens.level -= self._expected_tokens
+        self._in_flight += 1
+        return Lease(self, self._expected_tokens, self._headers(replicas))
+
+    def use_tokens(self, tokens: int) -> None:
+        """Count the tokens of a request, once they are known."""
+        self._tokens.level -= tokens
+        weight = ESTIMATE_WEIGHT if self._expected_tokens else 1.0
+        self._expected_tokens += weight * (tokens - self._expected_tokens)
+
+    def leave(self, expected_tokens: float) -> None:
+        self._tokens.level += expected_tokens
+        self._in_flight -= 1
+
+    def _limited_buckets(self) -> list[tuple[Bucket, int]]:
+        """Return the buckets with a limit, and its value for the whole cluster."""
+        found = []
+        if (requests := self.limits.requests_per_minute) is not None:
+            found.append((self._requests, requests))
+        if (tokens := self.limits.tokens_per_minute) is not None:
+            found.append((self._tokens, tokens))
+        return found
+
+    def _check_concurrency(self, share: int) -> None:
+        if self._in_flight >= share:
+            raise RateLimited(
+                f"the key `{self.name}` may have {self.limits.concurrent_requests} requests at a "
+                "time. Send this one when another is answered.",
+                wait_s=CONCURRENCY_RETRY_S,
+            )
+
+    def _exceeded(self, bucket: Bucket, limit: int) -> RateLimited:
+        wait_s = bucket.seconds_until(1)
+        return RateLimited(
+            f"the key `{self.name}` may use {limit} {bucket.kind} per minute. Retry in "
+            f"{wait_s:.1f} s.",
+            wait_s=wait_s,
+            headers={
+                f"x-ratelimit-limit-{bucket.kind}": str(limit),
+                f"x-ratelimit-remaining-{bucket.kind}": "0",
+                f"x-ratelimit-reset-{bucket.kind}": format_seconds(wait_s),
+                # huggingface_hub explains these two to its user.
+                "ratelimit": f'"{bucket.kind}";r=0;t={math.ceil(wait_s)}',
+                "ratelimit-policy": f'"token bucket";"{bucket.kind}";q={limit};w=60',
+            },
+        )
+
+    def _headers(self, replicas: int) -> RawHeaders:
+        """Build the headers that OpenAI's clients read: of the whole cluster, as seen from here."""
+        headers: RawHeaders = []
+        for bucket, limit in self._limited_buckets():
+            remaining = max(0, int(bucket.level * replicas))
+            reset = format_seconds(bucket.seconds_until(bucket.capacity))
+            headers += (
+                (f"x-ratelimit-{name}-{bucket.kind}".encode(), text.encode())
+                for name, text in (
+                    ("limit", str(limit)),
+                    ("remaining", str(remaining)),
+                    ("reset", reset),
+                )
+            )
+        return headers
+
+
+class Lease:
+    """A request in flight. `headers` are those of its response."""
+
+    __slots__ = ("_expected_tokens", "_meter", "headers")
+
+    def __init__(self, meter: KeyMeter, expected_tokens: float, headers: RawHeaders) -> None:
+        self._meter = meter
+        self._expected_tokens = expected_tokens
+        self.headers = headers
+
+    def release(self) -> None:
+        """Call once, when the response is sent."""
+        self._meter.leave(self._expected_tokens)
+
+
+def format_seconds(seconds: float) -> str:
+    """Format as OpenAI does: `20ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1e3)}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:.3g}s"

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from deployments.errors import RateLimited
+from deployments.keys.key import KeyLimits
+from deployments.keys.limits import KeyMeter, Lease, format_seconds
+from tests.support.fakes import FakeClock
+
+
+def count_admitted(
+    limits: KeyLimits, replicas: int, minutes: int, tokens: Callable[[], int] = lambda: 0
+) -> tuple[list[float], list[tuple[float, int]]]:
+    """Let a key send 50 requests/s to random replicas, each in flight for 1 s.
+
+    Return the times of the admitted requests and of the used tokens.
+    """
+    clock, choice = FakeClock(), random.Random(7)
+    meters = [KeyMeter("noisy", limits, clock) for _ in range(replicas)]
+    admitted: list[float] = []
+    used: list[tuple[float, int]] = []
+    in_flight: deque[tuple[float, KeyMeter, Lease]] = deque()
+    for tick in range(minutes * 60 * 50):
+        clock.now_s = tick / 50
+        while in_flight and in_flight[0][0] <= clock.now_s:
+            _, meter, lease = in_flight.popleft()
+            used.append((clock.now_s, tokens()))
+            meter.use_tokens(used[-1][1])
+            lease.release()
+        meter = choice.choice(meters)
+        try:
+            lease = meter.enter(replicas)
+        except RateLimited:
+            continue
+        admitted.append(clock.now_s)
+        in_flight.append((clock.now_s + 1, meter, lease))
+    return admitted, used
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("limit", [60, 600])
+def test_noisy_key_gets_its_requests_and_no_more(limit: int, replicas: int) -> None:
+    admitted, _ = count_admitted(KeyLimits(requests_per_minute=limit), replicas, minutes=5)
+    assert 0.9 * limit <= len(admitted) / 5 <= 1.1 * limit
+    for start in range(0, 241, 10):
+        in_minute = sum(start <= time_s < start + 60 for time_s in admitted)
+        assert in_minute <= 1.1 * limit + replicas
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_noisy_key_gets_its_tokens_and_no_more(replicas: int) -> None:
+    sizes = random.Random(3)
+    limits = KeyLimits(tokens_per_minute=60_000)
+    _, used = count_admitted(limits, replicas, 5, lambda: sizes.randint(50, 350))
+    assert 0.9 * 60_000 <= sum(tokens for _, tokens in used) / 5 <= 1.1 * 60_000
+
+
+def test_concurrent_requests_are_bounded_and_freed() -> None:
+    meter = KeyMeter("alice", KeyLimits(concurrent_requests=2), FakeClock())
+    leases = [meter.enter(1), meter.enter(1)]
+    with pytest.raises(RateLimited, match="2 requests at a time") as refused:
+        meter.enter(1)
+    assert refused.value.retry_after_s == 1
+    leases.pop().release()
+    meter.enter(1)
+
+
+def test_small_limit_leaves_every_replica_one_request() -> None:
+    limits = KeyLimits(concurrent_requests=1, requests_per_minute=1)
+    for _ in range(3):
+        KeyMeter("alice", limits, FakeClock()).enter(3)
+
+
+def test_refused_request_uses_nothing() -> None:
+    clock = FakeClock()
+    meter = KeyMeter("alice", KeyLimits(requests_per_minute=10, concurrent_requests=1), clock)
+    lease = meter.enter(1)
+    for _ in range(5):
+        with pytest.raises(RateLimited):
+            meter.enter(1)
+    lease.release()
+    clock.now_s += 6
+    meter.enter(1)
+
+
+def test_large_request_is_paid_back() -> None:
+    clock = FakeClock()
+    meter = KeyMeter("alice", KeyLimits(tokens_per_minute=600), clock)
+    lease = meter.enter(1)
+    meter.use_tokens(660)
+    lease.release()
+    with pytest.raises(RateLimited, match="600 tokens per minute") as refused:
+        meter.enter(1)
+    clock.now_s += refused.value.retry_after_s
+    meter.enter(1)
+
+
+def test_headers_tell_limits_as_openai_does() -> None:
+    meter = KeyMeter(
+        "alice", KeyLimits(requests_per_minute=600, tokens_per_minute=6_000), FakeClock()
+    )
+    assert dict(meter.enter(1).headers) == {
+        b"x-ratelimit-limit-requests": b"600",
+        b"x-ratelimit-remaining-requests": b"59",
+        b"x-ratelimit-reset-requests": b"100ms",
+        b"x-ratelimit-limit-tokens": b"6000",
+        b"x-ratelimit-remaining-tokens": b"600",
+        b"x-ratelimit-reset-tokens": b"0ms",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0ms"), (0.0201, "21ms"), (1.5, "1.5s"), (360.0, "6m0s")]
+)
+def test_seconds_are_formatted_as_openai_does(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
