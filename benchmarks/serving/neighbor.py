@@ -109,8 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
             rate = result.requests_per_s
             log_progress(f"round {number}/{arguments.rounds}: {name}, {rate:,.0f} requests/s")
     clients = {name: ClientFigures.of(rounds) for name, rounds in results.items()}
-    measured = NeighborResults(address.url, clients, _judge(clients))
-    table = _build_table(clients)
+    measured = NeighborResults(address.url, clients, judge(clients))
+    table = build_table(clients)
     print(table.text)
     print("\n".join(goal.sentence for goal in measured.goals))
     print(write_result(arguments.out, metadata, measured, [table]))
@@ -131,19 +131,19 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
     return Workload([address.build_post(path, body, headers) for body in bodies])
 
 
-def _judge(clients: Mapping[str, ClientFigures]) -> tuple[Goal, ...]:
-    """The loud client takes at most its share: half, or what the quiet one does not ask for."""
+def judge(clients: Mapping[str, ClientFigures]) -> tuple[Goal, ...]:
+    """The share of the quiet client is half, or what its closed loop sends at twice the latency."""
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median
     rates = quiet.requests_per_s.median, loud.requests_per_s.median
-    fair = min(alone.requests_per_s.median, sum(rates) / 2)
+    fair = min(alone.requests_per_s.median / MAX_SLOWDOWN, sum(rates) / 2)
     return (
         Goal.at_most("p99 of the quiet client, relative to alone", slowdown, MAX_SLOWDOWN),
         Goal.at_least("requests/s of the quiet client, relative to its share", rates[0] / fair, 1),
     )
 
 
-def _build_table(clients: Mapping[str, ClientFigures]) -> Table:
+def build_table(clients: Mapping[str, ClientFigures]) -> Table:
     rows = [
         (
             name,

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.serving.load import LoadResult
+from benchmarks.serving.neighbor import ClientFigures, build_table, judge
+
+
+def figures(connections: int, latency_ms: float, failures: int = 0) -> ClientFigures:
+    """A closed loop of 10 s in which every request took `latency_ms`."""
+    requests = int(connections * 10e3 / latency_ms)
+    result = LoadResult(
+        connections=connections,
+        seconds=10.0,
+        latencies_s=np.full(requests, latency_ms / 1e3),
+        failures={"429": failures} if failures else {},
+        cpu_s=1.0,
+    )
+    return ClientFigures.of([result, result])
+
+
+@pytest.mark.parametrize(
+    ("quiet_ms", "loud_ms", "reached"),
+    [
+        (20, 200, [True, True]),  # both get 200 requests/s
+        (30, 50, [False, False]),  # 133 beside 800, of a share of 200
+        (40, 400, [False, True]),
+    ],
+)
+def test_goals_are_latency_and_share(quiet_ms: float, loud_ms: float, reached: list[bool]) -> None:
+    clients = {
+        "quiet, alone": figures(4, 10.0),
+        "quiet": figures(4, quiet_ms),
+        "loud": figures(40, loud_ms),
+    }
+    assert [goal.reached for goal in judge(clients)] == reached
+
+
+def test_table_has_a_row_per_client_with_its_failures() -> None:
+    table = build_table({"quiet": figures(4, 10.0), "loud": figures(40, 100.0, failures=3)})
+    assert table.rows[0] == ("quiet", "4", "400", "10.00", "10.00", "0")
+    assert table.rows[1][-1] == "6 x 429"
