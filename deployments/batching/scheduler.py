@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,8 @@ _USUAL = LonePass()
 SAFETY_FACTOR = 1.1
 # s after a call of another client than before during which passes are limited.
 SHARED_S = 1.0
+# Passes whose items are considered for one, to find items of equal length.
+WINDOW_PASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,54 +248,54 @@ class BatchScheduler:
         self._queue.discard(lambda item: item.call.future.cancelled())
 
     def _dispatch(self) -> None:
-        while self._queue and self._busy < self._max_in_flight():
-            self._drop_late()
-            if self._queue:
-                batch = self._queue.take(LOOK_AHEAD, self._choose)
-                self._start(batch[0].call.group, batch)
+        while (first := self._queue.first) is not None and self._busy < self._max_in_flight():
+            limit = self._max_items(first)
+            # Few more than a pass holds, so that a deep queue does not cost more per pass.
+            window = min(WINDOW_PASSES * limit, LOOK_AHEAD)
+            taken = self._queue.take(window, partial(self._choose, limit))
+            calls = {id(item.call): item.call for item in taken}
+            dropped = {key for key, call in calls.items() if not self._can_end(call)}
+            if batch := [item for item in taken if id(item.call) not in dropped]:
+                self._start(first.call.group, batch)
 
-    def _drop_late(self) -> None:
-        """Remove those next in turn whose callers left, or that cannot end before their deadline.
+    def _can_end(self, call: _PendingCall) -> bool:
+        """Whether the caller still waits, and the call can end in time; else drop the call.
 
         A prediction without measurements drops nothing: an idle replica would never learn.
         """
-        dropped: set[int] = set()
-        for call in {id(item.call): item.call for item in self._queue.peek(LOOK_AHEAD)}.values():
-            left_s = remaining_s(call.deadline_s)
-            needed_s = self.prices.predict_s(call.group.model, call.price)
-            if left_s < 0:
-                error = DeadlineExceeded("the deadline passed in the encoder queue")
-            elif needed_s > SAFETY_FACTOR * left_s and self.prices.is_measured(call.group.model):
-                error = DeadlineExceeded(
-                    f"the rest of the request takes about {needed_s:.1f} s, its deadline is in "
-                    f"{left_s:.1f} s. Send fewer or shorter texts."
-                )
-            elif not call.future.done():
-                continue
-            else:
-                error = None
-            dropped.add(id(call))
-            if error is not None and not call.future.done():
-                call.future.set_exception(error)
-        if dropped:
-            self._queue.discard(lambda item: id(item.call) in dropped)
+        if call.future.done():
+            return False
+        left_s = remaining_s(call.deadline_s)
+        needed_s = self.prices.predict_s(call.group.model, call.price)
+        if left_s < 0:
+            message = "the deadline passed in the encoder queue"
+        elif needed_s > SAFETY_FACTOR * left_s and self.prices.is_measured(call.group.model):
+            message = (
+                f"the rest of the request takes about {needed_s:.1f} s, its deadline is in "
+                f"{left_s:.1f} s. Send fewer or shorter texts."
+            )
+        else:
+            return True
+        self._reject(call, DeadlineExceeded(message))
+        return False
 
-    def _choose(self, items: list[_QueuedItem]) -> list[int]:
+    def _choose(self, limit: int, items: list[_QueuedItem]) -> list[int]:
         """Select the items of the next pass: those of the group whose turn it is."""
         group = items[0].call.group
         same = [index for index, item in enumerate(items) if item.call.group == group]
         idle_threads = max(1, self._concurrent_passes - self._busy)
         lengths = [len(items[index].tokens.ids) for index in same]
-        chosen = plan_batch(lengths, self.settings, idle_threads, self._max_items(items[0]))
+        chosen = plan_batch(lengths, self.settings, idle_threads, limit)
         return [same[index] for index in chosen]
 
     def _max_items(self, first: _QueuedItem) -> int:
         """Limit the time of passes while several clients send: each may wait for two of them."""
+        max_items = self.settings.max_batch_items
         if time.perf_counter() > self._shared_until_s:
-            return LOOK_AHEAD
+            return max_items
         item_s = self.prices.predict_s(first.call.group.model, first.price)
         pass_s = self.settings.shared_pass_ms / 1e3
-        return max(int(pass_s / (item_s * self._concurrent_passes)), 1)
+        return max(min(int(pass_s / (item_s * self._concurrent_passes)), max_items), 1)
 
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
