@@ -34,6 +34,12 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def predict_s(self) -> float:
+        """Return the seconds of the decoder for all jobs; 0 before the first measurement."""
+        if not self._forecast.is_measured:
+            return 0.0
+        return sum(self._forecast.price(job.demand) for job in self._jobs)
+
     def check(self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings) -> None:
         """Raise Overloaded if the queue is full or the deadline cannot be kept.
 

@@ -103,6 +103,11 @@ class Forecast:
         self.times = StepTimes(slots)
         self._slots = slots
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether prices are seconds."""
+        return self.times.decode_s(self._slots) > 0
+
     def price(self, demand: Demand) -> float:
         """Seconds of the decoder that a job takes when all slots are used; above 0."""
         work, times = self._expect(demand), self.times

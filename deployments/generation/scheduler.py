@@ -98,6 +98,12 @@ class GenerationLoop:
         """The numbers of active and of waiting jobs."""
         return len(self._executor.active), len(self._waiting)
 
+    @property
+    def queued_s(self) -> float:
+        """Predicted seconds of the decoder for the waiting jobs."""
+        with self._changed:
+            return self._waiting.predict_s()
+
     def check_thread(self) -> None:
         """Raise EngineFailed if the thread ended by itself."""
         if not (self._thread.is_alive() or self._is_closing or self._thread.ident is None):

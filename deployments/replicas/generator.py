@@ -21,7 +21,7 @@ from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
 from deployments.health import WorkerHealth, check_workers
-from deployments.load import Load, WorkRate
+from deployments.load import Load
 from deployments.messages import (
     Chunk,
     Completion,
@@ -99,7 +99,6 @@ class GeneratorReplica:
         self._grammar_health = WorkerHealth("a grammar thread")
         self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
         self._models, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
-        self._answer_rates = {ref: WorkRate() for ref in self._models}  # s per answer in a KV slot
 
     def start(self) -> None:
         """Start the loop of every model."""
@@ -139,12 +138,8 @@ class GeneratorReplica:
             async with self._run_job(call) as buffer:
                 while True:
                     event = await buffer.take()
-                    finished = event.finished if isinstance(event, Chunk) else None
-                    if finished is not None:
-                        times = finished.timings
-                        self._answer_rates[call.model].record(1, times.prefill_s + times.decode_s)
                     yield event
-                    if finished is not None:
+                    if isinstance(event, Chunk) and event.finished is not None:
                         return
         except ServeError as error:
             yield error
@@ -181,17 +176,16 @@ class GeneratorReplica:
             return await run(self._long_grammars, compile, grammar, FULL)
 
     def load(self, _backlog: int = 0) -> Load:
-        """Return the share of KV slots in use, and the time that waiting requests need.
+        """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
         The models share the device: two with half of their slots in use fill it. All requests
         wait here, none in the ingress.
         """
         busy = queued_s = 0.0
-        for ref, model in self._models.items():
-            active, waiting = model.loop.load
-            slots = model.decoder.info.slots
-            busy += active / slots
-            queued_s += self._answer_rates[ref].predict_s(waiting / slots)
+        for model in self._models.values():
+            active, _ = model.loop.load
+            busy += active / model.decoder.info.slots
+            queued_s += model.loop.queued_s
         return Load(min(busy, 1.0), queued_s)
 
     async def check_health(self) -> None:

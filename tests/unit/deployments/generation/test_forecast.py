@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from deployments.config import SchedulingSettings
+from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand
 from deployments.generation.lengths import INITIAL_TOKENS, MAX_ANSWERS, AnswerLengths
@@ -106,3 +110,16 @@ def test_slow_measurement_is_bounded_by_those_over_fewer_slots() -> None:
     assert times.decode_s(8) == pytest.approx(0.08)
     times.record_step(2, 0.012, 0.0)
     assert times.decode_s(8) == pytest.approx(0.048)
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_waiting_jobs_take_the_sum_of_their_prices(*, is_measured: bool) -> None:
+    forecast = measured() if is_measured else Forecast(2)
+    assert forecast.is_measured == is_measured
+    queue = AdmissionQueue(forecast, 2)
+    demands = [demand(20, prompt=100), demand(40)]
+    for number, each in enumerate(demands):
+        job: Any = SimpleNamespace(number=number, demand=each, client="", priority=0)
+        queue.push(job, SchedulingSettings())
+    expected_s = sum(map(forecast.price, demands)) if is_measured else 0.0
+    assert queue.predict_s() == pytest.approx(expected_s)
