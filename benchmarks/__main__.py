@@ -24,6 +24,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "rivals": CommandSpec(
         "benchmarks.rivals.command", "Measure other servers beside Hundredfold", _EXTRAS
     ),
+    "overload": CommandSpec(
+        "benchmarks.overload.command", "Offer more load than the server can answer", _EXTRAS
+    ),
     "engine": CommandSpec(
         "benchmarks.engine.command", "Measure an engine without server and tokenizer", _EXTRAS
     ),

@@ -1,0 +1,160 @@
+"""Overload: open loops at multiples of the measured capacity of a running server.
+
+The capacity is the rate of a closed loop, measured before and after the open loops. Goodput are
+answers within the deadline that their request says. The server must run on this host. The load
+generator of the open loops is a process of its own; its CPU time is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+import psutil
+import uvloop
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress
+from benchmarks.common.options import add_run_options, add_url_option
+from benchmarks.common.report import log_progress, start_run, write_result
+from benchmarks.common.sentences import load_sentences
+from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
+from benchmarks.overload.results import (
+    OverloadLevel,
+    OverloadResults,
+    WorkloadResults,
+    build_tables,
+    describe,
+    summarize_level,
+)
+from benchmarks.overload.workloads import WORKLOADS, OverloadWorkload
+from benchmarks.serving.load import LoadPlan, Workload, run_load
+from benchmarks.serving.profile import classify_process
+
+FACTORS = (1.2, 3.0, 10.0)
+SAMPLES = 300  # answers per level that are compared
+MIB = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_url_option(parser)
+    add_run_options(parser)
+    parser.add_argument(
+        "--workloads", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS)
+    )
+    parser.add_argument(
+        "--factors",
+        type=float,
+        nargs="+",
+        default=FACTORS,
+        metavar="X",
+        help="multiples of the capacity (default: 1.2 3 10)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    metadata = start_run("overload", arguments.command_line, arguments.seed)
+    address = ServerAddress.parse(arguments.url)
+    texts = load_sentences(None, arguments.seed).texts
+    results = OverloadResults(
+        url=address.url,
+        workloads=tuple(
+            Session(address, WORKLOADS[name](texts), arguments.seed).measure(arguments.factors)
+            for name in arguments.workloads
+        ),
+    )
+    print(describe(results))
+    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    if wrong := sum(level.wrong for each in results.workloads for level in each.levels):
+        raise BenchmarkError(f"{wrong} answers were wrong", hint="see the table above")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Measurements of one workload."""
+
+    address: ServerAddress
+    workload: OverloadWorkload
+    seed: int
+
+    def measure(self, factors: Sequence[float]) -> WorkloadResults:
+        workload = self.workload
+        expected = workload.answer_alone(self.address)
+        before = self._measure_capacity()
+        levels: list[OverloadLevel] = []
+        memory_mib = [read_memory_mib()]
+        for factor in factors:
+            result = self._run_open_loop(factor * before)
+            memory_mib.append(read_memory_mib())
+            wrong = sum(
+                not workload.is_equal(expected[each.request], orjson.loads(each.body))
+                for each in result.exchanges
+                if each.body is not None
+            )
+            level = summarize_level(
+                result,
+                factor=factor,
+                timeout_s=workload.timeout_s,
+                window_s=(workload.timeout_s, workload.timeout_s + workload.window_s),
+                wrong=wrong,
+            )
+            levels.append(level)
+            log_progress(f"{workload.name} x {factor:g}: {level.goodput_per_s:.2f} answers/s")
+        return WorkloadResults(
+            name=workload.name,
+            timeout_s=workload.timeout_s,
+            capacity_before_per_s=before,
+            capacity_after_per_s=self._measure_capacity(),
+            memory_mib=tuple(memory_mib),
+            levels=tuple(levels),
+        )
+
+    def _measure_capacity(self) -> float:
+        """Return the answers per second of a closed loop, with a late deadline."""
+        workload = self.workload
+        requests = workload.build_requests(self.address, timeout_s=60.0)
+        plan = LoadPlan(
+            connections=workload.connections,
+            seconds=workload.capacity_s,
+            warm_up_s=workload.timeout_s / 2,
+        )
+        result = uvloop.run(run_load(self.address, Workload(requests), plan))
+        if result.failures or not result.requests_per_s:
+            raise BenchmarkError(
+                f"`{workload.name}` failed below its capacity: {dict(result.failures)}",
+                hint="look at the log of the server",
+            )
+        log_progress(f"{workload.name}: capacity {result.requests_per_s:.2f} answers/s")
+        return result.requests_per_s
+
+    def _run_open_loop(self, rate: float) -> OpenLoopResult:
+        workload = self.workload
+        requests = workload.build_requests(self.address, workload.timeout_s)
+        return run_open_loop(
+            OpenLoopPlan(
+                host=self.address.host,
+                port=self.address.port,
+                requests=[request.decode("latin-1") for request in requests],
+                rate=rate,
+                seconds=workload.timeout_s + workload.window_s,
+                drain_s=workload.timeout_s + 5.0,
+                seed=self.seed,
+                samples=SAMPLES,
+            )
+        )
+
+
+def read_memory_mib() -> float:
+    """Return the private memory of all processes of the server."""
+    total = 0
+    for process in psutil.process_iter():
+        try:
+            if classify_process(" ".join(process.cmdline()), process.name()) is not None:
+                total += process.memory_full_info().uss
+        except psutil.Error:
+            continue
+    return total / MIB

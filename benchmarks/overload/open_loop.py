@@ -1,0 +1,203 @@
+"""Open-loop load generator, run as a process of its own: `python -m benchmarks.overload.open_loop`.
+
+Requests arrive at random times, whether or not earlier ones were answered. It reads an OpenLoopPlan
+from standard input and writes an OpenLoopResult to standard output, both as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import httptools
+import orjson
+import uvloop
+
+from benchmarks.common.errors import BenchmarkError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoopPlan:
+    """Poisson arrivals of `rate` per second; the requests repeat in order."""
+
+    host: str
+    port: int
+    requests: Sequence[str]  # bytes of an HTTP request each, as Latin-1
+    rate: float
+    seconds: float
+    drain_s: float  # for answers after the last arrival
+    seed: int
+    samples: int  # bodies to return, of the first answers with status 200
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request. Times are seconds after the first arrival was due."""
+
+    request: int  # index of OpenLoopPlan.requests
+    due_s: float
+    sent_s: float = 0.0
+    ended_s: float | None = None  # None: no answer
+    status: int = 0  # 0: no answer
+    body: str | None = None  # of samples
+
+
+@dataclass(slots=True)
+class OpenLoopResult:
+    """All exchanges by due time, and the CPU seconds of this process."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    cpu_s: float = 0.0
+    elapsed_s: float = 0.0
+
+
+def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
+    """Run a plan in a child process. Raise BenchmarkError if it fails."""
+    command = [sys.executable, "-m", "benchmarks.overload.open_loop"]
+    done = subprocess.run(command, input=orjson.dumps(plan), capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()[-300:]
+        raise BenchmarkError(f"the load generator failed: {reason}", hint="see the message")
+    value = orjson.loads(done.stdout)
+    exchanges = [Exchange(**each) for each in value["exchanges"]]
+    return OpenLoopResult(exchanges, value["cpu_s"], value["elapsed_s"])
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection with at most one exchange at a time."""
+
+    def __init__(self, load: _Load, raw: bytes, exchange: Exchange) -> None:
+        self._load = load
+        self._raw, self._exchange = raw, exchange
+        self._pending: Exchange | None = exchange
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.send(self._raw, self._exchange)
+
+    def send(self, raw: bytes, exchange: Exchange) -> None:
+        assert self._transport is not None, "bug: sending without a connection"
+        self._pending, self._body = exchange, []
+        exchange.sent_s = self._load.now_s()
+        self._transport.write(raw)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+
+    def on_body(self, data: bytes) -> None:
+        """Called by the parser."""
+        if self._load.samples_left:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        exchange, self._pending = self._pending, None
+        keep = self._parser.should_keep_alive()
+        if exchange is not None:
+            exchange.ended_s = self._load.now_s()
+            exchange.status = self._parser.get_status_code()
+            if exchange.status == 200 and self._load.samples_left:
+                self._load.samples_left -= 1
+                exchange.body = b"".join(self._body).decode()
+            self._load.finish()
+        if keep:
+            self._parser = httptools.HttpResponseParser(self)
+            self._load.idle.append(self)
+        else:
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self._load.idle:
+            self._load.idle.remove(self)
+        if self._pending is not None:
+            self._pending = None
+            self._load.finish()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Load:
+    """The exchanges of a plan."""
+
+    def __init__(self, plan: OpenLoopPlan) -> None:
+        self.idle: list[_Connection] = []
+        self.samples_left = plan.samples
+        self._plan = plan
+        self._requests = [request.encode("latin-1") for request in plan.requests]
+        self._open = 0
+        self._changed = asyncio.Event()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._start_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._start_s
+
+    def finish(self) -> None:
+        self._open -= 1
+        self._changed.set()
+
+    async def run(self) -> list[Exchange]:
+        chance = random.Random(self._plan.seed)
+        exchanges: list[Exchange] = []
+        due_s = 0.0
+        while due_s < self._plan.seconds:
+            wait_s = due_s - self.now_s()
+            # Sleeping for less than the clock of the loop resolves would delay later arrivals.
+            await asyncio.sleep(max(wait_s, 0.0))
+            exchange = Exchange(len(exchanges) % len(self._requests), due_s)
+            exchanges.append(exchange)
+            self._start(exchange)
+            due_s += chance.expovariate(self._plan.rate)
+        deadline_s = self.now_s() + self._plan.drain_s
+        while self._open and (left_s := deadline_s - self.now_s()) > 0:
+            self._changed.clear()
+            await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=left_s)
+        return exchanges
+
+    def _start(self, exchange: Exchange) -> None:
+        self._open += 1
+        raw = self._requests[exchange.request]
+        if self.idle:
+            self.idle.pop().send(raw, exchange)
+            return
+        task = asyncio.ensure_future(self._connect(raw, exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, raw: bytes, exchange: Exchange) -> None:
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: _Connection(self, raw, exchange), self._plan.host, self._plan.port
+            )
+        except OSError:
+            self.finish()
+
+
+def main() -> None:
+    plan = OpenLoopPlan(**orjson.loads(sys.stdin.buffer.read()))
+    cpu_s, started_s = time.process_time(), time.perf_counter()
+
+    async def run() -> list[Exchange]:
+        return await _Load(plan).run()
+
+    exchanges = uvloop.run(run())
+    result = OpenLoopResult(exchanges, time.process_time() - cpu_s, time.perf_counter() - started_s)
+    sys.stdout.buffer.write(orjson.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

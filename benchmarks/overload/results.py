@@ -1,0 +1,143 @@
+"""Results of the overload benchmark as values and tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.common.report import Table, format_number
+from benchmarks.common.statistics import Goal, percentiles_ms
+from benchmarks.overload.open_loop import OpenLoopResult
+
+REFUSALS = (429, 503)
+MIN_GOODPUT = 0.9  # of the capacity
+MAX_REFUSAL_MS = 50.0  # at the 99th percentile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadLevel:
+    """One open loop. Goodput counts answers that end in the window; all else, all requests."""
+
+    factor: float
+    offered_per_s: float
+    goodput_per_s: float  # answers within the deadline
+    statuses: Mapping[str, int]  # `none` without an answer
+    late: int  # answers after the deadline
+    wrong: int  # of the compared answers
+    refusal_ms: Mapping[str, float]  # p50 to p99 from sending; empty without refusals
+    send_lag_ms: Mapping[str, float]  # p50 to p99 from the planned time to sending
+    client_cores: float  # CPU seconds of the load generator per second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadResults:
+    """All open loops of a workload."""
+
+    name: str
+    timeout_s: float
+    capacity_before_per_s: float
+    capacity_after_per_s: float
+    memory_mib: tuple[float, ...]  # of the server before the first loop and after each
+    levels: tuple[OverloadLevel, ...]
+
+    @property
+    def capacity_per_s(self) -> float:
+        return (self.capacity_before_per_s + self.capacity_after_per_s) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadResults:
+    """Results of the overload benchmark, as written to the result file."""
+
+    url: str
+    workloads: tuple[WorkloadResults, ...]
+
+
+def summarize_level(
+    result: OpenLoopResult,
+    *,
+    factor: float,
+    timeout_s: float,
+    window_s: tuple[float, float],
+    wrong: int,
+) -> OverloadLevel:
+    """Summarize an open loop; `window_s` are begin and end of the window."""
+    begin_s, end_s = window_s
+    answered = [
+        (each.ended_s, each.ended_s - each.sent_s <= timeout_s)
+        for each in result.exchanges
+        if each.status == 200 and each.ended_s is not None
+    ]
+    good = sum(in_time and begin_s <= ended_s < end_s for ended_s, in_time in answered)
+    refusals = [
+        each.ended_s - each.sent_s
+        for each in result.exchanges
+        if each.status in REFUSALS and each.ended_s is not None
+    ]
+    return OverloadLevel(
+        factor=factor,
+        offered_per_s=len(result.exchanges) / end_s,
+        goodput_per_s=good / (end_s - begin_s),
+        statuses=Counter(str(each.status) if each.status else "none" for each in result.exchanges),
+        late=sum(not in_time for _, in_time in answered),
+        wrong=wrong,
+        refusal_ms=percentiles_ms(refusals),
+        send_lag_ms=percentiles_ms([each.sent_s - each.due_s for each in result.exchanges]),
+        client_cores=result.cpu_s / result.elapsed_s,
+    )
+
+
+def build_tables(results: OverloadResults) -> tuple[Table, ...]:
+    header = ("workload", "load", "offered/s", "goodput/s", "of capacity", "refusals p50 / p99 ms",
+              "answers late", "no answer", "wrong", "client cores", "lag p99 ms")  # fmt: skip
+    rows = [
+        _level_row(workload, level) for workload in results.workloads for level in workload.levels
+    ]
+    memory = [
+        (
+            each.name,
+            f"{each.timeout_s:g} s",
+            f"{each.capacity_before_per_s:.2f} / {each.capacity_after_per_s:.2f}",
+            " / ".join(f"{value:.0f}" for value in each.memory_mib),
+        )
+        for each in results.workloads
+    ]
+    columns = ("workload", "deadline", "capacity/s before / after", "server MiB, before and after")
+    return Table("levels", header, rows), Table("servers", columns, memory)
+
+
+def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
+    refusal = level.refusal_ms
+    return [
+        workload.name,
+        f"{level.factor:g} x",
+        format_number(level.offered_per_s, 1),
+        format_number(level.goodput_per_s, 2),
+        f"{level.goodput_per_s / workload.capacity_per_s:.0%}",
+        f"{refusal['p50']:.1f} / {refusal['p99']:.1f}" if refusal else "-",
+        str(level.late),
+        str(level.statuses.get("none", 0)),
+        str(level.wrong),
+        f"{level.client_cores:.2f}",
+        f"{level.send_lag_ms['p99']:.1f}",
+    ]
+
+
+def list_goals(results: OverloadResults) -> list[Goal]:
+    goals = []
+    for workload in results.workloads:
+        for level in workload.levels:
+            name = f"{workload.name} x {level.factor:g}"
+            share = level.goodput_per_s / workload.capacity_per_s
+            goals.append(Goal.at_least(f"{name}: goodput / capacity", share, MIN_GOODPUT))
+            if level.refusal_ms:
+                p99 = level.refusal_ms["p99"]
+                goals.append(Goal.at_most(f"{name}: p99 of refusals, ms", p99, MAX_REFUSAL_MS))
+    return goals
+
+
+def describe(results: OverloadResults) -> str:
+    """Format the results for the console."""
+    tables = [table.text for table in build_tables(results)]
+    return "\n\n".join([*tables, "\n".join(goal.sentence for goal in list_goals(results))])

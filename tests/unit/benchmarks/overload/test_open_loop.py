@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from benchmarks.common.http import ServerAddress
+from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer
+
+TEXTS = [f"text {n}" for n in range(5)]
+
+
+def plan(target: ServerAddress, *, rate: float = 100.0, drain_s: float = 5.0) -> OpenLoopPlan:
+    requests = [target.build_post("/echo", text.encode()).decode("latin-1") for text in TEXTS]
+    return OpenLoopPlan(
+        host=target.host,
+        port=target.port,
+        requests=requests,
+        rate=rate,
+        seconds=0.5,
+        drain_s=drain_s,
+        seed=3,
+        samples=4,
+    )
+
+
+async def run(server: FakeServer, **how: float) -> OpenLoopResult:
+    return await asyncio.to_thread(run_open_loop, plan(server.target, **how))
+
+
+async def test_every_request_has_an_exchange() -> None:
+    async with FakeServer(lambda n, request: FakeAnswer(body=request.body)).running() as server:
+        result = await run(server)
+    assert len(result.exchanges) == len(server.requests)
+    assert 20 < len(result.exchanges) < 100, "a Poisson process with a mean of 50"
+    dues = [each.due_s for each in result.exchanges]
+    assert dues == sorted(dues)
+    for each in result.exchanges:
+        assert each.status == 200
+        assert each.ended_s is not None
+        assert each.sent_s <= each.ended_s
+    samples = [each for each in result.exchanges if each.body is not None]
+    assert len(samples) == 4
+    assert all(each.body == TEXTS[each.request] for each in samples)
+    assert result.cpu_s > 0
+
+
+async def test_arrivals_do_not_wait_for_answers() -> None:
+    async with FakeServer(delay_s=0.3).running() as server:
+        result = await run(server)
+    assert server.connections > 10
+    assert all(each.status == 200 for each in result.exchanges)
+    assert result.exchanges[-1].sent_s < 0.6
+
+
+async def test_connections_are_used_again() -> None:
+    async with FakeServer().running() as server:
+        result = await run(server)
+    assert server.connections < len(result.exchanges)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (FakeAnswer(status=429), 429),
+        (FakeAnswer(hang_up=True), 0),
+        (FakeAnswer(is_silent=True), 0),
+        (FakeAnswer(raw=b"no HTTP"), 0),
+    ],
+)
+async def test_failed_requests_are_recorded(answer: FakeAnswer, status: int) -> None:
+    async with FakeServer(lambda n, request: answer).running() as server:
+        result = await run(server, rate=20.0, drain_s=0.2)
+    assert {each.status for each in result.exchanges} == {status}
+    assert all((each.ended_s is None) == (status == 0) for each in result.exchanges)
+
+
+async def test_refused_connections_are_recorded() -> None:
+    async with FakeServer().running() as server:
+        target = server.target
+    result = await asyncio.to_thread(run_open_loop, plan(target, rate=20.0))
+    assert result.exchanges
+    assert {each.status for each in result.exchanges} == {0}

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.overload.open_loop import Exchange, OpenLoopResult
+from benchmarks.overload.results import (
+    OverloadResults,
+    WorkloadResults,
+    build_tables,
+    list_goals,
+    summarize_level,
+)
+from benchmarks.overload.workloads import WORKLOADS
+
+EXCHANGES = [
+    Exchange(0, 0.0, 0.0, 0.5, 200),  # before the window
+    Exchange(1, 1.0, 1.001, 1.5, 200),
+    Exchange(0, 1.2, 1.2, 2.9, 200),
+    Exchange(1, 1.3, 1.3, 4.0, 200),  # late
+    Exchange(0, 1.4, 1.4, 1.41, 429),
+    Exchange(1, 1.5, 1.5, None, 0),
+]
+
+
+def level():
+    result = OpenLoopResult(EXCHANGES, cpu_s=0.5, elapsed_s=5.0)
+    return summarize_level(result, factor=3.0, timeout_s=2.0, window_s=(1.0, 3.0), wrong=0)
+
+
+def test_goodput_counts_answers_in_time_within_the_window() -> None:
+    summary = level()
+    assert summary.goodput_per_s == 1.0
+    assert summary.offered_per_s == 2.0
+    assert summary.statuses == {"200": 4, "429": 1, "none": 1}
+    assert summary.late == 1
+    assert summary.refusal_ms["p99"] == pytest.approx(10)
+    assert summary.client_cores == 0.1
+
+
+def test_tables_and_goals_compare_with_the_capacity() -> None:
+    workload = WorkloadResults(
+        name="short answers",
+        timeout_s=2.0,
+        capacity_before_per_s=1.0,
+        capacity_after_per_s=1.2,
+        memory_mib=(100.0, 101.0),
+        levels=(level(),),
+    )
+    results = OverloadResults(url="http://127.0.0.1:8000", workloads=(workload,))
+    levels, servers = build_tables(results)
+    assert levels.rows[0][:5] == ["short answers", "3 x", "2.0", "1.00", "91%"]
+    assert servers.rows[0][-1] == "100 / 101"
+    assert [goal.reached for goal in list_goals(results)] == [True, True]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_compare_answers(name: str) -> None:
+    workload = WORKLOADS[name]([f"Sentence {n}." for n in range(300)])
+    assert len(set(workload.bodies)) == len(workload.bodies)
+    if name == "sentences":
+        same, other = [[1.0, 0.0]], [[0.0, 1.0]]
+    else:
+        same, other = ({"choices": [{"text": text}]} for text in ("a", "b"))
+    assert workload.is_equal(same, same)
+    assert not workload.is_equal(same, other)
