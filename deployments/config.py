@@ -166,7 +166,7 @@ class BatchSettings(_Settings):
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    shared_pass_ms: float = Field(8.0, gt=0)  # predicted, per pass, while several clients send
+    client_pass_ms: float = Field(8.0, gt=0)  # of a pass, for one client while several send
     pass_overhead_tokens: int = Field(16, ge=0)  # padding tokens as expensive as one pass
     prefetch_from_items: int = Field(8, ge=1)  # queued items that start prefetching
     max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded

@@ -14,25 +14,18 @@ from deployments.messages import TokenizedItem
 LOOK_AHEAD = 512
 
 
-def plan_batch(
-    lengths: Sequence[int],
-    settings: BatchSettings,
-    idle_threads: int = 1,
-    max_items: int = LOOK_AHEAD,
-) -> list[int]:
+def plan_batch(lengths: Sequence[int], settings: BatchSettings, idle_threads: int = 1) -> list[int]:
     """Return the indices of the items for the next pass, shortest first; never empty.
 
     `lengths` are token counts in order of arrival, at least one. Idle engine threads share the
     items, because two half batches in parallel beat one after the other. The oldest item is always
-    selected, even if it alone exceeds the token budget. `max_items` adds to the limit of the
-    settings.
+    selected, even if it alone exceeds the token budget.
     """
     considered = lengths[:LOOK_AHEAD]
     order = sorted(range(len(considered)), key=considered.__getitem__)  # stable: ties by arrival
     share = -(-len(considered) // max(idle_threads, 1))
     window = _LengthWindow([considered[i] for i in order], start=order.index(0))
-    max_items = min(settings.max_batch_items, share, max_items)
-    while window.count < max_items and window.grow(settings):
+    while window.count < min(settings.max_batch_items, share) and window.grow(settings):
         pass
     return order[window.low : window.high]
 

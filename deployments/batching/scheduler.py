@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ PlanLonePass = Callable[[ModelRef, int, int], LonePass]
 _USUAL = LonePass()
 # A call is accepted if its predicted time, times this, is left until its deadline.
 SAFETY_FACTOR = 1.1
-# s after a call of another client than before during which passes are limited.
+# s after a call of another client than before during which the passes of each are limited.
 SHARED_S = 1.0
 # Passes whose items are considered for one, to find items of equal length.
 WINDOW_PASSES = 8
@@ -79,6 +79,7 @@ class _PendingCall:
     """One submitted call until all of its items are computed."""
 
     group: _BatchGroup
+    client: str
     future: asyncio.Future[CallOutputs]
     deadline_s: float  # see deployments.deadlines
     rows: list[NDArray[np.float32] | None]
@@ -173,6 +174,7 @@ class BatchScheduler:
         self.health[model].admit()
         call = _PendingCall(
             group=_BatchGroup(model, unpooled),
+            client=client,
             future=asyncio.get_running_loop().create_future(),
             deadline_s=deadline_s,
             rows=[None] * len(items),
@@ -249,10 +251,9 @@ class BatchScheduler:
 
     def _dispatch(self) -> None:
         while (first := self._queue.first) is not None and self._busy < self._max_in_flight():
-            limit = self._max_items(first)
             # Few more than a pass holds, so that a deep queue does not cost more per pass.
-            window = min(WINDOW_PASSES * limit, LOOK_AHEAD)
-            taken = self._queue.take(window, partial(self._choose, limit))
+            window = min(WINDOW_PASSES * self.settings.max_batch_items, LOOK_AHEAD)
+            taken = self._queue.take(window, self._choose)
             calls = {id(item.call): item.call for item in taken}
             dropped = {key for key, call in calls.items() if not self._can_end(call)}
             if batch := [item for item in taken if id(item.call) not in dropped]:
@@ -279,23 +280,27 @@ class BatchScheduler:
         self._reject(call, DeadlineExceeded(message))
         return False
 
-    def _choose(self, limit: int, items: list[_QueuedItem]) -> list[int]:
+    def _choose(self, items: list[_QueuedItem]) -> list[int]:
         """Select the items of the next pass: those of the group whose turn it is."""
-        group = items[0].call.group
-        same = [index for index, item in enumerate(items) if item.call.group == group]
+        group, quota = items[0].call.group, self._quota(items[0])
+        counts: Counter[str] = Counter()
+        same: list[int] = []
+        for index, item in enumerate(items):
+            call = item.call
+            if call.group == group and counts[call.client] < quota:
+                counts[call.client] += 1
+                same.append(index)
         idle_threads = max(1, self._concurrent_passes - self._busy)
         lengths = [len(items[index].tokens.ids) for index in same]
-        chosen = plan_batch(lengths, self.settings, idle_threads, limit)
-        return [same[index] for index in chosen]
+        return [same[index] for index in plan_batch(lengths, self.settings, idle_threads)]
 
-    def _max_items(self, first: _QueuedItem) -> int:
-        """Limit the time of passes while several clients send: each may wait for two of them."""
-        max_items = self.settings.max_batch_items
+    def _quota(self, first: _QueuedItem) -> int:
+        """Return the items that one client may have in a pass: few while several clients send."""
         if time.perf_counter() > self._shared_until_s:
-            return max_items
+            return LOOK_AHEAD
         item_s = self.prices.predict_s(first.call.group.model, first.price)
-        pass_s = self.settings.shared_pass_ms / 1e3
-        return max(min(int(pass_s / (item_s * self._concurrent_passes)), max_items), 1)
+        pass_s = self.settings.client_pass_ms / 1e3
+        return max(int(pass_s / (item_s * self._concurrent_passes)), 1)
 
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
