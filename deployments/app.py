@@ -39,6 +39,7 @@ from deployments.ingress.cluster_state import (
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import Gate
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
@@ -281,18 +282,20 @@ class Ingress:
             settings=settings,
         )
         self._gate = Gate(settings.key_file_path(), monitor.count_ingress_replicas)
+        self._cors = Cors(settings.cors)
         self._idle_cores = IdleCores()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         settings = IngressUserConfig.parse(user_config)
         self._gate.configure(settings.key_file_path())
+        self._cors.settings = settings.cors
         self._pipeline.configure(settings)
         self._idle_cores.is_enabled = settings.keep_cores_awake
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
         return build_http_app(
-            self._pipeline, self._gate, SharedScrape(scrape_ray), self._idle_cores
+            self._pipeline, self._gate, self._cors, SharedScrape(scrape_ray), self._idle_cores
         )
 
 

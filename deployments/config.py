@@ -133,6 +133,16 @@ class CacheSettings(_Settings):
 
     max_bytes: int = Field(64 << 20, ge=0)
     ttl_s: float = Field(300.0, gt=0)
+    # Also the prefix caches of the generators. False: no key sees by the time of an answer what
+    # another key has asked.
+    shared: bool = False
+
+
+class CorsSettings(_Settings):
+    """Web pages of other origins whose scripts may call the server."""
+
+    origins: tuple[str, ...] = ()  # `https://example.org`; `*`: any; empty: none
+    max_age_s: int = Field(600, ge=0)  # that a browser remembers the permission
 
 
 class IngressUserConfig(_Settings):
@@ -141,6 +151,7 @@ class IngressUserConfig(_Settings):
     limits: LimitSettings = LimitSettings()
     batching: MicroBatchSettings = MicroBatchSettings()
     cache: CacheSettings = CacheSettings()
+    cors: CorsSettings = CorsSettings()
     timeout_s: float = Field(30.0, gt=0)
     generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)

@@ -277,6 +277,7 @@ class GenerationOptions(NamedTuple):
     truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
     truncation: Truncation = Truncation.REFUSE  # of a prompt beyond the maximum length
     languages: Languages | None = None  # None: the defaults of the checkpoint
+    prefix_cache_scope: str = ""  # prompts share cached prefixes with those of the same scope
 
 
 class GenerationCall(NamedTuple):

@@ -137,6 +137,7 @@ class Job(ABC):
     ) -> None:
         self.number = next(_NUMBERS)
         self.prompt = list(prompt)
+        self.prefix_cache_scope = options.prefix_cache_scope
         self.deadline_s = deadline_s
         self._constraints = model.build_constraints(options, len(self.prompt))
         self.times = JobTimes()

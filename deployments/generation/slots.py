@@ -89,6 +89,7 @@ class _SlotContents:
     prompt: list[int] = field(default_factory=list)  # prefilled tokens
     answer_tokens: int = 0  # tokens of an answer after the prompt
     used_at: int = 0  # number of the prompt; the lowest is the least recently used
+    scope: str = ""  # of the prompt, see GenerationOptions
 
     @property
     def tokens(self) -> int:
@@ -130,13 +131,15 @@ class SlotTable:
         return len(self._owners) - 1
 
     def start_prompt(
-        self, slot: int, prompt: Sequence[int], *, skip_prefix_cache: bool = False
+        self, slot: int, prompt: Sequence[int], scope: str = "", *, skip_prefix_cache: bool = False
     ) -> tuple[int, list[CacheMove]]:
         """Return how many tokens of the prompt are cached, and the moves that provide them.
 
         Call it right before the prefill, so that prompts prefilled meanwhile are found.
         """
-        source, cached = (None, 0) if skip_prefix_cache else self._longest_cached_prefix(prompt)
+        source, cached = None, 0
+        if not skip_prefix_cache:
+            source, cached = self._longest_cached_prefix(prompt, scope)
         moves: list[CacheMove] = []
         if source is not None and source >= self.used_slots:
             moves.append(self._swap(source, slot))
@@ -145,7 +148,9 @@ class SlotTable:
             if source is not None:
                 moves.append(CopySlot(source, slot, cached))
         self._prompts += 1
-        self._contents[slot] = _SlotContents(list(prompt[:cached]), used_at=self._prompts)
+        self._contents[slot] = _SlotContents(
+            list(prompt[:cached]), used_at=self._prompts, scope=scope
+        )
         return cached, moves
 
     def append_prompt(self, slot: int, ids: Sequence[int]) -> None:
@@ -194,11 +199,13 @@ class SlotTable:
                 )
         return moves
 
-    def _longest_cached_prefix(self, prompt: Sequence[int]) -> tuple[int | None, int]:
+    def _longest_cached_prefix(self, prompt: Sequence[int], scope: str) -> tuple[int | None, int]:
         """The slot with the longest cached prefix of `prompt`, free slots first, and its length."""
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is always computed
         lengths = [
             min(_common_prefix_length(contents.prompt, prompt), max_tokens)
+            if contents.scope == scope
+            else 0
             for contents in self._contents
         ]
         best = max(range(len(lengths)), key=lambda slot: (lengths[slot], slot))

@@ -180,7 +180,7 @@ class StepExecutor:
         with_logprobs = job.needs_prompt_logprobs
         if job.remaining_prompt_tokens == len(job.prompt):
             cached, moves = self._slots.start_prompt(
-                slot, job.prompt, skip_prefix_cache=with_logprobs
+                slot, job.prompt, job.prefix_cache_scope, skip_prefix_cache=with_logprobs
             )
             self._apply_moves(moves)
             job.cached_tokens = cached

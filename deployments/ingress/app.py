@@ -17,6 +17,7 @@ from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication, ServerHooks
+from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.router import RouteTable, build_routes
@@ -38,6 +39,7 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
 def build_http_app(
     pipeline: RequestPipeline,
     gate: Gate,
+    cors: Cors,
     scrape_metrics: Scrape,
     idle_cores: IdleCores | None = None,
 ) -> HttpApplication:
@@ -46,6 +48,7 @@ def build_http_app(
     return HttpApplication(
         RouteTable(build_routes(apis)),
         gate,
+        cors,
         body_bytes=pipeline.admission.body_bytes,
         large_responses=LargeResponseSender(
             pipeline.admission.response_bytes, lambda: pipeline.settings.stream_write_timeout_s

@@ -12,6 +12,7 @@ from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
 from deployments.ingress.routing import MicroBatchRouter
+from deployments.keys.caller import current_caller
 from deployments.messages import BatchKey, Call, CallResult, EncoderTimings
 
 
@@ -44,7 +45,8 @@ class EncoderExecutor:
         deadline_s = deadline_after(request.options.limit_timeout(self._settings.timeout_s))
         if not self.uses_cache(request.options):
             return await self._compute(key, request, deadline_s), False
-        cache_key = (key, request.inputs)
+        scope = "" if self._settings.cache.shared else current_caller().name
+        cache_key = (key, request.inputs, scope)
         cached = self.cache.get(cache_key)
         if cached is not None:
             # The tokens still count in the client's `usage`.

@@ -16,6 +16,7 @@ from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.requests import GenerationRequest
+from deployments.keys.caller import current_caller
 from deployments.messages import Completion, GenerationCall
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
@@ -66,6 +67,8 @@ class GenerationExecutor:
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
             options = options._replace(logprobs=0)  # the ranking needs those of the tokens
+        if not self._settings.cache.shared:
+            options = options._replace(prefix_cache_scope=current_caller().name)
         return GenerationPlan(
             model=model,
             device=choice.device,

@@ -140,7 +140,7 @@ class ResponseCache(Generic[V]):
         self.bytes -= self._entries.pop(key).size
 
 
-def response_bytes(key: tuple[BatchKey, TaskInput], result: CallResult) -> int:
+def response_bytes(key: tuple[BatchKey, TaskInput, str], result: CallResult) -> int:
     """Estimate the bytes of a cached result and of its key.
 
     The strings of the options count, because the labels of a request may be many or long.

@@ -22,6 +22,7 @@ from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
+from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import Gate
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
@@ -110,6 +111,7 @@ class InProcess:
             yield build_http_app(
                 self.pipeline,
                 Gate(self.settings.key_file_path(), monitor.count_ingress_replicas),
+                Cors(self.settings.cors),
                 no_metrics,
             )
 

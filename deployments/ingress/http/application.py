@@ -22,6 +22,7 @@ from deployments.errors import MethodNotAllowed, Overloaded, ServeError, Unknown
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
+from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.errors import truncate_error
 from deployments.ingress.http.gate import Gate
@@ -62,12 +63,14 @@ class HttpApplication:
         self,
         table: RouteTable,
         gate: Gate,
+        cors: Cors,
         body_bytes: Capacity,
         large_responses: LargeResponseSender,
         hooks: ServerHooks,
     ) -> None:
         self.table = table
         self._gate = gate
+        self._cors = cors
         self._body_bytes = body_bytes
         self._large_responses = large_responses
         self._hooks = hooks
@@ -93,6 +96,7 @@ class HttpApplication:
         try:
             with self._hooks.in_flight:
                 response = await self._handle(request, scope)
+                self._cors.add_headers(request.headers, response)
                 if (lease := scope.get(LEASE_KEY)) is not None:
                     response.raw_headers += lease.headers
                 if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
@@ -118,6 +122,10 @@ class HttpApplication:
     async def _handle(self, request: Request, scope: Scope) -> Response:
         try:
             path = route_path(scope)
+            if scope["method"] == "OPTIONS" and (
+                permission := self._cors.build_preflight(request.headers)
+            ):
+                return permission
             found = self.table.find(scope["method"], path)
             if found is None:
                 raise UnknownRoute(f"no route matches {path}; see /docs")

@@ -168,3 +168,29 @@ def test_random_operations_keep_slots_unique(seed: int) -> None:
         assert rows.free_slots + len(prompts) == 4
         for one, prompt in prompts.items():
             assert memory[rows.slot_of(one)][: len(prompt)] == prompt
+
+
+def test_prefix_of_another_scope_is_not_found() -> None:
+    rows = SlotTable(3)
+    for owner, scope, cached in ((1, "alice", 0), (2, "bob", 0), (3, "alice", 40)):
+        slot = rows.acquire(owner)
+        shared, _ = rows.start_prompt(slot, [*SYSTEM, owner, owner], scope)
+        assert shared == cached
+        rows.append_prompt(slot, [*SYSTEM, owner, owner][shared:])
+
+
+def test_saved_prefix_keeps_its_scope() -> None:
+    rows = SlotTable(2)
+    rows.acquire(1)
+    rows.start_prompt(0, SYSTEM, "alice")
+    rows.append_prompt(0, SYSTEM)
+    rows.release(1)
+    rows.acquire(2)
+    # Overwrites the slot of the first prompt, which moves to the free one.
+    assert rows.start_prompt(0, [*SYSTEM, 1, 2], "bob")[0] == 0
+    rows.release(2)
+    rows.acquire(3)
+    assert rows.start_prompt(0, [*SYSTEM, 1, 2], "bob")[0] == 0
+    rows.release(3)
+    rows.acquire(4)
+    assert rows.start_prompt(0, [*SYSTEM, 1, 2], "alice")[0] == len(SYSTEM)

@@ -54,6 +54,23 @@ def test_secret_of_another_key_is_not_valid(path: Path) -> None:
     assert invalid.value.message == unknown.value.message
 
 
+def test_key_of_an_unknown_id_is_compared_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = add_key(path)
+    compared: list[int] = []
+
+    def compare(first: bytes, second: bytes) -> bool:
+        compared.append(len(first) == len(second) == 32)
+        return first == second
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    ring = KeyRing(path)
+    ring.authenticate(key)
+    for wrong in (generate_key(), key + "x", "sk-other"):
+        with pytest.raises(Unauthorized):
+            ring.authenticate(wrong)
+    assert compared == [True] * 4
+
+
 def test_expired_key_is_refused_and_named(path: Path) -> None:
     now = datetime.now(UTC)
     old = add_key(path, "old", expires=now - timedelta(seconds=1))

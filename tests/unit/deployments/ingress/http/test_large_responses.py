@@ -9,9 +9,11 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from deployments.capacity import Capacity
+from deployments.config import CorsSettings
 from deployments.errors import ServeError
 from deployments.ingress.http.api import Access
 from deployments.ingress.http.application import HttpApplication, ServerHooks
+from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
@@ -45,6 +47,7 @@ class Server:
         self.app = HttpApplication(
             RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC)]),
             Gate(),
+            Cors(CorsSettings()),
             Capacity(lambda: 1_000, "body bytes"),
             LargeResponseSender(self.budget, lambda: write_timeout_s),
             ServerHooks(lambda error, _seconds: self.rejections.append(error), no_lifespan),

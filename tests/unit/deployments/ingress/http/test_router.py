@@ -10,10 +10,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message
 
 from deployments.capacity import Capacity
+from deployments.config import CorsSettings
 from deployments.errors import ServeError
 from deployments.ingress.http import router
 from deployments.ingress.http.api import Access, ErrorFormat
 from deployments.ingress.http.application import HttpApplication, ServerHooks
+from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.gate import Gate
 from deployments.ingress.http.large_responses import LargeResponseSender
@@ -58,6 +60,7 @@ def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
     return HttpApplication(
         RouteTable(ROUTES),
         Gate(),
+        Cors(CorsSettings()),
         Capacity(lambda: 1_000, "body bytes"),
         large_sender(),
         ServerHooks(lambda error, _seconds: recorded.append(error), no_lifespan),
@@ -158,6 +161,7 @@ async def test_lifespan_is_entered_and_left() -> None:
     app = HttpApplication(
         RouteTable([]),
         Gate(),
+        Cors(CorsSettings()),
         Capacity(lambda: 1, "body bytes"),
         large_sender(),
         ServerHooks(lambda error, seconds: None, lifespan),
