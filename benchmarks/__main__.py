@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "autoscaling": CommandSpec(
         "benchmarks.autoscaling.command", "Replay a day of bursts against the policies", _EXTRAS
     ),
+    "gpu": CommandSpec("benchmarks.gpu.command", "Prove on a GPU what the CPU only checked"),
     "tables": CommandSpec(
         "benchmarks.tables", "Generate the tables of docs/performance.md", _EXTRAS
     ),

@@ -142,16 +142,21 @@ def write_result(out: Path, run: RunMetadata, results: Any, tables: Sequence[Tab
     `results` may hold dataclasses, arrays and shapes. Raise BenchmarkError.
     """
     path = out / f"{run.stem}.json"
-    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     try:
         out.mkdir(parents=True, exist_ok=True)
-        content = {"run": run, "tables": tables, "results": results}
-        path.write_bytes(orjson.dumps(content, default=_encode_shape, option=options))
+        path.write_bytes(encode_result(run, results, tables))
     except OSError as exc:
         raise BenchmarkError(
             f"cannot write `{path}`: {exc.strerror}", hint="name another directory with --out DIR"
         ) from exc
     return path
+
+
+def encode_result(run: RunMetadata, results: Any, tables: Sequence[Table]) -> bytes:
+    """Encode the content of a result file."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    content = {"run": run, "tables": tables, "results": results}
+    return orjson.dumps(content, default=_encode_shape, option=options)
 
 
 def _encode_shape(value: Any) -> str:

@@ -59,7 +59,7 @@ class TorchReferenceEngine:
         """Do nothing: the caller owns the model."""
 
 
-_COMPACTION_NAME = "compaction.json"
+COMPACTION_NAME = "compaction.json"
 _SCORES_NAME = "scores.json"
 
 
@@ -78,7 +78,7 @@ class PreparedModel:
     @cached_property
     def compaction(self) -> Compaction:
         """Channels and heads that compaction removes."""
-        path = self.reference_dir / _COMPACTION_NAME
+        path = self.reference_dir / COMPACTION_NAME
         return Compaction.model_validate_json(path.read_bytes())
 
     @cached_property
@@ -158,4 +158,4 @@ def prepare(
     ReferenceOutputs(items, outputs).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
-    (into / _COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
+    (into / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

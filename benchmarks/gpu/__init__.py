@@ -1,0 +1,1 @@
+"""Everything that only a GPU can prove, in parts of minutes: `hundredfold bench gpu`."""

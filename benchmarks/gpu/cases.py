@@ -1,0 +1,141 @@
+"""Cases of the GPU benchmark: one measurement each, with its state and what prevented it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+from build_artifacts.errors import UnsupportedModel
+from deployments.config import EncoderSettings, GeneratorSettings
+from deployments.errors import ServeError
+
+# rejected: compiler or gate leave the candidate out. blocked: something is not installed here.
+State: TypeAlias = Literal["passed", "rejected", "blocked", "failed"]
+T = TypeVar("T")
+
+_CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
+_MAX_REASON_CHARS = 300
+
+
+class MissingRequirement(Exception):
+    """The case cannot run here: a package, a provider or a device is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where and how large: real sizes on a GPU, tiny models on the CPU."""
+
+    is_cuda: bool
+    seed: int = 0
+    threads: int = 2
+    smollm: Path | None = None  # checkpoint of SmolLM2-135M; None: the demo's package
+
+    @property
+    def device(self) -> str:
+        """The name of the device in torch."""
+        return "cuda" if self.is_cuda else "cpu"
+
+    def encoder_settings(self) -> EncoderSettings:
+        providers = {"providers": _CUDA} if self.is_cuda else {}
+        return EncoderSettings(intra_op_threads=self.threads, **providers)
+
+    def generator_settings(self) -> GeneratorSettings:
+        providers = {"providers": _CUDA} if self.is_cuda else {}
+        return GeneratorSettings(intra_op_threads=self.threads, **providers)
+
+    def synchronize(self) -> None:
+        """Wait until the device has computed everything."""
+        if self.is_cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+    def choose(self, on_gpu: T, dry: T) -> T:
+        return on_gpu if self.is_cuda else dry
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the cases of one process share: the target, a directory, and models built once."""
+
+    target: Target
+    scratch: Path
+    _built: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, build: Callable[[Path], T]) -> T:
+        """Return what `build` made of the directory `name` the first time."""
+        if name not in self._built:
+            directory = self.scratch / name.replace("/", "-")
+            directory.mkdir(parents=True)
+            self._built[name] = build(directory)
+        built: T = self._built[name]
+        return built
+
+
+class Case(NamedTuple):
+    """One measurement. Values are JSON; the key `reasons`, if not empty, means rejected."""
+
+    name: str
+    run: Callable[[Bench], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """Outcome of one case."""
+
+    part: str
+    case: str
+    state: State
+    device: str  # "cuda", or "cpu" in a dry run
+    seconds: float
+    reason: str = ""  # unless passed
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether a GPU did it, or its gate decided."""
+        return self.device == "cuda" and self.state in ("passed", "rejected")
+
+
+def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
+    """Run a case. Every exception becomes a result: one failure must not end the others."""
+    started_s = time.monotonic()
+    values: Mapping[str, Any] = {}
+    state: State = "passed"
+    reason = ""
+    try:
+        values = case.run(bench)
+        if reasons := values.get("reasons"):
+            state, reason = "rejected", "; ".join(reasons)
+    except MissingRequirement as error:
+        state, reason = "blocked", str(error)
+    except ModuleNotFoundError as error:
+        state, reason = "blocked", f"the package `{error.name}` is not installed"
+    except UnsupportedModel as error:  # the compiler leaves the candidate out, as the gate does
+        state, reason = "rejected", error.message
+    except ServeError as error:
+        state, reason = "failed", error.message
+    except Exception as error:  # noqa: BLE001  engines, torch and transformers share no base class
+        state, reason = "failed", f"{type(error).__name__}: {error}"
+    return CaseResult(
+        part=part,
+        case=case.name,
+        state=state,
+        device=bench.target.device,
+        seconds=round(time.monotonic() - started_s, 2),
+        reason=" ".join(reason.split())[:_MAX_REASON_CHARS],
+        values=values,
+    )
+
+
+def require(missing: str | None) -> None:
+    """Raise MissingRequirement for a sentence about what is missing."""
+    if missing is not None:
+        raise MissingRequirement(missing)
+
+
+def named(cases: Iterable[Case]) -> dict[str, Case]:
+    return {case.name: case for case in cases}

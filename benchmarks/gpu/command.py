@@ -1,0 +1,183 @@
+"""`hundredfold bench gpu`: proves on a GPU what the CPU could only check.
+
+One command, offline, for our environment or for a machine that has torch for CUDA and transformers
+alone. Cases with a result in the output file are skipped, so that the same command continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from threading import Timer
+from typing import Any, NamedTuple
+
+import orjson
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.options import add_run_options, positive_count, positive_seconds
+from benchmarks.common.report import REPOSITORY, log_progress, start_run
+from benchmarks.gpu.cases import CaseResult, Target
+from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
+from benchmarks.gpu.results import GpuResults, build_tables
+from deployments.command_line import FAILED, OK
+from deployments.machine import usable_cores
+
+_FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # by whether it ran on a GPU
+_MIN_PART_SECONDS = 20.0  # less left: the part waits for the next run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    parser.add_argument(
+        "--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="PART",
+        help=f"default: all; {', '.join(PARTS)}",
+    )  # fmt: skip
+    parser.add_argument("--cases", default="*", metavar="PATTERN", help="such as '*/gpu-fp16*'")
+    parser.add_argument("--dry", action="store_true", help="tiny models on this CPU")
+    parser.add_argument("--list", action="store_true", help="list parts and cases, run nothing")
+    parser.add_argument(
+        "--part-seconds", type=positive_seconds, default=MAX_PART_SECONDS, metavar="S",
+        help="per part (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=positive_seconds, metavar="S",
+        help="for the whole command; what is left needs another run (default: no limit)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=positive_count, default=usable_cores(), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--smollm", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run what has no result yet; FAILED if a case failed. Raise BenchmarkError without a GPU."""
+    target = Target(
+        is_cuda=not arguments.dry,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        smollm=arguments.smollm,
+    )
+    if arguments.list:
+        return _list_cases(target)
+    if target.is_cuda:
+        _require_gpu()
+    out: Path = arguments.out
+    path = out if out.suffix == ".json" else out / _FILE_NAMES[target.is_cuda]
+    metadata = start_run("gpu", arguments.command_line, arguments.seed)
+    results = GpuResults.read_or_start(path, metadata)
+    plan = _Plan(target, arguments.cases, arguments.part_seconds)
+    end_s = time.monotonic() + (arguments.seconds or float("inf"))
+    for part in arguments.parts:
+        left_s = end_s - time.monotonic()
+        if left_s < _MIN_PART_SECONDS:
+            log_progress(f"{part}: no time left, run the command again")
+            continue
+        for result in plan.run(part, results, min(left_s, plan.part_seconds)):
+            results.add(result)
+            results.write(path)
+    results.write(path)
+    return _report(results, path)
+
+
+class _Plan(NamedTuple):
+    target: Target
+    pattern: str
+    part_seconds: float
+
+    def run(self, part: str, results: GpuResults, seconds: float) -> Iterator[CaseResult]:
+        """Run the remaining cases of a part in a process of its own; log and yield results."""
+        cases = [c for c in PARTS[part].cases(self.target) if fnmatchcase(c.name, self.pattern)]
+        names = results.remaining(part, cases, self.target.device)
+        if not names:
+            log_progress(f"{part}: {len(cases)} cases have results")
+            return
+        log_progress(f"{part}: {len(names)} of {len(cases)} cases, at most {seconds:.0f} s")
+        for result in run_worker(part, names, self.target, seconds):
+            reason = f": {result.reason}" if result.reason else ""
+            log_progress(f"  {result.seconds:6.1f} s  {result.case} {result.state}{reason}")
+            yield result
+
+
+def run_worker(part: str, names: list[str], target: Target, seconds: float) -> Iterator[CaseResult]:
+    """Run `names` of `part` in a process that ends after `seconds`.
+
+    If it ends early, the case under way failed. Cases that did not start have no result.
+    """
+    request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
+    command = [sys.executable, "-m", "benchmarks.gpu.worker", part, request]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        assert process.stdout is not None
+        timer = Timer(seconds, process.kill)
+        timer.start()
+        running: str | None = None
+        started_s = time.monotonic()
+        try:
+            for line in process.stdout:
+                message: dict[str, Any] = orjson.loads(line)
+                running = message.get("started")
+                started_s = time.monotonic() if running else started_s
+                if "result" in message:
+                    yield CaseResult(**message["result"])
+            process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+        log.seek(0)
+        last_line = (log.read().strip().splitlines() or [""])[-1]
+    if running is not None:
+        elapsed_s = time.monotonic() - started_s
+        yield CaseResult(
+            part=part,
+            case=running,
+            state="failed",
+            device=target.device,
+            seconds=round(elapsed_s, 2),
+            reason=f"its process ended with {process.returncode}: {last_line}"[:300],
+        )
+    elif process.returncode > 0:
+        raise BenchmarkError(f"`{part}` cannot run: {last_line}", hint=f"run {command[1:4]} alone")
+
+
+def _require_gpu() -> None:
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise BenchmarkError(
+            "the package `torch` is not installed", hint="install `.[gpu-dev]`"
+        ) from exc
+    if not torch.cuda.is_available():
+        raise BenchmarkError(
+            "torch sees no CUDA device",
+            hint="`hundredfold doctor` says why; `--dry` runs tiny models on the CPU",
+        )
+
+
+def _list_cases(target: Target) -> int:
+    for name, part in PARTS.items():
+        print(f"{name}: {part.title}")
+        for case in part.cases(target):
+            print(f"  {case.name}")
+    return OK
+
+
+def _report(results: GpuResults, path: Path) -> int:
+    for table in build_tables(list(results.cases.values())):
+        if table.rows:
+            print(f"\n{table.name}\n{table.text}")
+    states = Counter(result.state for result in results.cases.values())
+    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    print(f"\n{told}: {path}")
+    return FAILED if states["failed"] else OK

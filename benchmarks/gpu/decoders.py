@@ -1,0 +1,271 @@
+"""Decoder cases: parity of every GPU candidate, streams, memory and the cost of captures."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.gpu.cases import Bench, Case, Target, require
+from benchmarks.gpu.checkpoints import (
+    LLAMA_1B,
+    SMALL_LLAMA,
+    SMOLLM_135M,
+    TINY_LLAMA,
+    find_smollm,
+    open_steps,
+    read_checkpoint,
+    write_bart,
+    write_gpt2,
+    write_llama,
+)
+from benchmarks.gpu.device import summarize_ms, used_bytes
+from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generate
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.recipes import (
+    DECODER_FP16,
+    DECODER_FP16_TORCH,
+    DECODER_FP16_TRANSFORMERS,
+    DECODER_GPU_INT4,
+    DECODER_GPU_INT8,
+    DECODER_GPU_INT8_BNB,
+    DECODER_GPU_NF4_BNB,
+    DecoderRecipe,
+)
+from deployments.artifacts.manifest import EngineOptions, Gate
+from deployments.artifacts.types import EngineName, Precision, TaskName
+from deployments.engines import missing_requirement
+from deployments.engines.decoder import DecoderEngine, DecoderSpec
+from deployments.engines.decoder_factory import find_decoder_factory, kv_bytes_per_token
+
+DECODER_OFFLOADED = replace(
+    DECODER_FP16_TRANSFORMERS, name="gpu-fp16-offloaded", run=EngineOptions(kv_offload=True)
+)
+DECODER_EAGER = replace(
+    DECODER_FP16_TRANSFORMERS, name="gpu-fp16-eager", run=EngineOptions(attention="eager")
+)
+# Engines of torch first: they need no export to ONNX.
+CANDIDATES = (
+    DECODER_FP16_TORCH, DECODER_FP16_TRANSFORMERS, DECODER_EAGER, DECODER_OFFLOADED,
+    DECODER_GPU_INT8_BNB, DECODER_GPU_NF4_BNB, DECODER_FP16, DECODER_GPU_INT8, DECODER_GPU_INT4,
+)  # fmt: skip
+_BY_NAME = {recipe.name: recipe for recipe in CANDIDATES}
+_STREAMS = (1, 8, 32, 128)
+_PROMPT_TOKENS, _NEW_TOKENS = 128, 128
+_WriteCheckpoint = Callable[[Path, Bench], Path]
+
+
+def _sized(gpu: Mapping[str, int], dry: Mapping[str, int] = TINY_LLAMA) -> _WriteCheckpoint:
+    def write(directory: Path, bench: Bench) -> Path:
+        return write_llama(directory, bench.target.choose(gpu, dry), bench.target.seed)
+
+    return write
+
+
+# Checkpoints by name. Parity needs no real sizes: the reference runs in fp32 on the host.
+_CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
+    "llama": _sized(SMALL_LLAMA),
+    "gpt2": lambda directory, bench: write_gpt2(directory, bench.target.seed),
+    "bart": lambda directory, bench: write_bart(directory, bench.target.seed),
+    "135m": _sized(SMOLLM_135M),
+    "1b": _sized(LLAMA_1B),
+    "smollm2": lambda _, bench: find_smollm(bench),
+}
+
+
+class _Needs(NamedTuple):
+    """What decides whether an engine can run a recipe, known before the export."""
+
+    engine: EngineName
+    precision: Precision
+    options: EngineOptions
+
+
+@dataclass(frozen=True)
+class _Model:
+    weights: Path
+    metadata: CheckpointMetadata
+    graphs: Any  # DecoderGraphs
+
+    @classmethod
+    def build(cls, bench: Bench, name: str, root: Path) -> _Model:
+        from build_artifacts.decoders.candidates import DecoderGraphs
+
+        (root / "checkpoint").mkdir()
+        weights = _CHECKPOINTS[name](root / "checkpoint", bench)
+        task = TaskName.TEXT2TEXT_GENERATION if name == "bart" else TaskName.TEXT_GENERATION
+        metadata = read_checkpoint(weights, task)
+        return cls(weights, metadata, DecoderGraphs(open_steps(root / "build"), weights, metadata))
+
+    def spec(self, recipe: DecoderRecipe, target: Target) -> DecoderSpec:
+        """Export the candidate. Raises MissingRequirement."""
+        needs = _Needs(recipe.engine, recipe.precision, recipe.run)
+        require(missing_requirement(needs, target.generator_settings()))
+        if recipe.engine == "onnxruntime" and self.metadata.architecture.startswith("Llama"):
+            import onnxruntime_genai  # noqa: F401  its model builder writes these graphs
+        spec: DecoderSpec = self.graphs.spec(recipe)
+        return spec
+
+
+def _model(bench: Bench, name: str) -> _Model:
+    return bench.once(f"decoder/{name}", lambda root: _Model.build(bench, name, root))
+
+
+def _open(spec: DecoderSpec, target: Target, *, slots: int, context: int) -> DecoderEngine:
+    factory = find_decoder_factory(spec)
+    return factory(spec, target.generator_settings(), slots=slots, context=context)
+
+
+def _check(bench: Bench, name: str, recipe: DecoderRecipe) -> Mapping[str, Any]:
+    """Compare a candidate with fp32 torch in prefill and in batched steps, as the gate does."""
+    from build_artifacts.decoders.measurement import BATCH_SLOTS, compare_decoder
+    from build_artifacts.decoders.reference import DecoderReference, write_reference
+
+    model = _model(bench, name)
+    spec = model.spec(recipe, bench.target)
+
+    def write(into: Path) -> DecoderReference:
+        write_reference(model.weights, model.metadata, into)
+        return DecoderReference.read(into, model.metadata.required_generation_config)
+
+    reference = bench.once(f"reference/{name}", write)
+    slots = max(BATCH_SLOTS, len(reference.gate_inputs.prompts))
+    with closing(_open(spec, bench.target, slots=slots, context=spec.max_tokens)) as engine:
+        found = compare_decoder(engine, reference, Gate())
+    parity = {} if found.parity is None else found.parity.model_dump(mode="json")
+    return {**parity, "perplexity": found.perplexity, "reasons": list(found.reasons)}
+
+
+def parity_cases(_target: Target) -> list[Case]:
+    """Every candidate on a Llama; other architectures in the two fast formats."""
+    pairs = [("llama", recipe) for recipe in CANDIDATES]
+    pairs += [("gpt2", DECODER_FP16_TORCH), ("gpt2", DECODER_FP16)]
+    pairs += [("bart", DECODER_FP16), ("bart", DECODER_GPU_INT8)]
+    return [
+        Case(f"{name}/{recipe.name}", partial(_check, name=name, recipe=recipe))
+        for name, recipe in pairs
+    ]
+
+
+def measure_streams(
+    engine: DecoderEngine, prompts: Sequence[Sequence[int]], new_tokens: int
+) -> Mapping[str, Any]:
+    """Prefill all prompts, then decode greedily; the host chooses tokens, as the server does."""
+    started_s = time.perf_counter()
+    last = np.array([engine.prefill(s, ids, 0).argmax() for s, ids in enumerate(prompts)])
+    prefill_s = time.perf_counter() - started_s
+    lengths = np.array([len(ids) for ids in prompts])
+    times: list[float] = []
+    for _ in range(new_tokens - 1):
+        step_s = time.perf_counter()
+        last = engine.decode(last, lengths).argmax(axis=1)
+        times.append(time.perf_counter() - step_s)
+        lengths += 1
+    quarter = max(1, len(times) // 4)
+    early, late = np.median(times[:quarter]), np.median(times[-quarter:])
+    return {
+        **summarize_ms(times),
+        "tokens_per_s": len(prompts) / (sum(times) / len(times)),
+        "prefill_tokens_per_s": sum(map(len, prompts)) / prefill_s,
+        "late_to_early_step": float(late / early),  # 1: steps do not slow down with the answer
+        "total_tokens_per_s": len(prompts) * new_tokens / (prefill_s + sum(times)),
+    }
+
+
+def draw_prompts(count: int, tokens: int, vocabulary: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    prompts: list[list[int]] = rng.integers(3, vocabulary, (count, tokens)).tolist()
+    return prompts
+
+
+def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapping[str, Any]:
+    """Measure a candidate or a baseline named `system` with equal random prompts."""
+    target, model = bench.target, _model(bench, name)
+    prompt_tokens, new_tokens = target.choose((_PROMPT_TOKENS, _NEW_TOKENS), (8, 6))
+    vocabulary = model.metadata.output_width
+    prompts = draw_prompts(streams, prompt_tokens, vocabulary, target.seed)
+    if system in GENERATION_BASELINES:
+        return generate(system, model.weights, target, prompts, new_tokens)
+    spec = model.spec(_BY_NAME[system], target)
+    context = prompt_tokens + new_tokens
+    with closing(_open(spec, target, slots=streams, context=context)) as engine:
+        measure_streams(engine, prompts, new_tokens)  # captures, allocates, compiles
+        return measure_streams(engine, prompts, new_tokens)
+
+
+def stream_cases(target: Target) -> list[Case]:
+    """Both sizes, the fast candidates, and transformers beside them."""
+    systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
+               *GENERATION_BASELINES]  # fmt: skip
+    quantized = [DECODER_GPU_INT8_BNB.name, DECODER_GPU_NF4_BNB.name, DECODER_GPU_INT4.name,
+                 DECODER_OFFLOADED.name]  # fmt: skip
+    counts = target.choose(_STREAMS, (1, 2))
+    few = target.choose((1, 32), (2,))
+    combinations = [
+        *((name, system, n) for name in ("135m", "1b") for n in counts for system in systems),
+        *(("1b", system, n) for system in quantized for n in few),
+        *(("smollm2", system, n) for system in systems[:3] for n in few),
+    ]
+    return [
+        Case(
+            f"{name}/{system}/{streams}",
+            partial(_measure_streams, name=name, system=system, streams=streams),
+        )
+        for name, system, streams in combinations
+    ]
+
+
+def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
+    """Memory before, open, after captures and after closing; and the time of each capture."""
+    target, model = bench.target, _model(bench, "135m")
+    spec = model.spec(recipe, target)
+    slots, context = target.choose((32, 1_024), (4, 64))
+    before = used_bytes(target)
+    started_s = time.perf_counter()
+    engine = _open(spec, target, slots=slots, context=context)
+    opened_s, opened = time.perf_counter() - started_s, used_bytes(target)
+    captures = []
+    with closing(engine):
+        engine.prefill(0, [5] * 16, 0)
+        prefilled = used_bytes(target)
+        for count in sorted({1, 2, slots // 2, slots}):
+            ids, lengths = np.full(count, 5), np.full(count, 16)
+            first_s, second_s = (_time_step(engine, ids, lengths) for _ in range(2))
+            captures.append({"slots": count, "first_s": first_s, "next_s": second_s})
+        captured = used_bytes(target)
+    del engine
+    gc.collect()
+    weights = sum(path.stat().st_size for path in spec.path.parent.glob("*") if path.is_file())
+    value_bytes = 4 if spec.compute_precision == "fp32" else 2
+    kv_bytes = slots * context * kv_bytes_per_token(spec.generation_config, value_bytes)
+    return {
+        "weight_file_bytes": weights,
+        "kv_cache_bytes": kv_bytes,
+        "open_s": opened_s,
+        "open_bytes": opened - before,
+        "prefill_bytes": prefilled - opened,
+        "capture_bytes": captured - prefilled,
+        "left_bytes": used_bytes(target) - before,
+        "steps": captures,
+    }
+
+
+def _time_step(engine: DecoderEngine, ids: Any, lengths: Any) -> float:
+    started_s = time.perf_counter()
+    engine.decode(ids, lengths)
+    return time.perf_counter() - started_s
+
+
+def memory_cases(_target: Target) -> list[Case]:
+    return [
+        Case(recipe.name, partial(_account_memory, recipe=recipe))
+        for recipe in CANDIDATES
+        if recipe is not DECODER_EAGER
+    ]

@@ -1,0 +1,243 @@
+"""Encoder cases: parity of every GPU candidate of every task, latency, and BERT-large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cases import Bench, Case, Target, require
+from benchmarks.gpu.checkpoints import (
+    BERT_LARGE,
+    MINILM,
+    TINY_BERT,
+    BertSizes,
+    open_steps,
+    read_checkpoint,
+    write_bert,
+)
+from benchmarks.gpu.device import matrix_rate, summarize_ms, time_calls
+from build_artifacts.recipes import FULL, CandidateRecipe, TorchProgramRecipe
+from deployments.artifacts.manifest import Gate
+from deployments.artifacts.types import Device, TaskName
+from deployments.engines import EncoderEngine, missing_requirement, open_engine
+from deployments.messages import TokenizedItem
+from deployments.tuning.costs import Shape
+from deployments.tuning.measure import build_batch
+
+CANDIDATES = FULL.of(Device.GPU)
+# One task per head and kind of input. Others share graph and head with one of these.
+TASKS = (
+    TaskName.FEATURE_EXTRACTION,
+    TaskName.TEXT_CLASSIFICATION,
+    TaskName.ZERO_SHOT_CLASSIFICATION,
+    TaskName.TEXT_RANKING,
+    TaskName.TOKEN_CLASSIFICATION,
+    TaskName.QUESTION_ANSWERING,
+    TaskName.FILL_MASK,
+)
+EAGER, COMPILED = "transformers-eager", "transformers-compiled"
+_ITEMS, _TOKENS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
+# torch.compile takes up to a minute per shape.
+_COMPILED_SHAPES = (Shape(items=1, tokens=128), Shape(items=8, tokens=128),
+                    Shape(items=32, tokens=128))  # fmt: skip
+_LARGE_ITEMS = (1, 8, 32, 64, 128)
+_LARGE_TOKENS = 384
+# samples/s of BERT-large in the seed's TensorRT demonstration.
+KNOWN_LARGE_SAMPLES_PER_S = 8_836
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A checkpoint on its way through the compiler."""
+
+    prepared: Any  # PreparedModel
+    graphs: Any  # CandidateGraphs
+
+    def open(self, recipe: CandidateRecipe, target: Target) -> EncoderEngine:
+        """Build the graph and open it. Raises MissingRequirement."""
+        from build_artifacts.search.graphs import build_graph_spec
+
+        settings = target.encoder_settings()
+        planned = build_graph_spec(recipe, Path(recipe.name), self.prepared)
+        require(missing_requirement(planned, settings))
+        graph = self.graphs.graph(recipe)
+        return open_engine(build_graph_spec(recipe, graph, self.prepared), settings)
+
+
+def _build(
+    bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
+) -> _Model:
+    """Write and prepare a checkpoint; without `reference` it cannot be compared, only timed."""
+    from build_artifacts.compaction.find import find
+    from build_artifacts.search.graphs import CandidateGraphs
+    from build_artifacts.search.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
+
+    weights = root / "checkpoint"
+    weights.mkdir()
+    write_bert(weights, sizes, task, bench.target.seed)
+    metadata, steps = read_checkpoint(weights, task), open_steps(root / "build")
+    if reference:
+        prepared = cached_prepare(steps, weights, metadata, None)
+    else:
+        from build_artifacts.checkpoints.models import load_model
+
+        model = load_model(weights, head=metadata.head, dtype="float32")
+        (root / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
+        prepared = PreparedModel(weights, metadata, root, None)
+    return _Model(prepared, CandidateGraphs(steps, prepared))
+
+
+def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str, Any]:
+    """Compare a candidate with fp32 torch, unbatched and batched, as the accuracy gate does."""
+    from deployments.tuning.parity import check_engine
+
+    sizes = bench.target.choose(MINILM, TINY_BERT)
+    model = bench.once(
+        f"parity/{task}", lambda root: _build(bench, sizes, task, root, reference=True)
+    )
+    with closing(model.open(recipe, bench.target)) as engine:
+        found = check_engine(engine, model.prepared.reference, Gate(), model.prepared.metadata.head)
+    parity = {} if found.parity is None else found.parity.model_dump(mode="json")
+    return {**parity, "reasons": list(found.reasons)}
+
+
+def parity_cases(target: Target) -> list[Case]:
+    """Every candidate of every task; a dry run compiles for one task only."""
+    return [
+        Case(f"{task}/{recipe.name}", partial(_check, task=task, recipe=recipe))
+        for task in TASKS
+        for recipe in CANDIDATES
+        if target.is_cuda or task is TASKS[0] or not recipe.options.compile
+    ]
+
+
+def _shapes(name: str, target: Target) -> tuple[Shape, ...]:
+    if not target.is_cuda:
+        return (Shape(items=1, tokens=32), Shape(items=2, tokens=32))
+    if name == COMPILED:
+        return _COMPILED_SHAPES
+    return tuple(Shape(items=items, tokens=tokens) for items in _ITEMS for tokens in _TOKENS)
+
+
+def _time_shapes(
+    call: Callable[[Shape], Callable[[], object]], shapes: Sequence[Shape], target: Target
+) -> list[dict[str, Any]]:
+    rows = []
+    for shape in shapes:
+        times = time_calls(call(shape), target, seconds=target.choose(1.0, 0.05))
+        timing = summarize_ms(times)
+        items_per_s = shape.items / (timing["mean_ms"] / 1e3)
+        rows.append({"shape": str(shape), **timing, "items_per_s": items_per_s})
+    return rows
+
+
+def _time_candidate(
+    bench: Bench, model: _Model, recipe: CandidateRecipe, shapes: Sequence[Shape]
+) -> list[dict[str, Any]]:
+    items = _tokenize(model)
+    with closing(model.open(recipe, bench.target)) as engine:
+
+        def call(shape: Shape) -> Callable[[], object]:
+            batch = build_batch(items, shape, bench.target.seed)
+            return lambda: engine.run(batch)
+
+        return _time_shapes(call, shapes, bench.target)
+
+
+def _time_transformers(
+    bench: Bench, model: _Model, shapes: Sequence[Shape], *, is_compiled: bool
+) -> list[dict[str, Any]]:
+    """Time transformers' FP16 model with mean pooling; ids start and vectors end on the host."""
+    import torch
+    from transformers import AutoModel
+
+    target = bench.target
+    weights = model.prepared.weights
+    loaded = AutoModel.from_pretrained(weights, dtype=torch.float16, local_files_only=True)
+    loaded = loaded.eval().to(target.device)
+    run = torch.compile(loaded, dynamic=False, mode="reduce-overhead") if is_compiled else loaded
+    items = _tokenize(model)
+
+    def call(shape: Shape) -> Callable[[], object]:
+        batch = build_batch(items, shape, target.seed)
+
+        def compute() -> object:
+            ids, mask = (
+                torch.from_numpy(array).to(target.device)
+                for array in (batch.input_ids, batch.attention_mask)
+            )
+            with torch.inference_mode():
+                states = run(input_ids=ids, attention_mask=mask).last_hidden_state
+            return states.mean(dim=1).float().cpu().numpy()
+
+        return compute
+
+    return _time_shapes(call, shapes, target)
+
+
+def _tokenize(model: _Model) -> tuple[TokenizedItem, ...]:
+    from build_artifacts.search.probes import tokenize_probes
+
+    return tokenize_probes(model.prepared.weights, model.prepared.metadata)
+
+
+def _measure(
+    bench: Bench, name: str, sizes: BertSizes, shapes: Sequence[Shape]
+) -> list[dict[str, Any]]:
+    """Time a candidate or a baseline named `name`."""
+    task = TaskName.FEATURE_EXTRACTION
+    model = bench.once(
+        f"speed/{sizes[0]}", lambda root: _build(bench, sizes, task, root, reference=False)
+    )
+    if name in (EAGER, COMPILED):
+        return _time_transformers(bench, model, shapes, is_compiled=name == COMPILED)
+    (recipe,) = (candidate for candidate in CANDIDATES if candidate.name == name)
+    return _time_candidate(bench, model, recipe, shapes)
+
+
+def _measure_latency(bench: Bench, name: str) -> Mapping[str, Any]:
+    sizes = bench.target.choose(MINILM, TINY_BERT)
+    return {"shapes": _measure(bench, name, sizes, _shapes(name, bench.target))}
+
+
+def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
+    """Samples/s at 384 tokens, and their share of the card's rate in plain products."""
+    target = bench.target
+    sizes = target.choose(BERT_LARGE, TINY_BERT)
+    items, tokens = target.choose((_LARGE_ITEMS, _LARGE_TOKENS), ((1, 2), 48))
+    shapes = [Shape(items=count, tokens=tokens) for count in items]
+    rate = bench.once("matrix-rate", lambda _: matrix_rate(target))
+    rows = _measure(bench, name, sizes, shapes)
+    flops = count_flops(sizes, tokens)
+    for row in rows:
+        row["share_of_matrix_rate"] = row["items_per_s"] * flops / rate
+        row["share_of_known"] = row["items_per_s"] / KNOWN_LARGE_SAMPLES_PER_S
+    return {"flops_per_sample": flops, "matrix_tflops": rate / 1e12, "shapes": rows}
+
+
+def count_flops(sizes: BertSizes, tokens: int) -> int:
+    """Floating-point operations of the products in one item of `tokens` tokens."""
+    hidden, layers, _, inner = sizes
+    weights = 4 * hidden * hidden + 2 * hidden * inner
+    return layers * (2 * tokens * weights + 4 * tokens * tokens * hidden)
+
+
+def _speed_names(target: Target) -> list[str]:
+    """All candidates and baselines; a dry run compiles nothing: `parity_cases` does once."""
+    names = [recipe.name for recipe in CANDIDATES if target.is_cuda or not recipe.options.compile]
+    return [*names, EAGER, *([COMPILED] if target.is_cuda else [])]
+
+
+def latency_cases(target: Target) -> list[Case]:
+    return [Case(name, partial(_measure_latency, name=name)) for name in _speed_names(target)]
+
+
+def large_cases(target: Target) -> list[Case]:
+    """BERT-large; torch first, because it needs no export to ONNX."""
+    in_torch = {r.name for r in CANDIDATES if isinstance(r.source, TorchProgramRecipe)}
+    names = sorted(_speed_names(target), key=lambda name: name not in {*in_torch, EAGER, COMPILED})
+    return [Case(name, partial(_measure_large, name=name)) for name in names]

@@ -1,0 +1,202 @@
+"""Result file of the GPU benchmark: cases by part, tables, and what is not proven yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.report import RunMetadata, Table, encode_result, format_number
+from benchmarks.gpu.cases import Case, CaseResult, Target
+from benchmarks.gpu.parts import PARTS
+
+_REPEATED = ("failed",)  # a run that continues tries them again
+
+
+@dataclass(slots=True)
+class GpuResults:
+    """Results of all runs that wrote one file. A later result of a case replaces an earlier one."""
+
+    run: RunMetadata
+    cases: dict[tuple[str, str], CaseResult] = field(default_factory=dict)
+
+    def add(self, result: CaseResult) -> None:
+        self.cases[result.part, result.case] = result
+
+    def remaining(self, part: str, cases: Iterable[Case], device: str) -> list[str]:
+        """Names of the cases without a result of `device`, and of those that failed."""
+        found = {name: result for (owner, name), result in self.cases.items() if owner == part}
+        return [
+            case.name
+            for case in cases
+            if (result := found.get(case.name)) is None
+            or result.device != device
+            or result.state in _REPEATED
+        ]
+
+    def write(self, path: Path) -> None:
+        """Replace the file at `path`. Raise BenchmarkError."""
+        cases = list(self.cases.values())
+        content = encode_result(self.run, {"cases": cases}, build_tables(cases))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".new")
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+        except OSError as exc:
+            raise BenchmarkError(
+                f"cannot write `{path}`: {exc.strerror}", hint="name another file with --out FILE"
+            ) from exc
+
+    @classmethod
+    def read_or_start(cls, path: Path, run: RunMetadata) -> GpuResults:
+        """Continue the file at `path`, or start. Raise BenchmarkError for another file."""
+        results = cls(run)
+        if path.is_file():
+            try:
+                for entry in orjson.loads(path.read_bytes())["results"]["cases"]:
+                    results.add(CaseResult(**entry))
+            except (ValueError, KeyError, TypeError) as exc:
+                raise BenchmarkError(
+                    f"`{path}` is no result of `bench gpu`: {exc!r}",
+                    hint="name another file with --out FILE",
+                ) from exc
+        return results
+
+
+def build_tables(cases: Sequence[CaseResult]) -> list[Table]:
+    """Build the tables of docs/performance.md. Only a GPU gives figures; a dry run proves paths."""
+    on_gpu = [case for case in cases if case.device == "cuda"]
+    figures = (
+        _parity_table([c for c in on_gpu if c.part in ("encoder-parity", "decoder-parity")]),
+        _latency_table(_passed(on_gpu, "encoder-latency")),
+        _large_table(_passed(on_gpu, "bert-large")),
+        _streams_table(_passed(on_gpu, "streams")),
+        _memory_table(_passed(on_gpu, "memory")),
+    )
+    return [_unproven_table(cases), *(table for table in figures if table.rows)]
+
+
+def _passed(cases: Iterable[CaseResult], part: str) -> list[CaseResult]:
+    """Passed cases of a part: only these have figures."""
+    return [case for case in cases if case.part == part and case.state == "passed"]
+
+
+def _unproven_table(cases: Sequence[CaseResult]) -> Table:
+    """Per part: what a GPU proved, what it did not, and what a dry run found instead."""
+    rows = []
+    results = {(result.part, result.case): result for result in cases}
+    for name, part in PARTS.items():
+        names = [case.name for case in part.cases(Target(is_cuda=True))]
+        found = {case: results[name, case] for case in names if (name, case) in results}
+        proven = [case for case, result in found.items() if result.is_proof]
+        unproven = [case for case in names if case not in proven]
+        states = Counter(f"{r.state} on {r.device}" for r in found.values() if not r.is_proof)
+        states["never run"] += len(names) - len(found)
+        told = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+        listed = "none" if not unproven else "all" if not proven else ", ".join(unproven)
+        rows.append((name, part.title, f"{len(proven)} of {len(names)}", told or "-", listed))
+    columns = ("part", "what", "proven on a GPU", "of the rest", "unproven")
+    return Table("unproven", columns, rows)
+
+
+def _parity_table(cases: Sequence[CaseResult]) -> Table:
+    rows = [
+        (
+            result.case,
+            result.state,
+            _number(result.values.get("cosine_worst"), 4),
+            _number(result.values.get("batched_cosine_worst"), 4),
+            _number(result.values.get("top1_agreement"), 4),
+            result.reason or "-",
+        )
+        for result in cases
+    ]
+    columns = ("case", "state", "worst cosine", "batched", "top-1", "reason")
+    return Table("parity", columns, rows)
+
+
+def _latency_table(cases: Sequence[CaseResult]) -> Table:
+    rows = [
+        (
+            result.case,
+            shape["shape"],
+            f"{shape['mean_ms']:.3f} ± {shape['deviation_ms']:.3f}",
+            format_number(shape["items_per_s"]),
+        )
+        for result in cases
+        for shape in result.values["shapes"]
+    ]
+    return Table("latency", ("engine", "shape", "ms", "items/s"), rows)
+
+
+def _large_table(cases: Sequence[CaseResult]) -> Table:
+    rows = [
+        (
+            result.case,
+            shape["shape"],
+            format_number(shape["items_per_s"], 1),
+            f"{shape['share_of_matrix_rate']:.1%}",
+            f"{shape['share_of_known']:.1%}",
+        )
+        for result in cases
+        for shape in result.values["shapes"]
+    ]
+    columns = ("engine", "shape", "samples/s", "of the matrix rate", "of 8,836/s")
+    return Table("bert-large", columns, rows)
+
+
+def _streams_table(cases: Sequence[CaseResult]) -> Table:
+    rows = []
+    for result in cases:
+        model, system, streams = result.case.split("/")
+        values = result.values
+        step = (
+            f"{values['mean_ms']:.2f} ± {values['deviation_ms']:.2f}"
+            if "mean_ms" in values
+            else "-"
+        )
+        rows.append(
+            (
+                model,
+                system,
+                streams,
+                format_number(values["total_tokens_per_s"]),
+                step,
+                _number(values.get("late_to_early_step"), 2),
+                _number(values.get("prefill_tokens_per_s"), 0),
+            )
+        )
+    columns = ("model", "system", "streams", "tokens/s", "step ms", "late/early step",
+               "prefill tokens/s")  # fmt: skip
+    return Table("streams", columns, rows)
+
+
+def _memory_table(cases: Sequence[CaseResult]) -> Table:
+    rows = []
+    for result in cases:
+        values: Mapping[str, Any] = result.values
+        first = max(values["steps"], key=lambda step: step["slots"])
+        rows.append(
+            (
+                result.case,
+                    *(
+                    f"{values[name] / 1e6:,.1f}"
+                    for name in ("weight_file_bytes", "kv_cache_bytes", "open_bytes",
+                                 "capture_bytes", "left_bytes")
+                ),
+                f"{first['first_s'] * 1e3:.1f} / {first['next_s'] * 1e3:.1f}",
+            )
+        )  # fmt: skip
+    columns = ("engine", "weights MB", "KV cache MB", "opened MB", "captures MB",
+               "left MB", "first / next step ms")  # fmt: skip
+    return Table("memory", columns, rows)
+
+
+def _number(value: Any, digits: int) -> str:
+    return "-" if value is None else format_number(value, digits)

@@ -1,0 +1,65 @@
+"""The GPU tests of the suite, one case per test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.report import REPOSITORY
+from benchmarks.gpu.cases import Bench, Case, MissingRequirement, Target
+
+_TESTS = "tests/integration/engines/test_gpu.py"
+_TIMEOUT_S = 420
+# pyproject.toml configures plugins that a borrowed machine may lack.
+_CONFIG = """\
+[pytest]
+markers =
+    gpu: needs a real GPU
+    slow: takes more than ten seconds
+    ray: starts a Ray cluster of its own
+"""
+
+
+def _run_tests(bench: Bench) -> Mapping[str, Any]:
+    import pytest  # noqa: F401  only to name it if it is missing
+
+    if not (REPOSITORY / _TESTS).is_file():
+        raise MissingRequirement(f"`{_TESTS}` is not here: run in a checkout")
+    config, report = bench.scratch / "pytest.ini", bench.scratch / "report.xml"
+    config.write_text(_CONFIG, encoding="utf-8")
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(config)),
+        *(f"--rootdir={REPOSITORY}", f"--junitxml={report}", _TESTS),
+    ]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if not report.is_file():
+        lines = (done.stdout + done.stderr).strip().splitlines()[-5:]
+        raise RuntimeError(f"pytest ended with {done.returncode}: {' '.join(lines)}")
+    return summarize_report(report)
+
+
+def summarize_report(report: Path) -> Mapping[str, Any]:
+    """Count the tests of a JUnit report; failures are `reasons`."""
+    outcomes: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
+    reasons: list[str] = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.get("name", "")
+        problem = next(
+            (case.find(tag) for tag in ("failure", "error") if case.find(tag) is not None), None
+        )
+        if problem is not None:
+            outcomes["failed"].append(name)
+            reasons.append(f"{name}: {problem.get('message', '')[:200]}")
+        else:
+            outcomes["passed" if case.find("skipped") is None else "skipped"].append(name)
+    return {**outcomes, "reasons": reasons}
+
+
+def suite_cases(_target: Target) -> list[Case]:
+    return [Case("test_gpu", _run_tests)]

@@ -1,0 +1,57 @@
+"""One part in a process of its own: a failed kernel makes all later calls of a process fail.
+
+`python -m benchmarks.gpu.worker PART JSON` writes a line of JSON when a case starts and one with
+its result. Everything else that libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.gpu.cases import Bench, Target, run_case
+from benchmarks.gpu.parts import PARTS
+
+# A model hub is never asked, and transformers shows no progress bars.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
+    """Run the cases `names` of `part`; pass each start and result to `write`."""
+    with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
+        bench = Bench(target, Path(scratch))
+        for case in PARTS[part].cases(target):
+            if case.name in names:
+                write({"started": case.name})
+                write({"result": asdict(run_case(part, case, bench))})
+
+
+def main() -> int:
+    os.environ.update(_ENVIRONMENT)
+    lines = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # prints of libraries must not mix with the results
+    part, request = sys.argv[1], orjson.loads(sys.argv[2])
+    smollm = request["target"].pop("smollm")
+    target = Target(**request["target"], smollm=Path(smollm) if smollm else None)
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+    def write(line: Any) -> None:
+        lines.write(orjson.dumps(line, default=str, option=options))
+
+    run_part(part, request["cases"], target, write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

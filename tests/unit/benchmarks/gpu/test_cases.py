@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.cases import Bench, Case, MissingRequirement, Target, require, run_case
+from benchmarks.gpu.encoders import count_flops
+from benchmarks.gpu.parts import PARTS
+from build_artifacts.errors import UnsupportedModel
+from deployments.errors import EngineFailed
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(Target(is_cuda=False), tmp_path)
+
+
+def raising(error: Exception) -> Case:
+    def run(_bench: Bench) -> Mapping[str, Any]:
+        raise error
+
+    return Case("case", run)
+
+
+@pytest.mark.parametrize(
+    ("case", "state", "says"),
+    [
+        (Case("case", lambda _: {"tflops": 1.0}), "passed", ""),
+        (Case("case", lambda _: {"reasons": ["cosine 0.2 < 0.9"]}), "rejected", "cosine 0.2"),
+        (raising(MissingRequirement("no provider")), "blocked", "no provider"),
+        (raising(ModuleNotFoundError("x", name="nncf")), "blocked", "`nncf` is not installed"),
+        (raising(UnsupportedModel("no fp16 graph", hint="-")), "rejected", "no fp16 graph"),
+        (raising(EngineFailed("CUDA error 700")), "failed", "CUDA error 700"),
+        (raising(ValueError("bad\nshape")), "failed", "ValueError: bad shape"),
+    ],
+)
+def test_every_outcome_becomes_a_result(bench: Bench, case: Case, state: str, says: str) -> None:
+    result = run_case("part", case, bench)
+    assert (result.state, result.device, result.is_proof) == (state, "cpu", False)
+    assert says in result.reason
+
+
+def test_require_names_what_is_missing() -> None:
+    require(None)
+    with pytest.raises(MissingRequirement, match="no CUDA"):
+        require("no CUDA")
+
+
+def test_models_are_built_once(bench: Bench) -> None:
+    built: list[Path] = []
+
+    def build(root: Path) -> int:
+        built.append(root)
+        return len(built)
+
+    assert [bench.once("a/b", build), bench.once("a/b", build)] == [1, 1]
+    assert [path.name for path in built] == ["a-b"]
+
+
+def test_only_a_gpu_target_asks_for_cuda() -> None:
+    on_gpu, dry = Target(is_cuda=True), Target(is_cuda=False)
+    assert "CUDAExecutionProvider" in on_gpu.encoder_settings().providers
+    assert "CUDAExecutionProvider" in on_gpu.generator_settings().providers
+    assert dry.encoder_settings().providers == ("CPUExecutionProvider",)
+    assert (on_gpu.choose(8, 1), dry.choose(8, 1)) == (8, 1)
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_cases_of_a_part_have_distinct_names(is_cuda: bool) -> None:
+    for part in PARTS.values():
+        names = [case.name for case in part.cases(Target(is_cuda=is_cuda))]
+        assert names
+        assert len(names) == len(set(names))
+
+
+def test_flops_are_those_of_the_products() -> None:
+    # One layer, hidden 2, inner 4, three tokens: 2 x 3 x (4 x 4 + 2 x 8) + 4 x 9 x 2.
+    assert count_flops((2, 1, 1, 4), 3) == 264

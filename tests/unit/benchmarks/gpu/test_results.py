@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.report import RunMetadata
+from benchmarks.gpu.cases import Case, CaseResult
+from benchmarks.gpu.results import GpuResults, build_tables
+from benchmarks.tables import read_table
+
+RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
+CASES = [Case(name, lambda _: {}) for name in ("description", "matrix-rate", "bandwidth")]
+TIMING = {"mean_ms": 2.0, "deviation_ms": 0.1}
+
+
+def result(case: str, part: str = "device", **changes: Any) -> CaseResult:
+    values = {"state": "passed", "device": "cuda", "seconds": 1.0, **changes}
+    return CaseResult(part=part, case=case, **values)
+
+
+def test_file_continues_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    results = GpuResults(RUN)
+    results.add(result("description"))
+    results.add(result("matrix-rate", state="failed", reason="CUDA error"))
+    results.write(path)
+    again = GpuResults.read_or_start(path, RUN)
+    assert again.cases == results.cases
+    assert again.remaining("device", CASES, "cuda") == ["matrix-rate", "bandwidth"]
+    # A dry run proves nothing on a GPU, and the other way round.
+    assert again.remaining("device", CASES, "cpu") == [case.name for case in CASES]
+
+
+def test_other_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"results": []}')
+    with pytest.raises(BenchmarkError, match="no result of `bench gpu`"):
+        GpuResults.read_or_start(path, RUN)
+    with pytest.raises(BenchmarkError, match="cannot write"):
+        GpuResults(RUN).write(Path("/proc/none/gpu.json"))
+
+
+def test_unproven_is_what_no_gpu_decided(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    results = GpuResults(RUN)
+    results.add(result("description"))
+    results.add(result("matrix-rate", state="blocked", reason="no torch"))
+    results.add(result("bandwidth", device="cpu"))
+    results.write(path)
+    table = read_table(path, "unproven")
+    device = dict(zip(table.columns, table.rows[0], strict=True))
+    assert device["proven on a GPU"] == "1 of 3"
+    assert device["of the rest"] == "1 blocked on cuda, 1 passed on cpu"
+    assert device["unproven"] == "matrix-rate, bandwidth"
+    suite = dict(zip(table.columns, table.rows[3], strict=True))
+    assert (suite["of the rest"], suite["unproven"]) == ("1 never run", "all")
+
+
+def test_tables_hold_the_figures() -> None:
+    shape = {"shape": "32x384", "items_per_s": 5000.0, **TIMING}
+    large = {**shape, "share_of_matrix_rate": 0.5, "share_of_known": 0.566}
+    memory = dict.fromkeys(
+        ("weight_file_bytes", "kv_cache_bytes", "open_bytes", "capture_bytes", "left_bytes"), 2e6
+    )
+    steps = [{"slots": 1, "first_s": 0.5, "next_s": 0.001}]
+    cases = [
+        result("gpu-fp16", "encoder-latency", values={"shapes": [shape]}),
+        result("gpu-fp16", "bert-large", values={"shapes": [large]}),
+        result("1b/gpu-fp16/32", "streams", values={"total_tokens_per_s": 4000.0, **TIMING}),
+        result("1b/transformers-static/1", "streams", values={"total_tokens_per_s": 90.0}),
+        result("gpu-fp16-torch", "memory", values={**memory, "steps": steps}),
+        result("llama/gpu-int4", "decoder-parity", state="rejected", reason="perplexity"),
+    ]
+    tables = {table.name: table for table in build_tables(cases)}
+    assert tables["latency"].rows == [("gpu-fp16", "32x384", "2.000 ± 0.100", "5,000")]
+    assert tables["bert-large"].rows[0][-2:] == ("50.0%", "56.6%")
+    assert [row[3] for row in tables["streams"].rows] == ["4,000", "90"]
+    assert tables["memory"].rows[0][-1] == "500.0 / 1.0"
+    assert tables["parity"].rows[0][1] == "rejected"
+
+
+def test_dry_run_gives_no_figures() -> None:
+    dry = result("llama/gpu-fp16", "decoder-parity", device="cpu")
+    assert [table.name for table in build_tables([dry])] == ["unproven"]
