@@ -33,7 +33,7 @@ from deployments.errors import EngineFailed, Overloaded
 
 _PACKAGES = Path(deployments.__file__).parents[1]
 # s until a trial is given up that gets no CPU time; below HANG_TIMEOUT_S.
-WAIT_S = 5.0
+WAIT_S = 8.0
 # s to wait for the exit of a server after the end of a child: the children of a killed server end
 # with it, a moment before its exit is seen.
 END_S = 0.05
