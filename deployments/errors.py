@@ -35,7 +35,6 @@ Clients may match on `code`, which is stable. Messages may change.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -202,12 +201,6 @@ class RateLimited(Overloaded):
     """The API key has used what its limits permit for now."""
 
     code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, *, wait_s: float, headers: Mapping[str, str] = {}) -> None:
-        super().__init__(message)
-        self.retry_after_s = math.ceil(wait_s)
-        # OpenAI's clients prefer milliseconds.
-        self.headers = {**headers, "retry-after-ms": str(math.ceil(wait_s * 1e3))}
 
 
 class EngineFailed(ServeError):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from deployments.errors import RateLimited
@@ -97,7 +98,7 @@ class KeyMeter:
 
     def _check_concurrency(self, share: int) -> None:
         if self._in_flight >= share:
-            raise RateLimited(
+            raise build_error(
                 f"the key `{self.name}` may have {self.limits.concurrent_requests} requests at a "
                 "time. Send this one when another is answered.",
                 wait_s=CONCURRENCY_RETRY_S,
@@ -105,7 +106,7 @@ class KeyMeter:
 
     def _exceeded(self, bucket: Bucket, limit: int) -> RateLimited:
         wait_s = bucket.seconds_until(1)
-        return RateLimited(
+        return build_error(
             f"the key `{self.name}` may use {limit} {bucket.kind} per minute. Retry in "
             f"{wait_s:.1f} s.",
             wait_s=wait_s,
@@ -149,6 +150,16 @@ class Lease:
     def release(self) -> None:
         """Call once, when the response is sent."""
         self._meter.leave(self._expected_tokens)
+
+
+def build_error(
+    message: str, *, wait_s: float, headers: Mapping[str, str] = MappingProxyType({})
+) -> RateLimited:
+    error = RateLimited(message)
+    error.retry_after_s = math.ceil(wait_s)
+    # OpenAI's clients prefer milliseconds.
+    error.headers = {**headers, "retry-after-ms": str(math.ceil(wait_s * 1e3))}
+    return error
 
 
 def format_seconds(seconds: float) -> str:
