@@ -13,8 +13,8 @@ EstimateItem = Callable[[ModelRef, int], float]
 GUESS_S_PER_TOKEN = 5e-5
 # s of predicted work that the estimate outweighs as long as measurements are fewer.
 ESTIMATE_WEIGHT_S = 0.05
-# Passes after which a prediction is a measurement.
-MEASURED_PASSES = 8
+# Passes after which a prediction is a measurement of the present load.
+MEASURED_PASSES = 20
 
 
 def guess_item_s(_model: ModelRef, tokens: int) -> float:
@@ -33,7 +33,7 @@ class WorkPrices:
     ) -> None:
         self.price = estimate
         self._concurrent_passes = concurrent_passes
-        self._passes = dict.fromkeys(models, 0)
+        self.passes = dict.fromkeys(models, 0)  # so far
         self._rates = {model: WorkRate() for model in models}
         for rate in self._rates.values():
             rate.record(ESTIMATE_WEIGHT_S, ESTIMATE_WEIGHT_S / concurrent_passes)
@@ -42,11 +42,7 @@ class WorkPrices:
         """Return the seconds that the replica needs for work of this price, if it does no other."""
         return self._rates[model].predict_s(price)
 
-    def is_measured(self, model: ModelRef) -> bool:
-        """Whether predictions rest on passes of this replica."""
-        return self._passes[model] >= MEASURED_PASSES
-
     def record(self, model: ModelRef, price: float, forward_s: float) -> None:
         """Record a pass."""
-        self._passes[model] += 1
+        self.passes[model] += 1
         self._rates[model].record(price, forward_s / self._concurrent_passes)

@@ -12,15 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from deployments.batching.batches import LOOK_AHEAD, plan_batch
+from deployments.batching.calls import BatchGroup, CallOutputs, PendingCall, QueuedItem, deliver
 from deployments.batching.passes import PassResult, run_pass
-from deployments.batching.prices import EstimateItem, WorkPrices, guess_item_s
+from deployments.batching.prices import (
+    MEASURED_PASSES,
+    EstimateItem,
+    WorkPrices,
+    guess_item_s,
+)
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
@@ -34,7 +36,7 @@ from deployments.errors import (
 from deployments.fair_queue import FairQueue
 from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
-from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
+from deployments.messages import ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -56,48 +58,6 @@ SAFETY_FACTOR = 1.1
 SHARED_S = 1.0
 # Passes whose items are considered for one, to find items of equal length.
 WINDOW_PASSES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class CallOutputs:
-    """Outputs of the items of one call."""
-
-    rows: Sequence[NDArray[np.float32]]  # one array per item, as in Outputs, in the call's order
-    compute_type: str  # of the engine that ran; background tuning may have swapped it since
-    timings: EncoderTimings
-
-
-class _BatchGroup(NamedTuple):
-    """Properties that all items of a pass share."""
-
-    model: ModelRef
-    unpooled: bool
-
-
-@dataclass(slots=True)
-class _PendingCall:
-    """One submitted call until all of its items are computed."""
-
-    group: _BatchGroup
-    client: str
-    future: asyncio.Future[CallOutputs]
-    deadline_s: float  # see deployments.deadlines
-    rows: list[NDArray[np.float32] | None]
-    missing: int
-    tokens: int
-    queue_s: float = 0.0
-    forward_s: float = 0.0
-    batch_items: int = 0
-    price: float = 0.0  # of the items in the queue
-
-
-@dataclass(slots=True)
-class _QueuedItem:
-    tokens: TokenizedItem
-    call: _PendingCall
-    index: int
-    price: float
-    arrived_s: float  # time.perf_counter
 
 
 class BatchScheduler:
@@ -128,7 +88,7 @@ class BatchScheduler:
         self._token_rate = WorkRate()  # s per token of any model, of all threads
         self.prices = WorkPrices(engines.keys(), concurrent_passes, estimate_item)
         self._draining = False
-        self._queue: FairQueue[_QueuedItem] = FairQueue()  # costs are predicted seconds
+        self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._is_cleaning = False
         self._last_client = ("", 0)  # and priority, of the last call
         self._shared_until_s = 0.0  # time.perf_counter
@@ -172,8 +132,8 @@ class BatchScheduler:
         self._check_deadline(cost, deadline_s, client, priority)
         self._make_room(len(items), cost, client, priority)
         self.health[model].admit()
-        call = _PendingCall(
-            group=_BatchGroup(model, unpooled),
+        call = PendingCall(
+            group=BatchGroup(model, unpooled),
             client=client,
             future=asyncio.get_running_loop().create_future(),
             deadline_s=deadline_s,
@@ -181,13 +141,14 @@ class BatchScheduler:
             missing=len(items),
             tokens=sum(len(item.ids) for item in items),
             price=price,
+            measured_at=self.prices.passes[model] + MEASURED_PASSES,
         )
         now_s, rate = time.perf_counter(), cost / price
         if self._last_client != (client, priority):
             self._last_client = (client, priority)
             self._shared_until_s = now_s + SHARED_S
         for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
-            queued = _QueuedItem(tokens, call, index, item_price, now_s)
+            queued = QueuedItem(tokens, call, index, item_price, now_s)
             self._queue.push(queued, cost=rate * item_price, client=client, priority=priority)
         # Deferred: the caller may submit the remaining calls of a micro-batch first.
         asyncio.get_running_loop().call_soon(self._dispatch)
@@ -240,7 +201,7 @@ class BatchScheduler:
                 raise error
             self._reject(last.call, error)
 
-    def _reject(self, call: _PendingCall, error: ServeError) -> None:
+    def _reject(self, call: PendingCall, error: ServeError) -> None:
         if not call.future.done():
             call.future.set_exception(error)
         self._queue.discard(lambda item: item.call is call)
@@ -259,18 +220,19 @@ class BatchScheduler:
             if batch := [item for item in taken if id(item.call) not in dropped]:
                 self._start(first.call.group, batch)
 
-    def _can_end(self, call: _PendingCall) -> bool:
+    def _can_end(self, call: PendingCall) -> bool:
         """Whether the caller still waits, and the call can end in time; else drop the call.
 
-        A prediction without measurements drops nothing: an idle replica would never learn.
+        Predictions from before its arrival drop nothing: an idle replica may be faster.
         """
         if call.future.done():
             return False
         left_s = remaining_s(call.deadline_s)
-        needed_s = self.prices.predict_s(call.group.model, call.price)
+        model = call.group.model
+        needed_s = self.prices.predict_s(model, call.price)
         if left_s < 0:
             message = "the deadline passed in the encoder queue"
-        elif needed_s > SAFETY_FACTOR * left_s and self.prices.is_measured(call.group.model):
+        elif needed_s > SAFETY_FACTOR * left_s and self.prices.passes[model] >= call.measured_at:
             message = (
                 f"the rest of the request takes about {needed_s:.1f} s, its deadline is in "
                 f"{left_s:.1f} s. Send fewer or shorter texts."
@@ -280,7 +242,7 @@ class BatchScheduler:
         self._reject(call, DeadlineExceeded(message))
         return False
 
-    def _choose(self, items: list[_QueuedItem]) -> list[int]:
+    def _choose(self, items: list[QueuedItem]) -> list[int]:
         """Select the items of the next pass: those of the group whose turn it is."""
         group, quota = items[0].call.group, self._quota(items[0])
         counts: Counter[str] = Counter()
@@ -294,7 +256,7 @@ class BatchScheduler:
         lengths = [len(items[index].tokens.ids) for index in same]
         return [same[index] for index in plan_batch(lengths, self.settings, idle_threads)]
 
-    def _quota(self, first: _QueuedItem) -> int:
+    def _quota(self, first: QueuedItem) -> int:
         """Return the items that one client may have in a pass: few while several clients send."""
         if time.perf_counter() > self._shared_until_s:
             return LOOK_AHEAD
@@ -311,7 +273,7 @@ class BatchScheduler:
         is_prefetching = self.waiting_items >= self.settings.prefetch_from_items
         return self._concurrent_passes + is_prefetching
 
-    def _start(self, group: _BatchGroup, batch: list[_QueuedItem]) -> None:
+    def _start(self, group: BatchGroup, batch: list[QueuedItem]) -> None:
         for item in batch:
             item.call.price -= item.price
         items = [item.tokens for item in batch]
@@ -333,13 +295,13 @@ class BatchScheduler:
         running = asyncio.get_running_loop().run_in_executor(self._pool, run)
         running.add_done_callback(lambda done: self._finish(group.model, batch, done.result()))
 
-    def _plan_if_alone(self, group: _BatchGroup, items: list[TokenizedItem]) -> LonePass:
+    def _plan_if_alone(self, group: BatchGroup, items: list[TokenizedItem]) -> LonePass:
         if self._busy or self._queue or group.unpooled:
             return _USUAL
         longest = max(len(item.ids) for item in items)
         return self._plan_lone_pass(group.model, len(items), longest)
 
-    def _finish(self, model: ModelRef, batch: list[_QueuedItem], done: PassResult) -> None:
+    def _finish(self, model: ModelRef, batch: list[QueuedItem], done: PassResult) -> None:
         self._busy -= 1
         self._meter.end()
         health = self.health[model]
@@ -352,7 +314,7 @@ class BatchScheduler:
             health.record_success()
         self._dispatch()  # first: an idle engine thread costs more than a late result
         for item, result in zip(batch, done.results, strict=True):
-            _deliver(item, result, done, len(batch))
+            deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
         self._token_rate.record(sum(lengths), done.forward_s / self._concurrent_passes)
@@ -370,28 +332,3 @@ class BatchScheduler:
                 waiting_s=self._queue.cost,
             )
         )
-
-
-def _deliver(
-    item: _QueuedItem, result: NDArray[np.float32] | ServeError, done: PassResult, batch_items: int
-) -> None:
-    call = item.call
-    if call.future.done():
-        return
-    if isinstance(result, ServeError):
-        call.future.set_exception(result)
-        return
-    call.rows[item.index] = result
-    call.missing -= 1
-    call.queue_s = max(call.queue_s, done.started_s - item.arrived_s)
-    call.forward_s = max(call.forward_s, done.forward_s)
-    call.batch_items = max(call.batch_items, batch_items)
-    if call.missing == 0:
-        timings = EncoderTimings(
-            queue_s=call.queue_s,
-            forward_s=call.forward_s,
-            tokens=call.tokens,
-            batch_items=call.batch_items,
-        )
-        rows = [row for row in call.rows if row is not None]
-        call.future.set_result(CallOutputs(rows, done.compute_type, timings))

@@ -12,7 +12,8 @@ from itertools import islice
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.scheduler import BatchScheduler, CallOutputs
+from deployments.batching.calls import CallOutputs
+from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers

@@ -176,3 +176,12 @@ async def test_one_client_fills_a_part_of_a_pass_while_several_send() -> None:
         await asyncio.gather(loud, quiet)
     assert [len(markers) for markers in busy.later_passes[1:]] == [3, 2, 2, 2]
     assert 20 in busy.later_passes[1]
+
+
+async def test_rate_of_former_load_drops_nothing() -> None:
+    async with Busy() as busy:
+        for _ in range(MEASURED_PASSES):
+            busy.scheduler.prices.record(MODEL, 1.0, 100.0)
+        accepted = busy.submit(MODEL, [item(1), item(2)], deadline_after(20.0))
+        busy.engine.release()
+        assert (await accepted).rows == [[1], [2]]

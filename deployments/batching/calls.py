@@ -1,0 +1,83 @@
+"""Calls in the queue of an encoder replica, and how they get their outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.batching.passes import PassResult
+from deployments.errors import ServeError
+from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutputs:
+    """Outputs of the items of one call."""
+
+    rows: Sequence[NDArray[np.float32]]  # one array per item, as in Outputs, in the call's order
+    compute_type: str  # of the engine that ran; background tuning may have swapped it since
+    timings: EncoderTimings
+
+
+class BatchGroup(NamedTuple):
+    """Properties that all items of a pass share."""
+
+    model: ModelRef
+    unpooled: bool
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """One submitted call until all of its items are computed."""
+
+    group: BatchGroup
+    client: str
+    future: asyncio.Future[CallOutputs]
+    deadline_s: float  # see deployments.deadlines
+    rows: list[NDArray[np.float32] | None]
+    missing: int
+    tokens: int
+    queue_s: float = 0.0
+    forward_s: float = 0.0
+    batch_items: int = 0
+    price: float = 0.0  # of the items in the queue
+    measured_at: int = 0  # passes of the model from which on its time is measured
+
+
+@dataclass(slots=True)
+class QueuedItem:
+    tokens: TokenizedItem
+    call: PendingCall
+    index: int
+    price: float
+    arrived_s: float  # time.perf_counter
+
+
+def deliver(
+    item: QueuedItem, result: NDArray[np.float32] | ServeError, done: PassResult, batch_items: int
+) -> None:
+    call = item.call
+    if call.future.done():
+        return
+    if isinstance(result, ServeError):
+        call.future.set_exception(result)
+        return
+    call.rows[item.index] = result
+    call.missing -= 1
+    call.queue_s = max(call.queue_s, done.started_s - item.arrived_s)
+    call.forward_s = max(call.forward_s, done.forward_s)
+    call.batch_items = max(call.batch_items, batch_items)
+    if call.missing == 0:
+        timings = EncoderTimings(
+            queue_s=call.queue_s,
+            forward_s=call.forward_s,
+            tokens=call.tokens,
+            batch_items=call.batch_items,
+        )
+        rows = [row for row in call.rows if row is not None]
+        call.future.set_result(CallOutputs(rows, done.compute_type, timings))
