@@ -117,6 +117,11 @@ class GeneratorMetrics:
         self._waiting = Gauge(
             f"{PREFIX}_waiting_requests", "Requests waiting for a KV slot", tag_keys=PASS_LABELS
         )
+        self._waiting_s = Gauge(
+            f"{PREFIX}_generation_waiting_seconds",
+            "Predicted time of the requests waiting for a KV slot",
+            tag_keys=PASS_LABELS,
+        )
 
     def record(self, done: StepRecord) -> None:
         labels = {"model": done.model, "compute": done.compute}
@@ -131,6 +136,7 @@ class GeneratorMetrics:
         self._step.observe(done.step_s, labels)
         self._active.set(done.active, labels)
         self._waiting.set(done.waiting, labels)
+        self._waiting_s.set(done.waiting_s, labels)
 
 
 class TokenizerMetrics:

@@ -80,6 +80,7 @@ class StepRecord:
     active: int  # requests with a KV slot
     waiting: int  # requests without a KV slot
     step_s: float
+    waiting_s: float = 0.0  # predicted time of those that wait
 
 
 class Recorder(Protocol[R]):

@@ -40,6 +40,11 @@ class AdmissionQueue:
             return 0.0
         return sum(self._forecast.price(job.demand) for job in self._jobs)
 
+    @property
+    def waiting_s(self) -> float:
+        """Predicted time of the decoder for all waiting jobs."""
+        return self._jobs.cost
+
     def check(self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings) -> None:
         """Raise Overloaded if the queue is full or the deadline cannot be kept.
 

@@ -177,6 +177,7 @@ class GenerationLoop:
                 accepted_draft_tokens=output.accepted_draft_tokens,
                 active=len(self._executor.active),
                 waiting=len(self._waiting),
+                waiting_s=self._waiting.waiting_s,
                 step_s=elapsed_s,
             )
         )
