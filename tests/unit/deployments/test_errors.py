@@ -16,6 +16,8 @@ CONTRACT = [
     (errors.EmptyInput, 400, "empty_input", False),
     (errors.WrongTask, 400, "wrong_task", False),
     (errors.HardwareUnavailable, 400, "hardware_unavailable", False),
+    (errors.Unauthorized, 401, "invalid_api_key", False),
+    (errors.Forbidden, 403, "permission_denied", False),
     (errors.UnknownModel, 404, "model_not_found", False),
     (errors.UnknownRoute, 404, "route_not_found", False),
     (errors.MethodNotAllowed, 405, "method_not_allowed", False),
@@ -27,6 +29,7 @@ CONTRACT = [
     (errors.InputTooLong, 422, "input_too_long", False),
     (errors.UnknownToken, 422, "unknown_token", False),
     (errors.Overloaded, 429, "overloaded", True),
+    (errors.RateLimited, 429, "rate_limit_exceeded", True),
     (errors.EngineLost, 500, "engine_failed", False),
     (errors.ModelLoading, 503, "model_loading", True),
     (errors.ModelUnavailable, 503, "model_unavailable", True),
@@ -42,13 +45,14 @@ CONTRACT = [
 ]
 
 
-def list_leaf_errors(root: type[ServeError]) -> list[type[ServeError]]:
-    """Return the leaf classes below `root` in its module."""
+def list_raised_errors(root: type[ServeError]) -> list[type[ServeError]]:
+    """Return the leaf classes below `root` in its module, and Overloaded, which is raised too."""
     below = [kind for kind in root.__subclasses__() if kind.__module__ == root.__module__]
-    return [leaf for kind in below for leaf in list_leaf_errors(kind)] if below else [root]
+    raised = [root] if not below or root is errors.Overloaded else []
+    return raised + [leaf for kind in below for leaf in list_raised_errors(kind)]
 
 
-LEAVES = list_leaf_errors(ServeError)
+RAISED = list_raised_errors(ServeError)
 
 
 def build_error(kind: type[ServeError]) -> ServeError:
@@ -64,12 +68,12 @@ def test_error_status_and_code_match_the_contract(
     assert (kind.status, kind.code, kind.retryable) == (status, code, retryable)
 
 
-def test_contract_lists_every_leaf_error_with_a_unique_code() -> None:
-    assert {kind for kind, *_ in CONTRACT} == set(LEAVES)
-    assert len({kind.code for kind in LEAVES}) == len(LEAVES)
+def test_contract_lists_every_raised_error_with_a_unique_code() -> None:
+    assert {kind for kind, *_ in CONTRACT} == set(RAISED)
+    assert len({kind.code for kind in RAISED}) == len(RAISED)
 
 
-@pytest.mark.parametrize("kind", LEAVES)
+@pytest.mark.parametrize("kind", RAISED)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_error_survives_pickling(kind: type[ServeError], protocol: int) -> None:
     sent = build_error(kind)
@@ -87,9 +91,10 @@ def test_error_copy_is_independent() -> None:
 
 
 def test_retry_after_is_set_for_temporary_errors_only() -> None:
-    seconds_by_error = {kind: build_error(kind).retry_after_s for kind in LEAVES}
+    seconds_by_error = {kind: build_error(kind).retry_after_s for kind in RAISED}
     assert {kind: seconds for kind, seconds in seconds_by_error.items() if seconds is not None} == {
         errors.Overloaded: 1.0,
+        errors.RateLimited: 1.0,  # without the wait that is known
         errors.ModelLoading: 12.5,
         errors.ModelUnavailable: 5.0,
         errors.ReplicasLost: 5.0,
