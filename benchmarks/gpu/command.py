@@ -31,6 +31,7 @@ from deployments.command_line import FAILED, OK
 from deployments.machine import usable_cores
 
 _FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # by whether it ran on a GPU
+_WORKER = (sys.executable, "-m", "benchmarks.gpu.worker")
 _MIN_PART_SECONDS = 20.0  # less left: the part waits for the next run
 
 
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         is_cuda=not arguments.dry,
         seed=arguments.seed,
         threads=arguments.threads,
-        smollm=arguments.smollm,
+        smollm=arguments.smollm and arguments.smollm.absolute(),
     )
     if arguments.list:
         return _list_cases(target)
@@ -102,19 +103,27 @@ class _Plan(NamedTuple):
             log_progress(f"{part}: {len(cases)} cases have results")
             return
         log_progress(f"{part}: {len(names)} of {len(cases)} cases, at most {seconds:.0f} s")
-        for result in run_worker(part, names, self.target, seconds):
-            reason = f": {result.reason}" if result.reason else ""
-            log_progress(f"  {result.seconds:6.1f} s  {result.case} {result.state}{reason}")
-            yield result
+        end_s = time.monotonic() + seconds
+        # A failed case ends its process; the others continue in a new one.
+        while names and (left_s := end_s - time.monotonic()) > 0:
+            tried = False
+            for result in run_worker(part, names, self.target, left_s):
+                reason = f": {result.reason}" if result.reason else ""
+                log_progress(f"  {result.seconds:6.1f} s  {result.case} {result.state}{reason}")
+                names, tried = [name for name in names if name != result.case], True
+                yield result
+            if not tried:
+                return
 
 
 def run_worker(part: str, names: list[str], target: Target, seconds: float) -> Iterator[CaseResult]:
     """Run `names` of `part` in a process that ends after `seconds`.
 
-    If it ends early, the case under way failed. Cases that did not start have no result.
+    If it ends early, the case under way failed. Cases that did not start have no result; neither
+    has a case that the time limit ended, unless it was the first.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
-    command = [sys.executable, "-m", "benchmarks.gpu.worker", part, request]
+    command = [*_WORKER, part, request]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as log,
         subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log) as process,
@@ -123,13 +132,16 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
         timer = Timer(seconds, process.kill)
         timer.start()
         running: str | None = None
-        started_s = time.monotonic()
+        started_s = end_s = time.monotonic()
+        end_s += seconds
+        results = 0
         try:
             for line in process.stdout:
                 message: dict[str, Any] = orjson.loads(line)
                 running = message.get("started")
                 started_s = time.monotonic() if running else started_s
                 if "result" in message:
+                    results += 1
                     yield CaseResult(**message["result"])
             process.wait()
         finally:
@@ -137,7 +149,7 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
             process.kill()
         log.seek(0)
         last_line = (log.read().strip().splitlines() or [""])[-1]
-    if running is not None:
+    if running is not None and (time.monotonic() < end_s or not results):
         elapsed_s = time.monotonic() - started_s
         yield CaseResult(
             part=part,
@@ -147,8 +159,10 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
             seconds=round(elapsed_s, 2),
             reason=f"its process ended with {process.returncode}: {last_line}"[:300],
         )
-    elif process.returncode > 0:
-        raise BenchmarkError(f"`{part}` cannot run: {last_line}", hint=f"run {command[1:4]} alone")
+    elif running is None and process.returncode > 0:
+        raise BenchmarkError(
+            f"`{part}` cannot run: {last_line}", hint="`hundredfold doctor` lists what is installed"
+        )
 
 
 def _require_gpu() -> None:

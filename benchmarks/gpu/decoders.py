@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -26,7 +25,7 @@ from benchmarks.gpu.checkpoints import (
     write_gpt2,
     write_llama,
 )
-from benchmarks.gpu.device import summarize_ms, used_bytes
+from benchmarks.gpu.device import release_memory, summarize_ms, used_bytes
 from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generate
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.recipes import (
@@ -227,6 +226,7 @@ def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
     target, model = bench.target, _model(bench, "135m")
     spec = model.spec(recipe, target)
     slots, context = target.choose((32, 1_024), (4, 64))
+    release_memory(target)
     before = used_bytes(target)
     started_s = time.perf_counter()
     engine = _open(spec, target, slots=slots, context=context)
@@ -241,7 +241,7 @@ def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
             captures.append({"slots": count, "first_s": first_s, "next_s": second_s})
         captured = used_bytes(target)
     del engine
-    gc.collect()
+    release_memory(target)
     weights = sum(path.stat().st_size for path in spec.path.parent.glob("*") if path.is_file())
     value_bytes = 4 if spec.compute_precision == "fp32" else 2
     kv_bytes = slots * context * kv_bytes_per_token(spec.generation_config, value_bytes)

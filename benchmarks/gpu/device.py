@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from statistics import mean, pstdev
@@ -49,6 +50,15 @@ def used_bytes(target: Target) -> int:
         free, total = torch.cuda.mem_get_info()
         return int(total - free)
     return int(psutil.Process().memory_info().rss)
+
+
+def release_memory(target: Target) -> None:
+    """Return what torch caches to the device, so that the next case finds it free."""
+    gc.collect()
+    if target.is_cuda:
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def matrix_rate(target: Target) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,15 @@ TASKS = (
     TaskName.QUESTION_ANSWERING,
     TaskName.FILL_MASK,
 )
+_DRY_EXPORTS = (TASKS[0], TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK)
 EAGER, COMPILED = "transformers-eager", "transformers-compiled"
 _ITEMS, _TOKENS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
 # torch.compile takes up to a minute per shape.
 _COMPILED_SHAPES = (Shape(items=1, tokens=128), Shape(items=8, tokens=128),
                     Shape(items=32, tokens=128))  # fmt: skip
+_DRY_BUCKETS = (Shape(items=1, tokens=64),)
 _LARGE_ITEMS = (1, 8, 32, 64, 128)
+_COMPILED_LARGE_ITEMS = (1, 32, 128)
 _LARGE_TOKENS = 384
 # samples/s of BERT-large in the seed's TensorRT demonstration.
 KNOWN_LARGE_SAMPLES_PER_S = 8_836
@@ -99,6 +102,8 @@ def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str
     model = bench.once(
         f"parity/{task}", lambda root: _build(bench, sizes, task, root, reference=True)
     )
+    if not bench.target.is_cuda:
+        recipe = _with_buckets(recipe, _DRY_BUCKETS)
     with closing(model.open(recipe, bench.target)) as engine:
         found = check_engine(engine, model.prepared.reference, Gate(), model.prepared.metadata.head)
     parity = {} if found.parity is None else found.parity.model_dump(mode="json")
@@ -106,13 +111,25 @@ def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str
 
 
 def parity_cases(target: Target) -> list[Case]:
-    """Every candidate of every task; a dry run compiles for one task only."""
+    """Every candidate of every task; torch compiles for one only, minutes for nine buckets.
+
+    A dry run exports to ONNX once per layout of the output.
+    """
     return [
         Case(f"{task}/{recipe.name}", partial(_check, task=task, recipe=recipe))
         for task in TASKS
         for recipe in CANDIDATES
-        if target.is_cuda or task is TASKS[0] or not recipe.options.compile
+        if task is TASKS[0] or not recipe.options.compile
+        if target.is_cuda or task in _DRY_EXPORTS or recipe.engine == "torch"
     ]
+
+
+def _with_buckets(recipe: CandidateRecipe, shapes: Sequence[Shape]) -> CandidateRecipe:
+    """Replace the buckets of a recipe that has some."""
+    if not recipe.options.buckets:
+        return recipe
+    buckets = tuple((shape.items, shape.tokens) for shape in shapes)
+    return replace(recipe, options=recipe.options.model_copy(update={"buckets": buckets}))
 
 
 def _shapes(name: str, target: Target) -> tuple[Shape, ...]:
@@ -186,9 +203,9 @@ def _tokenize(model: _Model) -> tuple[TokenizedItem, ...]:
 
 
 def _measure(
-    bench: Bench, name: str, sizes: BertSizes, shapes: Sequence[Shape]
+    bench: Bench, name: str, sizes: BertSizes, shapes: Sequence[Shape], *, has_buckets: bool = False
 ) -> list[dict[str, Any]]:
-    """Time a candidate or a baseline named `name`."""
+    """Time a candidate or a baseline; `has_buckets`: for exactly these shapes, not the recipe's."""
     task = TaskName.FEATURE_EXTRACTION
     model = bench.once(
         f"speed/{sizes[0]}", lambda root: _build(bench, sizes, task, root, reference=False)
@@ -196,6 +213,8 @@ def _measure(
     if name in (EAGER, COMPILED):
         return _time_transformers(bench, model, shapes, is_compiled=name == COMPILED)
     (recipe,) = (candidate for candidate in CANDIDATES if candidate.name == name)
+    if has_buckets:
+        recipe = _with_buckets(recipe, shapes)
     return _time_candidate(bench, model, recipe, shapes)
 
 
@@ -209,9 +228,14 @@ def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
     target = bench.target
     sizes = target.choose(BERT_LARGE, TINY_BERT)
     items, tokens = target.choose((_LARGE_ITEMS, _LARGE_TOKENS), ((1, 2), 48))
-    shapes = [Shape(items=count, tokens=tokens) for count in items]
+    is_compiled = "compiled" in name  # a minute per shape
+    shapes = [
+        Shape(items=count, tokens=tokens)
+        for count in items
+        if not is_compiled or count in _COMPILED_LARGE_ITEMS
+    ]
     rate = bench.once("matrix-rate", lambda _: matrix_rate(target))
-    rows = _measure(bench, name, sizes, shapes)
+    rows = _measure(bench, name, sizes, shapes, has_buckets=True)
     flops = count_flops(sizes, tokens)
     for row in rows:
         row["share_of_matrix_rate"] = row["items_per_s"] * flops / rate

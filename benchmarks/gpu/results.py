@@ -15,8 +15,6 @@ from benchmarks.common.report import RunMetadata, Table, encode_result, format_n
 from benchmarks.gpu.cases import Case, CaseResult, Target
 from benchmarks.gpu.parts import PARTS
 
-_REPEATED = ("failed",)  # a run that continues tries them again
-
 
 @dataclass(slots=True)
 class GpuResults:
@@ -29,15 +27,16 @@ class GpuResults:
         self.cases[result.part, result.case] = result
 
     def remaining(self, part: str, cases: Iterable[Case], device: str) -> list[str]:
-        """Names of the cases without a result of `device`, and of those that failed."""
-        found = {name: result for (owner, name), result in self.cases.items() if owner == part}
-        return [
-            case.name
-            for case in cases
-            if (result := found.get(case.name)) is None
-            or result.device != device
-            or result.state in _REPEATED
-        ]
+        """Names of the cases without a result of `device`, then of those that failed there."""
+        open_: list[str] = []
+        failed: list[str] = []
+        for case in cases:
+            result = self.cases.get((part, case.name))
+            if result is None or result.device != device:
+                open_.append(case.name)
+            elif result.state == "failed":
+                failed.append(case.name)
+        return [*open_, *failed]
 
     def write(self, path: Path) -> None:
         """Replace the file at `path`. Raise BenchmarkError."""

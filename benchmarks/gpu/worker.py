@@ -1,4 +1,4 @@
-"""One part in a process of its own: a failed kernel makes all later calls of a process fail.
+"""Cases of one part in a process of its own, which the command can end and start again.
 
 `python -m benchmarks.gpu.worker PART JSON` writes a line of JSON when a case starts and one with
 its result. Everything else that libraries print goes to stderr.
@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from benchmarks.gpu.cases import Bench, Target, run_case
+from benchmarks.gpu.cases import Bench, Target, named, run_case
+from benchmarks.gpu.device import release_memory
 from benchmarks.gpu.parts import PARTS
 
 # A model hub is never asked, and transformers shows no progress bars.
@@ -28,13 +29,20 @@ _ENVIRONMENT = {
 
 
 def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
-    """Run the cases `names` of `part`; pass each start and result to `write`."""
+    """Run the cases `names` of `part`; pass each start and result to `write`.
+
+    On a GPU it ends after a failed case: an error of CUDA makes every later call of a process fail.
+    """
     with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
         bench = Bench(target, Path(scratch))
-        for case in PARTS[part].cases(target):
-            if case.name in names:
-                write({"started": case.name})
-                write({"result": asdict(run_case(part, case, bench))})
+        cases = named(PARTS[part].cases(target))
+        for name in names:
+            write({"started": name})
+            result = run_case(part, cases[name], bench)
+            write({"result": asdict(result)})
+            if target.is_cuda and result.state == "failed":
+                return
+            release_memory(target)
 
 
 def main() -> int:

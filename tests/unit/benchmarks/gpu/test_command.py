@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.common.report import RunMetadata
 from benchmarks.gpu import command
-from benchmarks.gpu.cases import CaseResult, Target
+from benchmarks.gpu.cases import Case, CaseResult, Target
+from benchmarks.gpu.parts import Part
+from benchmarks.gpu.results import GpuResults
 from benchmarks.gpu.suite import summarize_report
 
 ROOT = Path(__file__).parents[4]
+RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
 # What a borrowed machine may lack. `benchmarks.gpu.command` must not import it.
 ABSENT = ("ray", "msgspec", "starlette", "llguidance", "nncf", "openvino", "httptools", "uvloop",
           "shtab", "torch", "transformers", "onnxruntime", "onnx", "hundredfold.none")  # fmt: skip
@@ -35,6 +39,58 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(command, "run_worker", run_worker)
     return names
+
+
+# A worker that crashes or hangs in the cases of these names.
+WORKER = """
+import json, os, sys, time
+part, request = sys.argv[1], json.loads(sys.argv[2])
+for name in request["cases"]:
+    print(json.dumps({"started": name}), flush=True)
+    if name == "crash":
+        print("CUDA error 700", file=sys.stderr, flush=True)
+        os._exit(3)
+    if name == "hang":
+        time.sleep(60)
+    values = dict(part=part, case=name, state="passed", device="cpu", seconds=0.1)
+    print(json.dumps({"result": values}), flush=True)
+"""
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    monkeypatch.setattr(command, "_WORKER", (sys.executable, str(script)))
+
+
+def run_cases(names: list[str], path: Path, seconds: float = 60.0) -> dict[str, CaseResult]:
+    """Run `names` as the remaining cases of a part; return the results by name."""
+    part = Part("scripted", lambda _: [Case(name, lambda _: {}) for name in names])
+    plan = command._Plan(Target(is_cuda=False), "*", seconds)
+    results = GpuResults.read_or_start(path, RUN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "PARTS", {"device": part})
+        return {result.case: result for result in plan.run("device", results, seconds)}
+
+
+@pytest.mark.usefixtures("scripted")
+def test_crash_fails_one_case_and_the_others_continue(tmp_path: Path) -> None:
+    found = run_cases(["first", "crash", "last"], tmp_path / "out.json")
+    assert {name: result.state for name, result in found.items()} == {
+        "first": "passed",
+        "crash": "failed",
+        "last": "passed",
+    }
+    assert found["crash"].reason == "its process ended with 3: CUDA error 700"
+
+
+@pytest.mark.usefixtures("scripted")
+def test_time_limit_leaves_cases_for_the_next_run(tmp_path: Path) -> None:
+    assert set(run_cases(["first", "hang", "last"], tmp_path / "out.json", 1.0)) == {"first"}
+    # A case that alone exceeds the limit would never end: it failed.
+    (result,) = run_cases(["hang", "last"], tmp_path / "out.json", 1.0).values()
+    assert (result.case, result.state) == ("hang", "failed")
 
 
 def test_second_run_continues(started: list[str], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_file_continues_where_it_ended(tmp_path: Path) -> None:
     results.write(path)
     again = GpuResults.read_or_start(path, RUN)
     assert again.cases == results.cases
-    assert again.remaining("device", CASES, "cuda") == ["matrix-rate", "bandwidth"]
+    assert again.remaining("device", CASES, "cuda") == ["bandwidth", "matrix-rate"]
     # A dry run proves nothing on a GPU, and the other way round.
     assert again.remaining("device", CASES, "cpu") == [case.name for case in CASES]
 
