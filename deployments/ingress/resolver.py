@@ -72,10 +72,9 @@ class RequestResolver:
         As without a GPU, the hint `use_gpu` then falls back to the CPU.
         """
         states = self.monitor.states_for(model)
-        caller = current_caller()
-        if Scope.GPU not in caller.scopes:
-            if options.requires_device and options.device is Device.GPU:
-                caller.require_scope(Scope.GPU)
+        if options.device is Device.GPU and Scope.GPU not in current_caller().scopes:
+            if options.requires_device:
+                current_caller().require_scope(Scope.GPU)
             states = {device: state for device, state in states.items() if device != Device.GPU}
         return choose_device(options, model.manifest, states)
 

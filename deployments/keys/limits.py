@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -27,10 +27,13 @@ RawHeaders = list[tuple[bytes, bytes]]
 class Bucket:
     """Token bucket: units that may be used now. Below zero if requests used more than expected."""
 
-    __slots__ = ("kind", "level", "per_minute", "updated_s")
+    __slots__ = ("header_names", "kind", "level", "per_minute", "updated_s")
 
     def __init__(self, kind: Literal["requests", "tokens"], now_s: float) -> None:
         self.kind = kind
+        self.header_names = [
+            f"x-ratelimit-{name}-{kind}".encode() for name in ("limit", "remaining", "reset")
+        ]
         self.level = math.inf  # full
         self.per_minute = math.inf  # share of this replica
         self.updated_s = now_s
@@ -67,7 +70,8 @@ class KeyMeter:
         limits, now_s = self.limits, self._clock()
         if limits.concurrent_requests is not None:
             self._check_concurrency(math.ceil(limits.concurrent_requests / replicas))
-        for bucket, limit in self._limited_buckets():
+        limited = self._limited_buckets()
+        for bucket, limit in limited:
             bucket.refill(limit / replicas, now_s)
             if bucket.level < 1:
                 raise self._exceeded(bucket, limit)
@@ -75,7 +79,7 @@ class KeyMeter:
         # What concurrent requests are going to use is not left for others.
         self._tokens.level -= self._expected_tokens
         self._in_flight += 1
-        return Lease(self, self._expected_tokens, self._headers(replicas))
+        return Lease(self, self._expected_tokens, build_headers(limited, replicas))
 
     def use_tokens(self, tokens: int) -> None:
         """Count the tokens of a request, once they are known."""
@@ -120,22 +124,6 @@ class KeyMeter:
             },
         )
 
-    def _headers(self, replicas: int) -> RawHeaders:
-        """Build the headers that OpenAI's clients read: of the whole cluster, as seen from here."""
-        headers: RawHeaders = []
-        for bucket, limit in self._limited_buckets():
-            remaining = max(0, int(bucket.level * replicas))
-            reset = format_seconds(bucket.seconds_until(bucket.capacity))
-            headers += (
-                (f"x-ratelimit-{name}-{bucket.kind}".encode(), text.encode())
-                for name, text in (
-                    ("limit", str(limit)),
-                    ("remaining", str(remaining)),
-                    ("reset", reset),
-                )
-            )
-        return headers
-
 
 class Lease:
     """A request in flight. `headers` are those of its response."""
@@ -150,6 +138,21 @@ class Lease:
     def release(self) -> None:
         """Call once, when the response is sent."""
         self._meter.leave(self._expected_tokens)
+
+
+def build_headers(limited: Sequence[tuple[Bucket, int]], replicas: int) -> RawHeaders:
+    """Build the headers that OpenAI's clients read: of the whole cluster, as seen from here."""
+    headers: RawHeaders = []
+    for bucket, limit in limited:
+        limit_name, remaining_name, reset_name = bucket.header_names
+        remaining = max(0, int(bucket.level * replicas))
+        reset = format_seconds(bucket.seconds_until(bucket.capacity))
+        headers += (
+            (limit_name, b"%d" % limit),
+            (remaining_name, b"%d" % remaining),
+            (reset_name, reset.encode()),
+        )
+    return headers
 
 
 def build_error(

@@ -12,11 +12,12 @@ from deployments.errors import Unauthorized
 from deployments.ingress.http.api import Access
 from deployments.ingress.http.clients import KEY_HEADERS
 from deployments.keys.caller import EVERYONE, set_current_caller
-from deployments.keys.key import Scope, has_key_form
+from deployments.keys.key import KEY_PREFIX, Scope, has_key_form
 from deployments.keys.key_ring import KeyRing
 from deployments.keys.limits import Lease
 
 BEARER = "bearer "
+USUAL_START = f"Bearer {KEY_PREFIX}"
 SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope.ADMIN}
 
 
@@ -59,6 +60,9 @@ def find_key(headers: Mapping[str, str]) -> str:
     One in the form of this server's keys wins: Hugging Face's client adds the user's own token to
     `authorization` unasked.
     """
+    bearer = headers.get(KEY_HEADERS[0], "")
+    if bearer.startswith(USUAL_START):
+        return bearer[len(BEARER) :]
     found = [_strip_scheme(headers[name]) for name in KEY_HEADERS if name in headers]
     if not found:
         raise Unauthorized("an API key is required: send the header `Authorization: Bearer KEY`")
