@@ -27,16 +27,16 @@ class GpuResults:
         self.cases[result.part, result.case] = result
 
     def remaining(self, part: str, cases: Iterable[Case], device: str) -> list[str]:
-        """Names of the cases without a result of `device`, then of those that failed there."""
+        """Names of the cases without a result of `device`, then of those to repeat."""
         open_: list[str] = []
-        failed: list[str] = []
+        repeated: list[str] = []
         for case in cases:
             result = self.cases.get((part, case.name))
             if result is None or result.device != device:
                 open_.append(case.name)
-            elif result.state == "failed":
-                failed.append(case.name)
-        return [*open_, *failed]
+            elif result.state in ("blocked", "failed"):
+                repeated.append(case.name)
+        return [*open_, *repeated]
 
     def write(self, path: Path) -> None:
         """Replace the file at `path`. Raise BenchmarkError."""

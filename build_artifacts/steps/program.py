@@ -28,9 +28,13 @@ def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) ->
     )
     config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
     rows = wrap_for_export(model, metadata.head, metadata.pooling)
-    write_traced(
-        lambda: DynamoExporter().export(rows, inputs, config=config).program, metadata, path
-    )
+
+    def trace() -> torch.export.ExportedProgram:
+        exported = DynamoExporter().export(rows, inputs, config=config)
+        # transformers 5.17, which machines lent for `bench gpu` may have, returns the program.
+        return getattr(exported, "program", exported)
+
+    write_traced(trace, metadata, path)
 
 
 def write_traced(
