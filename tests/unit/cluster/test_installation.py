@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -8,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster import up
 from cluster.gpu_support import assess_gpus
 from cluster.installation import CPU_PACKAGES, GPU_PACKAGES, plan_install
+from cluster.local import LocalPorts
+from cluster.progress import StartupProgress
+from cluster.ray_host import build_ray_command
 from deployments.gpus import Gpu
 
 ROOT = Path(__file__).parents[3]
@@ -122,3 +127,33 @@ def test_ray_gets_a_gpu_only_if_an_engine_can_use_it(
     assert (support.engines, support.usable) == (engines, usable)
     assert (support.problem is None) == bool(usable)
     assert "H200" in support.describe()
+
+
+class Lines(StartupProgress):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def report(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Lines()
+    support = assess_gpus((H200,), {"onnxruntime-gpu": "1.31.1"}, 1)
+    monkeypatch.setattr(up, "read_gpu_support", lambda: support)
+    assert up.count_gpus(None, progress) == 1
+    assert progress.lines == ["H200, driver 580.159.03: for onnxruntime-gpu"]
+    assert up.count_gpus(0, progress) == 0
+    monkeypatch.setattr(up, "read_gpu_support", lambda: assess_gpus((), {}, 0))
+    assert up.count_gpus(None, progress) == 0
+    assert len(progress.lines) == 1
+    command = build_ray_command(LocalPorts.choose(reserved=8000), 1)
+    assert command[-1] == "--num-gpus=1"
+
+
+def test_no_gpu_is_zero_gpus() -> None:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    assert parser.parse_args(["--no-gpu"]).num_gpus == 0
+    assert parser.parse_args([]).num_gpus is None
