@@ -21,22 +21,27 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
         deployment["user_config"] = {**user_config, "key_file": str(key_file.resolve())}
 
 
+def find_key_file(config: dict[str, Any]) -> Path | None:
+    """Return the key file of a Serve config; None if its Ingress needs no keys."""
+    paths = [
+        IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
+        for deployment in _ingress_deployments(config)
+    ]
+    return paths[0] if paths and all(paths) else None
+
+
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
     """Reject a key file that cannot be used, and other hosts as clients without keys.
 
     Raises StartError.
     """
-    key_files = [
-        IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
-        for deployment in _ingress_deployments(config)
-    ]
-    for path in key_files:
-        if path is not None:
-            try:
-                read_key_file(path)
-            except BadSetting as error:
-                raise StartError(error.message) from error
-    if not no_auth and not is_loopback(host) and not all(key_files):
+    key_file = find_key_file(config)
+    if key_file is not None:
+        try:
+            read_key_file(key_file)
+        except BadSetting as error:
+            raise StartError(error.message) from error
+    elif not no_auth and not is_loopback(host):
         raise StartError(
             f"`{host}` lets other hosts connect, and no API keys are configured",
             hint="create a key with `hundredfold keys add NAME` and serve with `--keys FILE`, "

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from cluster.access import check_access, use_key_file
+from cluster.access import check_access, find_key_file, use_key_file
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
@@ -299,4 +299,6 @@ def client_address(host: str) -> str:
 def build_startup_message(url: str, config: dict[str, Any]) -> str:
     """Build the line that shows the URL and an example request."""
     model = config["applications"][0]["args"]["models"][0]["id"]
-    return f'serving on {url} - try: curl {url}/models/{model} -d \'{{"inputs": "Hello world"}}\''
+    key = "" if find_key_file(config) is None else ' -H "Authorization: Bearer $KEY"'
+    body = '{"inputs": "Hello world"}'
+    return f"serving on {url} - try: curl{key} {url}/models/{model} -d '{body}'"
