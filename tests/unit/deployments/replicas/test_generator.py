@@ -391,6 +391,7 @@ async def test_check_health_fails_when_a_step_hangs(
             await running.check_health()
         held.set()
         assert isinstance(await answer, ServeError)
+        await wait_until(lambda: loop.health.running_s() == 0)  # the answer leaves first
         await running.check_health()
 
 
