@@ -53,6 +53,7 @@ class GenerationLoop:
         self._recorder = recorder
         self._model_id = model_id
         self._forecast = Forecast(decoder.info.slots)
+        self._ended_s = 0.0  # end of the last step; 0 if no job was active then
         self._executor = StepExecutor(decoder, self._next_waiting, self.health)
         self._changed = threading.Condition()  # reentrant
         self._waiting = AdmissionQueue(self._forecast, decoder.info.slots)  # guarded by _changed
@@ -145,7 +146,8 @@ class GenerationLoop:
             self._publish_events()
 
     def _step(self) -> None:
-        started_s = time.perf_counter()
+        # What passes between two steps, such as the wait for the interpreter's lock, counts too.
+        started_s = self._ended_s or time.perf_counter()
         active_before = len(self._executor.active)
         self._drop_jobs()
         self._executor.admit()
@@ -155,6 +157,7 @@ class GenerationLoop:
             self._publish_events()  # first tokens do not wait for the decode step
         output = self._executor.decode(self.settings)
         ended_s = time.perf_counter()
+        self._ended_s = ended_s if self._executor.active else 0.0
         times = self._forecast.times
         times.record_prefill(prefill.tokens + prefill.cached_tokens, prefilled_s - started_s)
         if output.tokens:
@@ -203,6 +206,7 @@ class GenerationLoop:
 
     def _fail(self, error: ServeError) -> None:
         self._executor.fail_all(error)
+        self._ended_s = 0.0
         self._record(0, NO_OUTPUT, self.health.running_s())  # no job is active now
 
     def _publish_events(self) -> None:
