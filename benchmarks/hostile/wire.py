@@ -19,7 +19,7 @@ class HostileRequest:
     """A request and its expected statuses.
 
     `stalls`: the request is incomplete, and the connection stays open. `leaves`: the answer may
-    take minutes; the client leaves before.
+    take minutes; the client leaves before. `has_deadline`: the client says one, so 504 is expected.
     """
 
     name: str
@@ -27,6 +27,7 @@ class HostileRequest:
     statuses: frozenset[int]  # expected; empty: any status below 500 and 503
     stalls: bool = False
     leaves: bool = False
+    has_deadline: bool = False
 
 
 def build_request(

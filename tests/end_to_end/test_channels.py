@@ -68,7 +68,7 @@ def statuses_during(
     async def scene() -> None:
         await asyncio.sleep(1)
         await asyncio.to_thread(change)
-        await asyncio.to_thread(wait_for, is_over, 90)
+        await asyncio.to_thread(wait_for, is_over, 120)
         await asyncio.sleep(1)
 
     return asyncio.run(load(cluster, clients=6, until=scene()))
@@ -117,7 +117,7 @@ def test_stopped_replica_loses_no_request(
 
 def test_rolling_update_loses_no_request(cluster: Cluster, paired: dict[str, Any]) -> None:
     before = pids(cluster)
-    restarted = {"ray_actor_options": {"num_cpus": 0.21}}
+    restarted = {"ray_actor_options": {"num_cpus": 0.1}}
     updated = changed(paired, **dict.fromkeys(PAIRED, restarted))
 
     def is_updated() -> bool:

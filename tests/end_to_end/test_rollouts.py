@@ -34,7 +34,7 @@ def test_refused_version_leaves_the_old_replicas_serving(
         wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", 120)
         failed = cluster.status()["deployments"].values()
         assert any(UNKNOWN_VERSION in one["message"] for one in failed)
-        assert {name: cluster.replicas(name) for name in names} == before
+        wait_for(lambda: {name: cluster.replicas(name) for name in names} == before, 60)
         assert httpx.get(f"{cluster.url}/ready", timeout=5).status_code == 200
     finally:
         outcomes = prober.stop()

@@ -86,6 +86,13 @@ def test_only_generation_may_last_longer_than_the_client_stays() -> None:
     assert counts.failures == {"-1 POST /models/a%2Fc": 1}
 
 
+def test_only_requests_with_a_deadline_may_miss_it() -> None:
+    counts = HostileCounts()
+    for head in (b"POST /a HTTP/1.1\r\nX-Request-Timeout-Ms: 1", b"POST /b HTTP/1.1"):
+        counts.count(build_generated(head, None), 504)
+    assert counts.failures == {"504 POST /b": 1}
+
+
 def test_compare_memory_ignores_replicas_that_start_or_stop() -> None:
     assert compare_memory({"a": 100, "stopped": 50}, {"a": 130, "started": 50}) == 1.3
     assert compare_memory({"a": 100}, {"b": 100}) is None
