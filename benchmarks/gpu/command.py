@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import Any, NamedTuple
 
 import orjson
@@ -129,11 +129,16 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
         subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log) as process,
     ):
         assert process.stdout is not None
-        timer = Timer(seconds, process.kill)
+        is_late = Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = Timer(seconds, end)
         timer.start()
         running: str | None = None
-        started_s = end_s = time.monotonic()
-        end_s += seconds
+        started_s = time.monotonic()
         results = 0
         try:
             for line in process.stdout:
@@ -149,7 +154,7 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
             process.kill()
         log.seek(0)
         last_line = (log.read().strip().splitlines() or [""])[-1]
-    if running is not None and (time.monotonic() < end_s or not results):
+    if running is not None and (not is_late.is_set() or not results):
         elapsed_s = time.monotonic() - started_s
         yield CaseResult(
             part=part,
