@@ -197,6 +197,6 @@ def _report(results: GpuResults, path: Path) -> int:
         if table.rows:
             print(f"\n{table.name}\n{table.text}")
     states = Counter(result.state for result in results.cases.values())
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    print(f"\n{told}: {path}")
+    shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    print(f"\n{shown}: {path}")
     return FAILED if states["failed"] else OK

@@ -97,9 +97,9 @@ def _unproven_table(cases: Sequence[CaseResult]) -> Table:
         unproven = [case for case in names if case not in proven]
         states = Counter(f"{r.state} on {r.device}" for r in found.values() if not r.is_proof)
         states["never run"] += len(names) - len(found)
-        told = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+        shown = ", ".join(f"{count} {state}" for state, count in states.items() if count)
         listed = "none" if not unproven else "all" if not proven else ", ".join(unproven)
-        rows.append((name, part.title, f"{len(proven)} of {len(names)}", told or "-", listed))
+        rows.append((name, part.title, f"{len(proven)} of {len(names)}", shown or "-", listed))
     columns = ("part", "what", "proven on a GPU", "of the rest", "unproven")
     return Table("unproven", columns, rows)
 
