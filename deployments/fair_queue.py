@@ -75,14 +75,19 @@ class FairQueue(Generic[T]):
         """The sum of all items."""
         return max(self._cost, 0.0) if self._entries else 0.0
 
+    def count_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> int:
+        """Return how many items would be served before one that is pushed now."""
+        position = (priority, self._finish(cost, client, priority), self._pushed + 1)
+        return bisect(self._entries, position, key=lambda each: each.position)
+
     def ahead(self, *, cost: float, client: str = "", priority: int = 0) -> list[T]:
-        """Return the items that would be served before one that is pushed now, in order."""
-        count = self._count_ahead(cost, client, priority)
+        """Return these items, in order."""
+        count = self.count_ahead(cost=cost, client=client, priority=priority)
         return [entry.item for entry in self._entries[:count]]
 
     def cost_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> float:
-        """Return the cost of the items that `ahead` returns."""
-        count = self._count_ahead(cost, client, priority)
+        """Return the cost of these items."""
+        count = self.count_ahead(cost=cost, client=client, priority=priority)
         return sum(entry.cost for entry in islice(self._entries, count))
 
     def peek(self, count: int) -> list[T]:
@@ -155,10 +160,6 @@ class FairQueue(Generic[T]):
     def _finish(self, cost: float, client: str, priority: int) -> float:
         group = self._classes.setdefault(priority, _PriorityClass())
         return max(group.now, group.last_finish.get(client, 0.0)) + cost
-
-    def _count_ahead(self, cost: float, client: str, priority: int) -> int:
-        position = (priority, self._finish(cost, client, priority), self._pushed + 1)
-        return bisect(self._entries, position, key=lambda each: each.position)
 
     def _refund(self, entries: Sequence[_Entry[T]]) -> None:
         for entry in entries:

@@ -32,7 +32,7 @@ class BatchGroup(NamedTuple):
 
 
 @dataclass(slots=True)
-class PendingCall:
+class QueuedCall:
     """One submitted call until all of its items are computed."""
 
     group: BatchGroup
@@ -52,7 +52,7 @@ class PendingCall:
 @dataclass(slots=True)
 class QueuedItem:
     tokens: TokenizedItem
-    call: PendingCall
+    call: QueuedCall
     index: int
     price: float
     arrived_s: float  # time.perf_counter

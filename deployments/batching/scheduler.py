@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from deployments.batching.batches import LOOK_AHEAD, plan_batch
-from deployments.batching.calls import BatchGroup, CallOutputs, PendingCall, QueuedItem, deliver
+from deployments.batching.calls import BatchGroup, CallOutputs, QueuedCall, QueuedItem, deliver
 from deployments.batching.passes import PassResult, run_pass
 from deployments.batching.prices import (
     MEASURED_PASSES,
@@ -132,7 +132,7 @@ class BatchScheduler:
         self._check_deadline(cost, deadline_s, client, priority)
         self._make_room(len(items), cost, client, priority)
         self.health[model].admit()
-        call = PendingCall(
+        call = QueuedCall(
             group=BatchGroup(model, unpooled),
             client=client,
             future=asyncio.get_running_loop().create_future(),
@@ -196,12 +196,12 @@ class BatchScheduler:
                 f"{limit}. Retry later.",
                 self._queue.cost,
             )
-            ahead = self._queue.ahead(cost=cost, client=client, priority=priority)
-            if len(ahead) == len(self._queue):
+            ahead = self._queue.count_ahead(cost=cost, client=client, priority=priority)
+            if ahead == len(self._queue):
                 raise error
             self._reject(last.call, error)
 
-    def _reject(self, call: PendingCall, error: ServeError) -> None:
+    def _reject(self, call: QueuedCall, error: ServeError) -> None:
         if not call.future.done():
             call.future.set_exception(error)
         self._queue.discard(lambda item: item.call is call)
@@ -220,7 +220,7 @@ class BatchScheduler:
             if batch := [item for item in taken if id(item.call) not in dropped]:
                 self._start(first.call.group, batch)
 
-    def _can_end(self, call: PendingCall) -> bool:
+    def _can_end(self, call: QueuedCall) -> bool:
         """Whether the caller still waits, and the call can end in time; else drop the call.
 
         Predictions from before its arrival drop nothing: an idle replica may be faster.

@@ -18,7 +18,7 @@ class FairThread:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
-        self.is_busy = False
+        self._is_busy = False
 
     async def run(
         self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
@@ -49,12 +49,12 @@ class FairThread:
         self._thread.shutdown()
 
     def _end(self) -> None:
-        self.is_busy = False
+        self._is_busy = False
         self._start_next()
 
     def _start_next(self) -> None:
-        while not self.is_busy and self._queue:
+        while not self._is_busy and self._queue:
             turn = self._queue.take_first()
             if not turn.done():
-                self.is_busy = True
+                self._is_busy = True
                 turn.set_result(None)

@@ -99,7 +99,8 @@ class TokenizerReplica:
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         """Replace the texts of all calls by token ids; a call that fails becomes its error.
 
-        Long calls take several turns of the thread.
+        Long calls take several turns of the thread. A slice with calls of several clients has the
+        turn of the first.
         """
         tokenizer = self._tokenizers.get(batch.key.model)
         if tokenizer is None:
@@ -107,8 +108,9 @@ class TokenizerReplica:
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
         outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
         waiting = _count_characters(batch.calls)
-        if refusal := self._refuse(batch.calls[0], waiting):
-            return TokenizedBatch(batch.key, b"", (refusal,) * len(batch.calls), 0.0)
+        # Short calls of several clients travel together: none is refused for another.
+        if len(batch.calls) == 1 and (refusal := self._refuse(batch.calls[0], waiting)):
+            return TokenizedBatch(batch.key, b"", (refusal,), 0.0)
         client = batch.calls[0].client
         self._characters[client] += waiting
         tokenize_s = 0.0

@@ -357,3 +357,22 @@ async def test_long_call_that_cannot_be_tokenized_in_time_is_refused(
     await asyncio.gather(slow, return_exceptions=True)
     accepted = await replica.tokenize_batch(batch(tiny_store, hasty))
     assert isinstance(accepted.calls[0], DeadlineExceeded), "idle: it may try"
+
+
+async def test_short_calls_are_not_refused_for_the_deadline_of_another(
+    make_replica, tiny_store: Path
+) -> None:
+    log = TokenizeLog()
+    replica = make_replica(log)
+    text = "good film " * (SLICE_CHARACTERS // 10)
+    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)
+    slow = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
+    await wait_until(lambda: len(log.records) >= 2)
+    short = call("good film " * 90, truncate=True)
+    hasty = short._replace(deadline_s=deadline_after(1e-3))
+    others = [short] * (SLICE_CHARACTERS // 900 + 1)
+    done = await replica.tokenize_batch(batch(tiny_store, hasty, *others))
+    assert isinstance(done.calls[0], DeadlineExceeded)
+    assert all(each.lengths == (MAX_TOKENS,) for each in done.calls[1:])
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
