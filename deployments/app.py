@@ -24,7 +24,6 @@ from deployments.config import (
     IngressUserConfig,
     TokenizerUserConfig,
 )
-from deployments.deadlines import deadline_after
 from deployments.errors import ServeError
 from deployments.idle_cores import IdleCores
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
@@ -87,6 +86,7 @@ from deployments.transports.serve import (
     ServeGeneratorClient,
     ServeTokenizerClient,
     bind_grpc_to_node,
+    to_deadline,
     to_deadlines,
     to_remaining,
 )
@@ -195,12 +195,12 @@ class Generator(_ChannelHooks):
         self._replica.configure(GeneratorUserConfig.parse(user_config).scheduling)
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
-        return await self._replica.complete(_with_deadline(call))
+        return await self._replica.complete(to_deadline(call))
 
     async def stream(
         self, call: GenerationCall
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
-        async with aclosing(self._replica.stream(_with_deadline(call))) as stream:
+        async with aclosing(self._replica.stream(to_deadline(call))) as stream:
             async for event in stream:
                 yield event
 
@@ -211,10 +211,6 @@ class Generator(_ChannelHooks):
     async def __del__(self) -> None:
         await self._channel.close()
         await self._replica.close()
-
-
-def _with_deadline(call: GenerationCall) -> GenerationCall:
-    return call._replace(deadline_s=deadline_after(call.deadline_s))
 
 
 class Clients(NamedTuple):

@@ -56,6 +56,15 @@ def bind_grpc_to_node() -> None:
     serve_replica.add_port_to_grpc_server = add_port_of_node
 
 
+def to_deadline(call: GenerationCall) -> GenerationCall:
+    """Replace the seconds left, which a call through a handle has, by a deadline."""
+    return call._replace(deadline_s=deadline_after(call.deadline_s))
+
+
+def _with_remaining(call: GenerationCall) -> GenerationCall:
+    return call._replace(deadline_s=remaining_s(call.deadline_s))
+
+
 def to_remaining(batch: B) -> B:
     """Replace each deadline by the seconds left; `to_deadlines` of the receiver undoes it."""
     return _convert_deadlines(batch, remaining_s)
@@ -143,10 +152,6 @@ class ServeGeneratorClient:
                 log.warning("replica lost, retrying once: %s", exc)
             finally:
                 response.cancel()
-
-
-def _with_remaining(call: GenerationCall) -> GenerationCall:
-    return call._replace(deadline_s=remaining_s(call.deadline_s))
 
 
 async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
