@@ -20,7 +20,7 @@ PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 
 # `exec`, so that a signal to make's child reaches the launcher itself.
 serve: .venv/serve-ready$(VARIANT)
-	@$(BIN)/hundredfold demo $(NO_GPU_OPTION)
+	@$(BIN)/hundredfold demo --first $(NO_GPU_OPTION)
 	@exec $(BIN)/hundredfold serve $(SERVE_OPTIONS)
 
 # Unit tests: no Ray cluster, no torch, in parallel.

@@ -15,6 +15,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "neighbor": CommandSpec(
         "benchmarks.serving.neighbor", "Measure a quiet client beside a loud one", _EXTRAS
     ),
+    "keys": CommandSpec(
+        "benchmarks.serving.keys", "Measure refused keys, the cost of keys, a noisy key", _EXTRAS
+    ),
     "quality": CommandSpec(
         "benchmarks.serving.quality", "Measure task metrics through the server", _EXTRAS
     ),
@@ -26,6 +29,12 @@ COMMANDS: Mapping[str, CommandSpec] = {
     ),
     "overload": CommandSpec(
         "benchmarks.overload.command", "Offer more load than the server can answer", _EXTRAS
+    ),
+    "many-models": CommandSpec(
+        "benchmarks.models.command", "Ask thousands of models with room for few", _EXTRAS
+    ),
+    "rollouts": CommandSpec(
+        "benchmarks.models.rollouts", "Change versions under load, and kill replicas", _EXTRAS
     ),
     "engine": CommandSpec(
         "benchmarks.engine.command", "Measure an engine without server and tokenizer", _EXTRAS
@@ -42,12 +51,24 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "autoscaling": CommandSpec(
         "benchmarks.autoscaling.command", "Replay a day of bursts against the policies", _EXTRAS
     ),
+    "placement": CommandSpec(
+        "benchmarks.placement.command", "Replay a day with hardware `auto`, CPU and GPU", _EXTRAS
+    ),
     "gpu": CommandSpec("benchmarks.gpu.command", "Prove on a GPU what the CPU only checked"),
+    "stories": CommandSpec(
+        "benchmarks.stories.command", "Measure what each technique is worth", _EXTRAS
+    ),
     "tables": CommandSpec(
-        "benchmarks.tables", "Generate the tables of docs/performance.md", _EXTRAS
+        "benchmarks.tables", "Generate the tables of README.md and docs/", _EXTRAS
     ),
     "faults": CommandSpec(
         "benchmarks.faults.command", "Kill and stop every process of a server under load", _EXTRAS
+    ),
+    "soak": CommandSpec(
+        "benchmarks.faults.soak", "Run mixed load with random kills for a long time", _EXTRAS
+    ),
+    "page": CommandSpec(
+        "benchmarks.page.command", "Measure the page of a server in Chromium", "dev"
     ),
     "hostile": CommandSpec(
         "benchmarks.hostile.command", "Send malformed and oversized requests", _EXTRAS

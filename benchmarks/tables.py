@@ -1,7 +1,9 @@
-"""Tables of docs/performance.md, generated from the result files in docs/results.
+"""Tables of the documents, generated from the result files in docs/results and from the code.
 
-A marker `<!-- results: FILE TABLE -->` precedes each table; `<!-- end of results -->` follows it.
-Copy a result file of a benchmark to docs/results to publish its tables.
+A marker precedes each table, `<!-- end of MARKER -->` follows it.
+
+<!-- results: FILE TABLE -->    a table of a result file; copy a file there to publish its tables
+<!-- reference: NAME -->        a table of benchmarks/reference.py
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ import argparse
 import re
 from pathlib import Path
 
-import orjson
-
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.report import REPOSITORY, Table
+from benchmarks.common.report import REPOSITORY, RESULTS, Table, read_table
 
-DOCUMENT = REPOSITORY / "docs" / "performance.md"
-RESULTS = REPOSITORY / "docs" / "results"
 _BLOCK = re.compile(
-    r"(?P<start><!-- results: (?P<file>\S+) (?P<table>[^\n]+?) -->\n)"
-    r".*?(?P<end><!-- end of results -->)",
+    r"(?P<start><!-- (?P<kind>results|reference): (?P<name>[^\n]+?) -->\n)"
+    r".*?(?P<end><!-- end of (?P=kind) -->)",
     re.DOTALL,
 )
+
+
+def list_documents() -> list[Path]:
+    """Return every page that people read, the first page first."""
+    pages = sorted((REPOSITORY / "docs").rglob("*.md"))
+    return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *pages]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,16 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the tables. Raise BenchmarkError for bad markers, or outdated tables in a check."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    generated = fill_tables(text, RESULTS)
-    if generated == text:
-        return 0
-    if arguments.check:
+    outdated = []
+    for document in list_documents():
+        text = document.read_text(encoding="utf-8")
+        generated = fill_tables(text, RESULTS)
+        if generated != text:
+            outdated.append(document.name)
+            if not arguments.check:
+                document.write_text(generated, encoding="utf-8")
+    if outdated and arguments.check:
         raise BenchmarkError(
-            f"the tables of {DOCUMENT.name} differ from the files in {RESULTS.name}",
+            f"tables differ from the results or the code: {', '.join(outdated)}",
             hint="run `python -m benchmarks tables`",
         )
-    DOCUMENT.write_text(generated, encoding="utf-8")
     return 0
 
 
@@ -49,20 +56,21 @@ def fill_tables(text: str, results: Path) -> str:
     """Replace the contents of all marked blocks by their tables. Raise BenchmarkError."""
 
     def fill(block: re.Match[str]) -> str:
-        table = read_table(results / block["file"], block["table"])
+        table = _build_table(block["kind"], block["name"], results)
         return f"{block['start']}{table.markdown}\n{block['end']}"
 
     return _BLOCK.sub(fill, text)
 
 
-def read_table(path: Path, name: str) -> Table:
-    """Read one table of a result file. Raise BenchmarkError."""
-    try:
-        tables = orjson.loads(path.read_bytes())["tables"]
-        (table,) = [Table(**entry) for entry in tables if entry["name"] == name]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+def _build_table(kind: str, name: str, results: Path) -> Table:
+    if kind == "results":
+        file, _, table = name.partition(" ")
+        return read_table(results / file, table)
+    from benchmarks.reference import REFERENCES  # imports the server
+
+    if name not in REFERENCES:
         raise BenchmarkError(
-            f"`{path.name}` has no table `{name}`: {exc!r}",
-            hint="name a file of docs/results and one of its tables in the marker",
-        ) from exc
-    return table
+            f"the marker `{kind}: {name}` names no table",
+            hint=f"tables of the code are {', '.join(REFERENCES)}",
+        )
+    return REFERENCES[name]()

@@ -12,7 +12,12 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "demo": CommandSpec(
         "build_artifacts.options:DEMO", "Build the demo models that are missing", "build,cpu"
     ),
-    "ls": CommandSpec("build_artifacts.options:LIST", "List the store", "build,cpu"),
+    "pull": CommandSpec(
+        "build_artifacts.options:PULL", "Fetch and build a model, once for all who ask", "build,cpu"
+    ),
+    "drain": CommandSpec(
+        "build_artifacts.options:DRAIN", "Build the models that wait in the queue", "build,cpu"
+    ),
     "verify": CommandSpec(
         "build_artifacts.options:VERIFY",
         "Check the digests and the parity of a sealed model again",

@@ -108,9 +108,10 @@ class CandidateSearch(Generic[R, S]):
         return [*for_cpu, *self.select_for(Device.GPU)]
 
     def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
-        """The accepted graphs for `device`; a host without it accepts one, in recipe order.
+        """Evaluate graphs for `device`, the fastest first, until enough are accepted.
 
-        Such a host cannot measure speed, and evaluating a graph takes minutes there.
+        On a host without the device one graph is enough, and the recipes keep their order: speed
+        cannot be measured there, and the evaluation of a graph takes minutes.
         """
         is_here = has_device(device)
         limit = self.keep if is_here else 1

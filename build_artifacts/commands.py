@@ -10,42 +10,51 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
-from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
     format_report,
     read_generation_report,
 )
-from build_artifacts.demo import DEMO_MODELS, build_demo_model
+from build_artifacts.demo import ALL_DEMO_MODELS, DEMO_MODELS, build_demo_model
+from build_artifacts.demo_variants import build_demo_variants
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
-from build_artifacts.gpu_placement import with_gpu_placement
+from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
 from build_artifacts.inspection import (
     format_costs,
-    list_versions,
     migrate_manifests,
-    table,
     verify_candidates,
 )
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress, copy_stderr
+from build_artifacts.pruning.prune import Pruning
+from build_artifacts.pulls import build_first_demo_model, drain, pull_or_follow
 from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, read_report, write_report
 from build_artifacts.report.values import Report, ReportRequest, read_conditions
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.sources.local import find_directory
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
 from build_artifacts.storage.workspace import scratch
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
-from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.artifacts.types import Device, ModelHead
+from deployments.background_process import end_with_standard_input, limit_memory, lower_priority
+from deployments.builds.process import BUSY
+from deployments.builds.queue import BuildQueue
+from deployments.builds.record import BuildState
+from deployments.builds.sources import default_model_id
 from deployments.command_line import FAILED, OK
 from deployments.config import EncoderSettings
+from deployments.console import format_table, print_json, print_text
 from deployments.gpus import read_gpus
 from deployments.machine import usable_cores
+from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import find_named
 from deployments.tasks import find_head
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.tuner import tune_exclusively
@@ -66,6 +75,7 @@ def build_model(arguments: argparse.Namespace) -> int:
             sampling=ExampleSampling(limit=arguments.eval_limit),
         ),
         force=arguments.force,
+        pruning=_build_pruning(arguments),
     )
     with BuildProgress.on_stderr() as progress:
         _print_result(build(request, progress))
@@ -73,12 +83,21 @@ def build_model(arguments: argparse.Namespace) -> int:
 
 
 def _build_recipe(arguments: argparse.Namespace) -> BuildRecipe:
-    recipe = with_gpu_placement(
+    placed = with_gpu_placement(
         SEARCH_PRESETS[arguments.search],
         tensor_parallel_size=arguments.tensor_parallel_size,
         kv_offload=arguments.offload_kv_cache,
     )
+    recipe = with_gpu_attention(placed, arguments.attention)
     return replace(recipe, gate=recipe.gate.model_copy(update=dict(arguments.gate)))
+
+
+def _build_pruning(arguments: argparse.Namespace) -> Pruning | None:
+    if arguments.prune is not None:
+        return Pruning(fraction=arguments.prune, data=arguments.prune_data)
+    if arguments.prune_data is not None:
+        raise BuildError("`--prune-data` has no effect without `--prune`", hint="add `--prune`")
+    return None
 
 
 def _print_result(result: BuildResult) -> None:
@@ -87,30 +106,56 @@ def _print_result(result: BuildResult) -> None:
     print(f"{manifest.id} {manifest.version} {state}: {result.directory}", flush=True)
 
 
-def show(arguments: argparse.Namespace) -> int:
-    entries = list_versions(arguments.store)
-    if arguments.json:
-        return _print_json([entry.to_json() for entry in entries])
-    if entries:
-        print(table(entries))
-    else:
-        print(f"no artifacts in {arguments.store}; `hundredfold demo` builds some")
-    return OK
-
-
 def migrate(arguments: argparse.Namespace) -> int:
     migrated = 0
     for directory in migrate_manifests(arguments.store):
         print(f"{directory}: schema {PREVIOUS} -> {SCHEMA}", flush=True)
         migrated += 1
-    return _print_line(f"{migrated} manifests migrated")
+    return print_text(f"{migrated} manifests migrated")
+
+
+def pull_model(arguments: argparse.Namespace) -> int:
+    """Build the model here, or wait for the process that builds it."""
+    directory = find_directory(arguments.source)
+    source = str(directory) if directory else arguments.source
+    queue = BuildQueue(arguments.store)
+    model_id = arguments.id or default_model_id(source)
+    queue.submit(model_id, source)
+    with copy_stderr() as stream:
+        pull_or_follow(queue, model_id, stream)
+    status = queue.status(model_id)
+    if status is None or status.state is not BuildState.READY:
+        reason = status.reason if status else "its record is gone"
+        raise BuildError(f"{model_id} is not built: {reason}", hint="pull it again")
+    if arguments.json:
+        return print_json(status.model_dump(mode="json"))
+    return print_text(f"{model_id} {status.version} is ready")
+
+
+def drain_queue(arguments: argparse.Namespace) -> int:
+    if arguments.for_server:
+        end_with_standard_input()
+        lower_priority()
+    if arguments.max_memory_bytes:
+        limit_memory(arguments.max_memory_bytes)
+    with copy_stderr() as stream:
+        return OK if drain(BuildQueue(arguments.store), stream) else BUSY
 
 
 def demo(arguments: argparse.Namespace) -> int:
     # Reading the driver first spares hosts without a GPU the import of ONNX Runtime.
     with_gpu = not arguments.no_gpu and bool(read_gpus()) and has_device(Device.GPU)
+    if arguments.first:
+        with copy_stderr() as stream:
+            for built in build_first_demo_model(arguments.store, stream, with_gpu=with_gpu):
+                _print_result(built)
+        return OK
     with BuildProgress.on_stderr() as progress:
-        for model in DEMO_MODELS:
+        if arguments.variants:
+            for built in build_demo_variants(arguments.store, progress, with_gpu=with_gpu):
+                _print_result(built)
+            return OK
+        for model in ALL_DEMO_MODELS if arguments.all else DEMO_MODELS:
             result = build_demo_model(model, arguments.store, progress, with_gpu=with_gpu)
             _print_result(result)
     return OK
@@ -133,7 +178,7 @@ def tune(arguments: argparse.Namespace) -> int:
         tables.append(costs)
         if not arguments.json:
             print(format_costs(costs), flush=True)
-    return _print_json([json.loads(costs.to_json()) for costs in tables]) if arguments.json else OK
+    return print_json([json.loads(costs.to_json()) for costs in tables]) if arguments.json else OK
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -141,14 +186,14 @@ def verify(arguments: argparse.Namespace) -> int:
     artifact = _find(arguments)
     if ArtifactManifest.read(artifact).head is ModelHead.NEXT_TOKEN:
         note = "every digest matches; the accuracy of generative graphs is checked by the build"
-        return _print_json([]) if arguments.json else _print_line(note)
+        return print_json([]) if arguments.json else print_text(note)
     checks = []
     for checked in verify_candidates(artifact):
         checks.append(checked)
         if not arguments.json:
             print(checked.line, flush=True)
     if arguments.json:
-        _print_json([checked.to_json() for checked in checks])
+        print_json([checked.to_json() for checked in checks])
     return FAILED if any(checked.has_failed for checked in checks) else OK
 
 
@@ -166,6 +211,7 @@ def report(arguments: argparse.Namespace) -> int:
         evaluation=arguments.eval,
         sampling=ExampleSampling(limit=arguments.eval_limit),
         adapter=arguments.adapter,
+        prune_data=arguments.prune_data,
     )
     with BuildProgress.on_stderr() as progress:
         _report_encoder(request, manifest, progress, force=arguments.force, as_json=arguments.json)
@@ -176,7 +222,7 @@ def _report_generator(
     artifact: Path, manifest: ArtifactManifest, arguments: argparse.Namespace
 ) -> int:
     """Print the measurements of the build; no option repeats them."""
-    for option in ("force", "eval", "adapter", "threads"):
+    for option in ("force", "eval", "adapter", "prune_data", "threads"):
         if getattr(arguments, option):
             raise _encoders_only(f"report --{option}", "the build measures and evaluates them")
     if GENERATION_NAME not in manifest.files:
@@ -187,8 +233,8 @@ def _report_generator(
     stored = read_generation_report(artifact)
     if arguments.json:
         parity = {c.name: c.parity.model_dump(mode="json") for c in manifest.candidates}
-        return _print_json({**stored.model_dump(mode="json"), "parity": parity})
-    return _print_line(format_report(manifest, stored))
+        return print_json({**stored.model_dump(mode="json"), "parity": parity})
+    return print_text(format_report(manifest, stored))
 
 
 def _report_encoder(
@@ -212,9 +258,9 @@ def _report_encoder(
 
 def _print_report(found: Report, *, as_json: bool) -> None:
     if as_json:
-        _print_json(found.model_dump(mode="json"))
+        print_json(found.model_dump(mode="json"))
     else:
-        _print_line(format_stages(found))
+        print_text(format_stages(found))
 
 
 def compact(arguments: argparse.Namespace) -> int:
@@ -226,13 +272,14 @@ def compact(arguments: argparse.Namespace) -> int:
         if head is ModelHead.NEXT_TOKEN:
             raise _encoders_only("compact", "the compiler compacts no generative models")
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
-    print(compaction.describe())
-    for cut in compaction.reductions:
-        print(
-            f"layer {cut.layer}: {len(cut.heads)} heads, "
-            f"{len(cut.ffn_channels)} feed-forward channels"
-        )
-    return OK
+    if arguments.json:
+        return print_json(compaction.model_dump(mode="json"))
+    rows = [
+        (str(cut.layer), str(len(cut.heads)), str(len(cut.ffn_channels)))
+        for cut in compaction.reductions
+    ]
+    table = format_table([("layer", "heads", "feed-forward channels"), *rows], align_right=True)
+    return print_text(f"{compaction.describe()}\n{table}" if rows else compaction.describe())
 
 
 def _encoders_only(command: str, reason: str) -> BuildError:
@@ -253,7 +300,7 @@ def gc(arguments: argparse.Namespace) -> int:
             print(f"removed {len(removed)}, {sum(item.size for item in removed) / 1e6:.1f} MB")
     if arguments.json:
         gone = {item.path for item in removed}
-        return _print_json(
+        return print_json(
             [
                 {
                     "kind": item.kind,
@@ -282,15 +329,8 @@ def _is_confirmed() -> bool:
 
 
 def _find(arguments: argparse.Namespace) -> Path:
-    """Return the directory of the artifact named `arguments.model`. Raises ArtifactError."""
-    model_id, _, version = arguments.model.partition(":")
-    return find_artifact(arguments.store, model_id, version or LATEST_NAME)
+    """Return the directory of the version named `arguments.model`.
 
-
-def _print_line(text: str) -> int:
-    print(text, flush=True)
-    return OK
-
-
-def _print_json(value: object) -> int:
-    return _print_line(json.dumps(value, indent=1))
+    Raises ArtifactError, or BadSetting for an invalid plan.
+    """
+    return find_named(arguments.store, read_plan(arguments.store), arguments.model)

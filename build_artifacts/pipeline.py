@@ -13,11 +13,12 @@ from build_artifacts.accuracy_gate import select_graphs
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
 from build_artifacts.families import find_family
 from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.progress import BuildProgress
+from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import FULL, BuildRecipe, artifact_version
 from build_artifacts.search.preparation import cached_dequantize, cached_merge
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
@@ -50,6 +51,8 @@ class BuildRequest:
     budget: BuildBudget = DEFAULT_BUDGET
     force: bool = False  # build a version that the store holds already
     revision: str | None = None  # reject the source at any other revision
+    pruning: Pruning | None = None
+    is_latest: bool = True  # whether requests that name no version get this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
         with progress.step("resolve", request.ref) as step:
             checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())
             step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
+        progress.set_source_bytes(checkpoint.size)
         adapter = read_adapter(request.adapter) if request.adapter else None
         tasks = select_tasks(checkpoint, adapter, request.task)
         identity = _identify(request, checkpoint, adapter, tasks[0])
@@ -81,7 +85,8 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
         ) as workspace:
             found = find_sealed(store, identity.id, version)
             if found is not None and not request.force:
-                set_latest(store, identity.id, version)
+                if request.is_latest:
+                    set_latest(store, identity.id, version)
                 return found
             steps = StepRunner(workspace, progress)
             progress.begin()
@@ -90,7 +95,9 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
             finally:
                 progress.end()
             manifest = ArtifactManifest.read(staged)  # a damaged artifact is never published
-            directory = publish(staged, store, manifest.id, manifest.version)
+            directory = publish(
+                staged, store, manifest.id, manifest.version, is_latest=request.is_latest
+            )
     return BuildResult(manifest, directory, already_built=False)
 
 
@@ -103,7 +110,7 @@ def _compile(
     identity: ArtifactIdentity,
 ) -> Path:
     """Build the artifact in the workspace and return its directory. Raises BuildError."""
-    if checkpoint.gguf is not None:
+    if checkpoint.packed is not None:
         checkpoint = cached_dequantize(steps, checkpoint)
     if adapter is not None:
         checkpoint = cached_merge(steps, checkpoint, adapter)
@@ -111,7 +118,12 @@ def _compile(
     metadata = family.read_metadata(checkpoint, tasks)
     recipe, budget = request.recipe, request.budget
     context = BuildContext(
-        steps=steps, weights=checkpoint.weights, metadata=metadata, recipe=recipe, budget=budget
+        steps=steps,
+        weights=checkpoint.weights,
+        metadata=metadata,
+        recipe=recipe,
+        budget=budget,
+        pruning=request.pruning,
     )
     family_build = family.start(context)
     accepted = select_graphs(family_build, keep=recipe.keep, seconds=budget.search_seconds)
@@ -147,11 +159,13 @@ def _identify(
     try:
         model_directory(request.store, model_id)
     except ManifestInvalid as exc:
-        raise BuildError(exc.message, hint="pass `--id ORGANISATION/NAME`") from exc
+        raise BuildError(exc.message, hint="pass `--id ORGANIZATION/NAME`") from exc
     if adapter is not None:
         source = source.model_copy(
             update={"adapter": adapter.name, "adapter_revision": adapter.revision}
         )
+    if request.pruning is not None:
+        source = source.model_copy(update={"pruning": describe_pruning(request.pruning)})
     version = planned_version(request, source.revision, source.adapter_revision, task)
     return ArtifactIdentity(model_id, version, source, request.recipe.digest())
 
@@ -159,11 +173,13 @@ def _identify(
 def planned_version(
     request: BuildRequest, revision: str, adapter_revision: str | None, task: str
 ) -> str:
-    """The version that building `request` gives, its source being at that revision.
+    """Compute the version that a build of `request` has if its source is at `revision`.
 
-    Raises BuildError when its labeled data cannot be read.
+    Raises BuildError if the labeled data cannot be read.
     """
     path, sampling = request.budget.evaluation, request.budget.sampling
     data = None if path is None else f"{digest_data(path)} {sampling}"
-    tools = read_tool_versions()
-    return artifact_version(request.recipe, tools, revision, adapter_revision, task, data)
+    inputs = [revision, adapter_revision, task, data]
+    if request.pruning is not None:
+        inputs.append(describe_pruning(request.pruning).model_dump_json())
+    return artifact_version(request.recipe, read_tool_versions(), *inputs)

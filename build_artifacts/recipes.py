@@ -140,7 +140,7 @@ class DecoderRecipe:
     transformers model in fp16 or fp32. "transformers" takes the checkpoint in fp16, bf16 or fp32,
     or quantized by bitsandbytes (both in `decoders/torch_export.py`).
 
-    `run` sets attention, KV cache placement and tensor parallelism.
+    `run` sets attention, KV cache placement, tensor parallelism and torch.compile.
     """
 
     name: str
@@ -299,6 +299,11 @@ DECODER_INT4 = DecoderRecipe(
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch")
+# The same program with decode steps by torch.compile, which merges kernels. Sealed only where it is
+# the fastest: compiling takes a minute at each start.
+DECODER_FP16_COMPILED = replace(
+    DECODER_FP16_TORCH, name="gpu-fp16-compiled", run=EngineOptions(compile=True)
+)
 # Supports bitsandbytes weights, several GPUs and KV offload; programs and graphs do not.
 DECODER_FP16_TRANSFORMERS = replace(
     DECODER_FP16, name="gpu-fp16-transformers", engine="transformers"
@@ -341,6 +346,7 @@ FULL = BuildRecipe(
         DECODER_INT8_BLOCKS,
         DECODER_FP16,
         DECODER_FP16_TORCH,
+        DECODER_FP16_COMPILED,
     ),
 )
 

@@ -16,6 +16,32 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "keys-add": CommandSpec("cluster.keys:ADD", "Create an API key and print it once"),
     "keys-ls": CommandSpec("cluster.keys:LIST", "List the API keys"),
     "keys-revoke": CommandSpec("cluster.keys:REVOKE", "Remove an API key"),
+    "models-ls": CommandSpec("cluster.store_list", "List the versions of a store"),
+    "models-alias": CommandSpec("cluster.models:ALIAS", "Let an alias name a version"),
+    "models-promote": CommandSpec(
+        "cluster.models:PROMOTE", "Let a version answer all requests that name none"
+    ),
+    "models-rollback": CommandSpec("cluster.models:ROLLBACK", "Undo the last promotion"),
+    "models-split": CommandSpec(
+        "cluster.models:SPLIT", "Let a version answer a share of the requests"
+    ),
+    "models-shadow": CommandSpec(
+        "cluster.models:SHADOW", "Let a version compute a share of the requests again, to compare"
+    ),
+    "models-pin": CommandSpec("cluster.models:PIN", "Keep a model in the memory of the replicas"),
+    "models-unpin": CommandSpec(
+        "cluster.models:UNPIN", "Let the replicas forget a model while it is unused"
+    ),
+    "models-ps": CommandSpec(
+        "cluster.remote_models:PS", "Show what the replicas of a server have in memory"
+    ),
+    "models-load": CommandSpec(
+        "cluster.remote_models:LOAD", "Load a model into the replicas of a server"
+    ),
+    "models-unload": CommandSpec(
+        "cluster.remote_models:UNLOAD", "Remove a model from the memory of the replicas"
+    ),
+    "models-rm": CommandSpec("cluster.models:REMOVE", "Remove a model, or one version of it"),
     "doctor": CommandSpec(
         "cluster.doctor", "Describe this host: what was found, what it means, what to do"
     ),

@@ -30,6 +30,13 @@ def find_key_file(config: dict[str, Any]) -> Path | None:
     return paths[0] if paths and all(paths) else None
 
 
+def states_no_auth(config: dict[str, Any]) -> bool:
+    """Whether the config says that other hosts may connect without keys."""
+    entries = _ingress_deployments(config)
+    settings = [IngressUserConfig.parse(entry.get("user_config")) for entry in entries]
+    return bool(settings) and all(each.no_auth for each in settings)
+
+
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
     """Reject a key file that cannot be used, and other hosts as clients without keys.
 
@@ -41,11 +48,11 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
             read_key_file(key_file)
         except BadSetting as error:
             raise StartError(error.message) from error
-    elif not no_auth and not is_loopback(host):
+    elif not no_auth and not is_loopback(host) and not states_no_auth(config):
         raise StartError(
             f"`{host}` lets other hosts connect, and no API keys are configured",
             hint="create a key with `hundredfold keys add NAME` and serve with `--keys FILE`, "
-            "or allow everybody with `--no-auth`, for instance behind a gateway",
+            "or admit every caller with `--no-auth`, for instance behind a gateway",
         )
 
 

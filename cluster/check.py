@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from ray.serve.schema import ServeDeploySchema
@@ -12,23 +13,30 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.linting.application import find_applications, find_wrong_names, project_sections
 from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument, read_document
-from cluster.linting.rules import check_rules
-from cluster.linting.schema import Finding, find_problems, sections
+from cluster.linting.rules import check_exposure, check_rules
+from cluster.linting.schema import KeyFinding, find_problems, sections
+from deployments.console import add_json_option, print_json
 
 
-def check_text(text: str) -> list[LintProblem]:
-    """Return all problems of a config, ordered by line."""
+def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
+    """Return all problems of a config, ordered by line.
+
+    `is_deployed`: Serve applies it as it is, without the host and keys of `hundredfold serve`.
+    """
     try:
         document = read_document(text)
     except UnreadableConfig as exc:
         return [exc.problem]
-    problems = dict.fromkeys(document.problem(*finding) for finding in _findings(document))
+    findings = list(_findings(document))
+    if is_deployed:
+        findings += check_exposure(document.value)
+    problems = dict.fromkeys(document.problem(*finding) for finding in findings)
     return sorted(problems, key=lambda problem: problem.line)
 
 
-def check_file(path: Path) -> list[LintProblem]:
+def check_file(path: Path, *, is_deployed: bool = True) -> list[LintProblem]:
     """Raises OSError and UnicodeDecodeError."""
-    return check_text(path.read_text(encoding="utf-8"))
+    return check_text(path.read_text(encoding="utf-8"), is_deployed=is_deployed)
 
 
 def report(name: str, problems: list[LintProblem]) -> str:
@@ -41,6 +49,7 @@ def report(name: str, problems: list[LintProblem]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `hundredfold check`."""
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
+    add_json_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,11 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"error: cannot read `{config}`: {exc}\n", file=sys.stderr)
         print("hint: name the file, `hundredfold check FILE`", file=sys.stderr)
         return 2
-    print(report(str(config), problems) if problems else f"{config}: no problems")
+    if arguments.json:
+        print_json([asdict(problem) for problem in problems])
+    else:
+        print(report(str(config), problems) if problems else f"{config}: no problems")
     return 1 if problems else 0
 
 
-def _findings(document: YamlDocument) -> Iterator[Finding]:
+def _findings(document: YamlDocument) -> Iterator[KeyFinding]:
     if not isinstance(document.value, dict):
         yield (), "a Serve config is a mapping with a list of `applications`"
         return

@@ -115,7 +115,7 @@ def _check_gpu(host: HostDescription) -> Finding:
             "install `.[gpu-build]` for the graphs of ONNX Runtime",
         )  # fmt: skip
     meaning = "Ray gets none: requests for a GPU are answered by the CPU"
-    return Finding("GPU", "problem", found, meaning, "mend it, or pass `--no-gpu` to leave it out")
+    return Finding("GPU", "problem", found, meaning, "fix it, or pass `--no-gpu` to leave it out")
 
 
 def _check_packages(host: HostDescription) -> Finding:

@@ -14,6 +14,7 @@ from cluster.diagnosis import Finding, HostDescription, diagnose
 from cluster.host_description import read_host_description
 from deployments.command_line import FAILED, OK
 from deployments.config import STORE_VARIABLE
+from deployments.console import add_json_option
 
 _MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, help=f"default: as in the config, ${STORE_VARIABLE}, or the cache"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON to stdout")
+    add_json_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(format_json(host, findings) if arguments.json else format_findings(findings))
     problems = sum(finding.level == "problem" for finding in findings)
     if problems and not arguments.json:
-        print(f"\n{problems} to mend, marked with !", file=sys.stderr)
+        print(f"\n{problems} to fix, marked with !", file=sys.stderr)
     return FAILED if problems else OK
 
 

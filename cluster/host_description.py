@@ -22,7 +22,7 @@ from deployments.machine import ControlGroups, installed_versions, read_cpu_info
 PACKAGES = (
     "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "onnxruntime-genai",
     "onnxruntime-genai-cuda", "tokenizers", "numpy", "torch", "transformers", "openvino",
-    "bitsandbytes",
+    "bitsandbytes", "tensorrt-cu13-libs", "flash-attn",
 )  # fmt: skip
 _DEFAULT_HTTP_PORT = 8000
 # Of `hundredfold serve`: Ray, dashboard, agent, metrics, HAProxy's statistics.

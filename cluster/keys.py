@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from pydantic import ValidationError
 
 from deployments.command_line import OK
 from deployments.config import KEY_FILE_VARIABLE
+from deployments.console import add_json_option, format_table, print_json, print_text
 from deployments.errors import BadSetting
 from deployments.keys.key import (
     ANY_MODEL,
@@ -31,6 +30,8 @@ from deployments.keys.key_file import KeyFile, change_key_file, read_key_file
 AGE = re.compile(r"(\d+)([dhm])")
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
+HEAD = ("name", "id", "scopes", "models", "expires", "limits")
+
 
 class AddKey:
     """`hundredfold keys add NAME`."""
@@ -42,7 +43,7 @@ class AddKey:
             action="append",
             choices=list(Scope),
             dest="scopes",
-            help="infer: run models; gpu: on GPUs too; admin: metrics and usage. "
+            help="infer: run models; gpu: on GPUs too; admin: metrics, usage, models. "
             "Repeatable (default: infer)",
         )
         parser.add_argument(
@@ -77,7 +78,7 @@ class AddKey:
 
         change_key_file(arguments.file, add)
         if arguments.json:
-            return _print_json({"key": key, **_describe(entry)})
+            return print_json({"key": key, **_describe(entry)})
         print(key)
         print(
             f"\nThis is the only time it is shown; `{arguments.file}` has its digest. Serve with "
@@ -96,10 +97,8 @@ class ListKeys:
     def run(self, arguments: argparse.Namespace) -> int:
         keys = read_key_file(arguments.file).keys
         if arguments.json:
-            return _print_json([_describe(key) for key in keys])
-        for line in format_table([_columns(key) for key in keys]):
-            print(line)
-        return OK
+            return print_json([_describe(key) for key in keys])
+        return print_text(format_table([HEAD, *map(_columns, keys)]))
 
 
 class RevokeKey:
@@ -121,7 +120,7 @@ class RevokeKey:
         read_key_file(arguments.file)  # a missing file is an error, not an empty one
         change_key_file(arguments.file, revoke)
         if arguments.json:
-            return _print_json([_describe(key) for key in revoked])
+            return print_json([_describe(key) for key in revoked])
         print(f"revoked {', '.join(key.name for key in revoked)}")
         return OK
 
@@ -170,16 +169,6 @@ def parse_expiry(text: str, now: datetime) -> datetime:
     return parsed
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align columns under their heads."""
-    table = [("name", "id", "scopes", "models", "expires", "limits"), *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-
-
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file",
@@ -187,7 +176,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         default=default_key_file(),
         help=f"key file (default: ${KEY_FILE_VARIABLE}, else %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_option(parser)
 
 
 def _describe(key: ApiKey) -> dict[str, Any]:
@@ -206,8 +195,3 @@ def _columns(key: ApiKey) -> tuple[str, ...]:
         f"{expires} (expired)" if key.is_expired() else expires,
         ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in limits.items()) or "none",
     )
-
-
-def _print_json(value: Any) -> int:
-    print(json.dumps(value, indent=1))
-    return OK

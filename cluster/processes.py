@@ -25,6 +25,8 @@ from pathlib import Path
 
 import psutil
 
+from deployments.files import write_atomically
+
 SESSIONS_NAME = "sessions.json"
 SERVE_STOP_S = 5.0  # seconds in-flight requests get after Ctrl-C
 RAY_STOP_S = 8.0
@@ -76,6 +78,15 @@ class ChildProcesses:
                 names.add(process.name())
         return names
 
+    def find_stopped(self) -> Iterator[psutil.Process]:
+        """Yield the processes of the run that a signal has stopped."""
+        sessions = {session.sid for session in self._sessions}
+        for pid in psutil.pids():
+            with suppress(psutil.Error, OSError):
+                process = psutil.Process(pid) if os.getsid(pid) in sessions else None
+                if process is not None and process.status() == psutil.STATUS_STOPPED:
+                    yield process
+
     def ended(self) -> dict[str, int]:
         """Return the exit codes of the children that have ended, in the order of their starts."""
         codes = {name: process.poll() for name, process in self._processes.items()}
@@ -89,10 +100,10 @@ class ChildProcesses:
             return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
         return None
 
-    def wait(self, find_silent: Callable[[], str | None]) -> None:
-        """Wait until a child has ended. Kills Ray if `find_silent` names one of its processes."""
+    def wait(self, is_ray_silent: Callable[[], bool]) -> None:
+        """Wait until a child has ended. Kills Ray if it is silent."""
         while not self.ended():
-            if find_silent() is not None:
+            if is_ray_silent():
                 self._processes["ray"].kill()
             time.sleep(POLL_S)
 
@@ -195,7 +206,7 @@ def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.
 
 def save_sessions(path: Path, sessions: Iterable[ProcessSession]) -> None:
     """Write the sessions of a run for `kill_previous_run` of the next start."""
-    path.write_text(json.dumps([asdict(session) for session in sessions]), encoding="utf-8")
+    write_atomically(path, json.dumps([asdict(session) for session in sessions]).encode())
 
 
 def load_sessions(path: Path) -> list[ProcessSession]:

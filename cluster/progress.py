@@ -6,12 +6,15 @@ import http.client
 import json
 import os
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from deployments.errors import ServeError
 
@@ -36,47 +39,56 @@ Missing = Callable[[], str | None]
 
 
 class StartupProgress:
-    """Prints lines with the seconds since the start; overwrites waiting lines on a terminal."""
+    """Lines on stderr with the seconds since the start. A terminal shows what is waited for.
+
+    A closed terminal must not interrupt an orderly stop, so errors of the output are ignored.
+    """
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()
+        self._console = Console(stderr=True, color_system=None)
         self._waiting = ""
 
     def report(self, text: str) -> None:
-        # A closed terminal must not interrupt an orderly stop.
         with suppress(OSError):
-            self._erase()
-            print(f"[{self._elapsed_s():5.1f} s] {text}", flush=True)
+            self._console.out(self._stamp(text), highlight=False)
 
     def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
         """Wait until nothing is missing. Raises StartError on a failure or after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
-        while text := missing():
-            self._show(text)
-            if message := failure():
-                self._erase()
-                raise StartError(message)
-            if time.monotonic() > deadline_s:
-                self._erase()
-                raise StartError(f"still waiting after {timeout_s:.0f} s: {text}")
-            time.sleep(POLL_S)
-        self._erase()
+        # Without a thread that refreshes: it would not notice that the terminal was closed.
+        live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        try:
+            while text := missing():
+                self._show(live, text)
+                if message := failure():
+                    raise StartError(message)
+                if time.monotonic() > deadline_s:
+                    raise StartError(f"still waiting after {timeout_s:.0f} s: {text}")
+                time.sleep(POLL_S)
+        finally:
+            self._waiting = ""
+            with suppress(OSError):
+                live.stop()
 
-    def _show(self, text: str) -> None:
-        if sys.stdout.isatty():
-            self._erase()
-            print(f"[{self._elapsed_s():5.1f} s] {text}", end="", flush=True)
-        elif text != self._waiting:
-            print(f"[{self._elapsed_s():5.1f} s] {text}", flush=True)
+    def _show(self, live: Live, text: str) -> None:
+        if not self._console.is_terminal:
+            if text != self._waiting:
+                self.report(text)
+        else:
+            with suppress(OSError):
+                live.start()
+                live.update(Text(self._stamp(text)), refresh=True)
         self._waiting = text
 
-    def _erase(self) -> None:
-        if self._waiting and sys.stdout.isatty():
-            print("\r\033[K", end="")
-        self._waiting = ""
-
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
+    def _stamp(self, text: str) -> str:
+        return f"[{time.monotonic() - self._started_s:5.1f} s] {text}"
 
 
 def notify_systemd(state: str) -> None:

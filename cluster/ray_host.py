@@ -14,7 +14,7 @@ import yaml
 
 from cluster.default_config import CONFIG_NAME
 from cluster.edge.supervisor import Edge
-from cluster.liveness import Liveness
+from cluster.liveness import Liveness, StoppedProcesses
 from cluster.local import LocalPorts
 from cluster.processes import ChildProcesses
 from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
@@ -65,17 +65,20 @@ class RayHost:
     def wait(self) -> None:
         """Wait until a child has ended, and the children that end with it.
 
-        Ray is killed if GCS or the raylet stops answering.
+        Ray is killed if GCS or the raylet stops answering, and so are stopped processes.
         """
         liveness = Liveness({"GCS": self.ports.gcs, "the raylet": self.ports.raylet})
+        stopped = StoppedProcesses(self.children.find_stopped)
 
-        def find_silent() -> str | None:
+        def is_ray_silent() -> bool:
+            for name in stopped.kill():
+                self.progress.report(f"`{name}` is stopped; it is killed and replaced")
             silent = liveness.find_silent()
             if silent is not None:
                 self.progress.report(f"{silent} does not answer")
-            return silent
+            return silent is not None
 
-        self.children.wait(find_silent)
+        self.children.wait(is_ray_silent)
         if "ray" not in self.children.ended():  # else everything starts again
             time.sleep(SETTLE_S)
 

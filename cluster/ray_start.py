@@ -1,7 +1,7 @@
 """`ray start` without Ray's client server, that starts the dashboard later, and again if it ends.
 
 `ray start` waits seconds for the dashboard before it starts the raylet, and with `--block` it ends
-with the dashboard, which serves nobody but operators. It always starts the client server, which
+with the dashboard, which only operators use. It always starts the client server, which
 only programs outside of the cluster use.
 """
 

@@ -61,6 +61,7 @@ class UpSettings:
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS, else from the config
     no_auth: bool = False  # serve other hosts without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
+    max_requests: int = DEFAULT_LIMITS.requests
     num_gpus: int | None = None  # None: those that an engine here can use
     start_timeout_s: float = 180.0
 
@@ -91,6 +92,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_LIMITS.connections,
         help="open connections per address (default: %(default)s); more behind a gateway",
     )
+    parser.add_argument(
+        "--max-requests",
+        type=int,
+        default=DEFAULT_LIMITS.requests,
+        metavar="N",
+        help="POST requests in flight per ingress replica, three quarters of them per address "
+        "(default: %(default)s); more get 429",
+    )
     gpus = parser.add_mutually_exclusive_group()
     gpus.add_argument(
         "--num-gpus", type=int, help="GPUs for Ray (default: those that an engine here can use)"
@@ -113,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         no_auth=arguments.no_auth,
         metrics_port=arguments.metrics_port,
         connections_per_client=arguments.connections_per_client,
+        max_requests=arguments.max_requests,
         num_gpus=arguments.num_gpus,
         start_timeout_s=arguments.start_timeout_s,
     )
@@ -169,7 +179,7 @@ def serve_until_stopped(settings: UpSettings) -> int:
         check_port(host, port, "--port")
         ports = LocalPorts.choose(reserved=port, metrics=settings.metrics_port)
         check_port("127.0.0.1", ports.metrics, "--metrics-port")
-        limits = ClientLimits(connections=settings.connections_per_client)
+        limits = ClientLimits(settings.connections_per_client, settings.max_requests)
         with run_edge(run_dir, (host, port), limits, progress) as edge:
             return serve_at_edge(edge, ports, config, settings, progress)
 
@@ -271,7 +281,7 @@ def reject_problems(config: Path) -> None:
     from cluster.check import check_file, report  # here, because the import of Ray takes a second
 
     try:
-        problems = check_file(config)
+        problems = check_file(config, is_deployed=False)  # check_access has host and keys
     except (OSError, UnicodeDecodeError) as exc:
         raise StartError(f"cannot read `{config}`: {exc}") from exc
     if problems:

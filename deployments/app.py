@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.artifacts.types import Device
+from deployments.builds.queue import BuildQueue
 from deployments.config import (
     GENERATOR_ONGOING_REQUESTS,
     AppArgs,
@@ -26,8 +27,10 @@ from deployments.config import (
 )
 from deployments.errors import ServeError
 from deployments.idle_cores import IdleCores
+from deployments.ingress.apis.context import ModelServices
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
 from deployments.ingress.app import build_http_app
+from deployments.ingress.builds import BuildService
 from deployments.ingress.cluster_state import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
@@ -39,19 +42,21 @@ from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.gate import Gate
+from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.replica_memory import ReplicaMemory
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
 from deployments.ingress.tokenization import TokenizationService
 from deployments.load import LoadMeter
 from deployments.messages import (
     CallBatch,
+    CallOutcome,
     Chunk,
     Completion,
     DecodeRequest,
     GenerationCall,
-    Outcome,
     Started,
     TextTokens,
     TokenizedBatch,
@@ -64,26 +69,39 @@ from deployments.metrics import (
     LoadMetrics,
     TokenizerMetrics,
 )
+from deployments.pool_messages import PoolRequest, PoolState
 from deployments.records import DeferredRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import EncoderClient, GeneratorClient, TokenizerClient
+from deployments.transports.base import (
+    EncoderClient,
+    GeneratorClient,
+    PoolManager,
+    TokenizerClient,
+)
 from deployments.transports.channel.clients import (
     ChannelEncoderClient,
     ChannelGeneratorClient,
+    ChannelPoolManager,
     ChannelTokenizerClient,
 )
 from deployments.transports.channel.hooks import ReplicaChannel, open_pool
 from deployments.transports.channel.services import (
+    ENCODER_SPREAD,
+    GENERATOR_SPREAD,
+    TOKENIZER_SPREAD,
+    HasPool,
     encoder_service,
     generator_service,
+    manage_pools,
     tokenizer_service,
 )
 from deployments.transports.serve import (
     ServeEncoderClient,
     ServeGeneratorClient,
+    ServePoolManager,
     ServeTokenizerClient,
     bind_grpc_to_node,
     to_deadline,
@@ -103,6 +121,7 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
+    _pools: tuple[HasPool, ...]  # of the replica, the one that is listed first
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -111,6 +130,14 @@ class _ChannelHooks:
         load = self._meter.load(self._channel.backlog)
         self._load_metrics.record(load)
         return load.to_metrics()
+
+    async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
+        """Return the id of the replica, and what its pool has then. For handles."""
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        try:
+            return replica_id, await manage_pools(request, *self._pools)
+        except ServeError as error:
+            return replica_id, error
 
     @cached_property
     def _load_metrics(self) -> LoadMetrics:
@@ -123,13 +150,18 @@ class Tokenizer(_ChannelHooks):
     def __init__(self, args: AppArgs) -> None:
         prepare_replica()
         self._replica = self._meter = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
+        self._replica.start()
+        self._pools = (self._replica,)
         self._channel = ReplicaChannel(tokenizer_service(self._replica), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._replica.configure(TokenizerUserConfig.parse(user_config))
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
-        return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
+        try:
+            return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
+        except ServeError as error:  # the encoder gets this answer, and passes the errors on
+            return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         return await self._replica.tokenize(request)
@@ -158,6 +190,8 @@ class Encoder(_ChannelHooks):
         self._tokenizer = TokenizerReplica(
             args, DeferredRecorder(TokenizerMetrics()), generative=False
         )
+        self._tokenizer.start()
+        self._pools = (self._replica, self._tokenizer)
         service = encoder_service(self._replica, self._tokenizer)
         self._channel = ReplicaChannel(service, args.transport)
 
@@ -166,7 +200,7 @@ class Encoder(_ChannelHooks):
         self._replica.configure(settings.batching)
         self._tokenizer.configure(settings.tokenizer)
 
-    async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
+    async def infer(self, batch: TokenizedBatch) -> list[CallOutcome]:
         return await self._replica.infer(to_deadlines(batch))
 
     async def check_health(self) -> None:
@@ -189,6 +223,7 @@ class Generator(_ChannelHooks):
             args, device, DeferredRecorder(GeneratorMetrics())
         )
         self._replica.start()
+        self._pools = (self._replica,)
         self._channel = ReplicaChannel(generator_service(self._replica), args.transport)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -219,6 +254,7 @@ class Clients(NamedTuple):
     tokenizer: TokenizerClient
     encoders: Mapping[Device, EncoderClient]
     generators: Mapping[Device, GeneratorClient]
+    pools: Mapping[str, PoolManager]  # by deployment
 
 
 def build_clients(
@@ -232,22 +268,30 @@ def build_clients(
         ServeTokenizerClient(tokenizer),
         {device: ServeEncoderClient(tokenizer, handle) for device, handle in encoders.items()},
         {device: ServeGeneratorClient(handle) for device, handle in generators.items()},
+        {
+            **{ENCODER_DEPLOYMENTS[each]: ServePoolManager(h) for each, h in encoders.items()},
+            **{GENERATOR_DEPLOYMENTS[each]: ServePoolManager(h) for each, h in generators.items()},
+        },
     )
     if transport == "handle":
         return handles
-    tokenizers = open_pool(TOKENIZER)
+    spreads = {
+        **{ENCODER_DEPLOYMENTS[each]: ENCODER_SPREAD for each in encoders},
+        **{GENERATOR_DEPLOYMENTS[each]: GENERATOR_SPREAD for each in generators},
+    }
+    pools = {name: open_pool(name, spread) for name, spread in spreads.items()}
+    tokenizers = open_pool(TOKENIZER, TOKENIZER_SPREAD)
     return Clients(
         ChannelTokenizerClient(tokenizers, handles.tokenizer),
         {
-            device: ChannelEncoderClient(
-                tokenizers, open_pool(ENCODER_DEPLOYMENTS[device]), fallback
-            )
+            device: ChannelEncoderClient(tokenizers, pools[ENCODER_DEPLOYMENTS[device]], fallback)
             for device, fallback in handles.encoders.items()
         },
         {
-            device: ChannelGeneratorClient(open_pool(GENERATOR_DEPLOYMENTS[device]), fallback)
+            device: ChannelGeneratorClient(pools[GENERATOR_DEPLOYMENTS[device]], fallback)
             for device, fallback in handles.generators.items()
         },
+        {name: ChannelPoolManager(pool) for name, pool in pools.items()},
     )
 
 
@@ -269,29 +313,40 @@ class Ingress:
         )
         clients = build_clients(args.transport, tokenizer, encoders, generators)
         router = MicroBatchRouter(clients.encoders, serve_micro_batches, settings.batching)
+        forecasts = PoolForecasts(args, monitor, clients.pools)
         self._pipeline = RequestPipeline(
-            resolver=RequestResolver(ModelRegistry.of(args), monitor),
+            resolver=RequestResolver(ModelRegistry.of(args), monitor, forecasts),
             encoders=EncoderExecutor(router, monitor, settings),
             generators=GenerationExecutor(clients.generators, monitor, settings),
             tokenization=TokenizationService(clients.tokenizer),
             recorder=DeferredRecorder(IngressMetrics()),
             settings=settings,
         )
-        self._gate = Gate(settings.key_file_path(), monitor.count_ingress_replicas)
+        self._gate = AccessGate(settings.key_file_path(), monitor.count_ingress_replicas)
         self._cors = Cors(settings.cors)
         self._idle_cores = IdleCores()
+        self._memory = ReplicaMemory(clients.pools, self._pipeline.registry)
+        self._builds = BuildService(
+            BuildQueue(args.store_path()), settings.builds, self._pipeline.serves_model
+        )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         settings = IngressUserConfig.parse(user_config)
         self._gate.configure(settings.key_file_path())
         self._cors.settings = settings.cors
+        self._builds.settings = settings.builds
         self._pipeline.configure(settings)
         self._idle_cores.is_enabled = settings.keep_cores_awake
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this after the constructor."""
         return build_http_app(
-            self._pipeline, self._gate, self._cors, SharedScrape(scrape_ray), self._idle_cores
+            self._pipeline,
+            self._gate,
+            self._cors,
+            SharedScrape(scrape_ray),
+            ModelServices(self._builds, self._memory),
+            self._idle_cores,
         )
 
 

@@ -10,7 +10,8 @@ import argparse
 import importlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -96,6 +97,22 @@ class Program:
         )
         _add_commands(parser, self.tree, None if loaded is None else list(loaded))
         return parser
+
+
+@contextmanager
+def show_activity(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner and a text on stderr during the block; yield a function that replaces it.
+
+    Nothing is shown unless stderr is a terminal. At the end the line is erased.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console  # takes longer to import than most commands run
+
+    console = Console(file=sys.stderr, force_terminal=True)
+    with console.status(text) as status:
+        yield lambda text: status.update(text)
 
 
 def print_error(message: str, hint: str = "", *, code: int = FAILED) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -19,8 +19,11 @@ from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
 from deployments.health import HANG_TIMEOUT_S
 
+# Hardware that a request names; `auto` leaves the choice to the server.
+Compute: TypeAlias = Literal["auto", "cpu", "gpu"]
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
 KEY_FILE_VARIABLE = "HUNDREDFOLD_KEYS"
+CLIENT_KEY_VARIABLE = "HUNDREDFOLD_KEY"  # that commands send to a server
 
 
 class _Settings(BaseModel):
@@ -43,12 +46,20 @@ class ModelSettings(_Settings):
     version: str = LATEST_NAME
 
 
+DEFAULT_POOL_BYTES = 4 << 30
+MIN_GPU_MEMORY_BYTES = 1 << 28  # less holds no model: a fraction above 1 is a mistake
+
+
 class HardwareSettings(_Settings):
     """Engine settings of the replicas on one kind of device; a change restarts them."""
 
     intra_op_threads: int = Field(1, ge=1)
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     available: Literal["auto", "always"] = "always"
+    # Bytes of the loaded models of a replica: graphs and KV caches. More are loaded in place of the
+    # least recently used ones; those of the configuration and of the plan's pins stay. None: on a
+    # GPU as much as `gpu_memory` leaves, else DEFAULT_POOL_BYTES.
+    pool_bytes: int | None = Field(None, ge=1)
 
 
 class EncoderSettings(HardwareSettings):
@@ -79,16 +90,30 @@ class GeneratorSettings(HardwareSettings):
 
 
 class AppArgs(_Settings):
-    """Models to serve, and the encoders and generators that run them."""
+    """The store of models, and the encoders and generators that run them."""
 
     store: Path | None = None
-    models: tuple[ModelSettings, ...] = Field(min_length=1)
+    models: tuple[ModelSettings, ...] = ()  # that replicas load at their start and keep
     encoders: dict[Device, EncoderSettings]
     generators: dict[Device, GeneratorSettings] = {}
+    # Memory of each GPU for the models of all replicas on it: a fraction up to 1, else bytes. The
+    # remainder is for activations, captured graphs and the CUDA context of each replica.
+    gpu_memory: float = Field(0.85, gt=0)
     # A forward pass, step or tokenization that runs longer hangs, and its replica is replaced.
     hang_timeout_s: float = Field(HANG_TIMEOUT_S, gt=0)
+    # Bytes of the loaded tokenizers of a replica.
+    tokenizer_pool_bytes: int = Field(1 << 30, ge=1)
     # Calls between the deployments: direct connections, or Ray Serve handles only.
     transport: Literal["channel", "handle"] = "channel"
+
+    @field_validator("gpu_memory")
+    @classmethod
+    def _check_unit(cls, value: float) -> float:
+        if 1 < value < MIN_GPU_MEMORY_BYTES:
+            raise ValueError(
+                f"{value:g} is neither a fraction up to 1 nor at least {MIN_GPU_MEMORY_BYTES} bytes"
+            )
+        return value
 
     def store_path(self) -> Path:
         return default_store() if self.store is None else self.store.expanduser()
@@ -145,6 +170,33 @@ class CorsSettings(_Settings):
     max_age_s: int = Field(600, ge=0)  # that a browser remembers the permission
 
 
+class BuildSettings(_Settings):
+    """Models that are fetched and built while the server runs."""
+
+    allow_pull: bool = False  # on request, of a hub; operators: of any source
+    max_queued: int = Field(16, ge=1)  # builds that wait or run
+    max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # of the builder process
+    wait_s: float = Field(80.0, gt=0)  # of a request with `wait_for_model`; then 503
+
+
+class PlacementSettings(_Settings):
+    """Hardware of the requests that leave the choice to the server."""
+
+    default: Compute = "cpu"  # of requests that name none
+    # Cost of a second of a replica, relative to each other.
+    prices: dict[Device, Annotated[float, Field(gt=0)]] = {Device.CPU: 1.0, Device.GPU: 10.0}
+    # s in which `auto` answers if it can, unless the client names a deadline.
+    target_s: float = Field(1.0, gt=0)
+    generation_target_s: float = Field(20.0, gt=0)
+
+    @field_validator("prices", mode="after")
+    @classmethod
+    def _require_every_device(cls, prices: dict[Device, float]) -> dict[Device, float]:
+        if missing := [device.value for device in Device if device not in prices]:
+            raise ValueError(f"a price for `{missing[0]}` is missing")
+        return prices
+
+
 class IngressUserConfig(_Settings):
     """`user_config` of the Ingress."""
 
@@ -152,6 +204,8 @@ class IngressUserConfig(_Settings):
     batching: MicroBatchSettings = MicroBatchSettings()
     cache: CacheSettings = CacheSettings()
     cors: CorsSettings = CorsSettings()
+    builds: BuildSettings = BuildSettings()
+    placement: PlacementSettings = PlacementSettings()
     timeout_s: float = Field(30.0, gt=0)
     generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)
@@ -159,6 +213,7 @@ class IngressUserConfig(_Settings):
     stream_buffer_tokens: int = Field(2_048, ge=1)  # unread tokens of a stream, at most
     keep_cores_awake: bool = True  # during requests, in virtual machines
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; without either no key is required
+    no_auth: bool = False  # the configured host may be another than loopback without keys
 
     def key_file_path(self) -> Path | None:
         named = os.environ.get(KEY_FILE_VARIABLE) or None
@@ -226,6 +281,11 @@ def default_store() -> Path:
     """Return $HUNDREDFOLD_STORE, or a directory in the user's cache."""
     named = os.environ.get(STORE_VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "hundredfold" / "store"
+
+
+def client_key() -> str | None:
+    """Return the API key that commands send to a server."""
+    return os.environ.get(CLIENT_KEY_VARIABLE) or None
 
 
 class RayTlsFiles(NamedTuple):

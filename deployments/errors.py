@@ -1,4 +1,4 @@
-"""All errors of the service. Each class defines its HTTP status, code and retry behaviour.
+"""All errors of the service. Each class defines its HTTP status, code and retry behavior.
 
     ServeError                      500
     ├── BadSetting                  500  configuration that cannot work
@@ -10,8 +10,10 @@
     ├── Unauthorized                401  no valid API key
     ├── Forbidden                   403  the key does not permit this
     ├── UnknownModel, UnknownRoute  404
+    ├── BuildFailed                 404  the model was pulled and could not be built
     ├── MethodNotAllowed            405
     ├── BodyTooSlow                 408
+    ├── ModelInUse                  409  it cannot be removed now
     ├── BodyTooLarge                413  as sent or after decompression
     ├── UnsupportedEncoding         415
     ├── UnknownParameter            422
@@ -25,6 +27,7 @@
     ├── ModelUnavailable            503  the model keeps failing
     ├── ReplicasLost                503  replicas ended during the request
     ├── ReplicasSilent              503  no replica answers
+    ├── StoreNotWritable            503  the disk of the store is full or read-only
     ├── ArtifactError               503  a sealed model that must not be used
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
@@ -52,6 +55,7 @@ class ServeError(Exception):
     retryable: bool = False
     retry_after_s: float | None = None
     recorded: bool = False  # already counted in the request metrics
+    elsewhere: bool = False  # another replica may have the model, or room for it
     headers: Mapping[str, str] = MappingProxyType({})  # of the response, in every format
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -121,9 +125,16 @@ class Forbidden(ServeError):
 
 
 class UnknownModel(ServeError):
-    """No model with this id is configured."""
+    """The store has no model, or no version of it, with this name."""
 
     status, code = 404, "model_not_found"
+    model_id: str | None = None  # of a request that named it
+
+
+class BuildFailed(ServeError):
+    """The model is not there because its build failed. The message has the reason."""
+
+    status, code = 404, "build_failed"
 
 
 class UnknownRoute(ServeError):
@@ -140,6 +151,12 @@ class BodyTooSlow(ServeError):
     """The body arrived slower than `limits.body_timeout_s` or `body_bytes_per_s` allow."""
 
     status, code = 408, "body_too_slow"
+
+
+class ModelInUse(ServeError):
+    """The model or version cannot be removed now. The message says what needs it."""
+
+    status, code = 409, "model_in_use"
 
 
 class BodyTooLarge(ServeError):
@@ -226,14 +243,17 @@ def hide_details(error: Exception) -> ServeError:
 
 
 class ModelLoading(ServeError):
-    """The deployment is starting and the request does not wait for it."""
+    """The deployment is starting, or the model is built, and the request does not wait for it.
+
+    `estimated_time_s` is None while no build was measured.
+    """
 
     status, code, retryable = 503, "model_loading", True
 
-    def __init__(self, message: str, *, estimated_time_s: float) -> None:
+    def __init__(self, message: str, *, estimated_time_s: float | None) -> None:
         super().__init__(message)
         self.estimated_time_s = estimated_time_s
-        self.retry_after_s = estimated_time_s
+        self.retry_after_s = 10.0 if estimated_time_s is None else estimated_time_s
 
 
 class ModelUnavailable(ServeError):
@@ -254,6 +274,12 @@ class ReplicasSilent(ServeError):
     status, code, retryable, retry_after_s = 503, "replicas_silent", True, 5.0
 
 
+class StoreNotWritable(ServeError):
+    """A file of the store cannot be written."""
+
+    status, code = 503, "store_not_writable"
+
+
 class DeadlineExceeded(ServeError):
     """The time limit of the request passed."""
 
@@ -270,6 +296,7 @@ class ArtifactMissing(ArtifactError):
     """The store has no such model or version."""
 
     code = "artifact_missing"
+    model_id: str | None = None  # of a request that named it
 
 
 class ManifestInvalid(ArtifactError):
@@ -300,3 +327,8 @@ class PathOutsideArtifact(ArtifactError):
     """A path is outside of the artifact's directory."""
 
     code = "path_outside_artifact"
+
+
+def missing_model(error: ServeError) -> str | None:
+    """Return the id of the model that a request did not find; None for any other error."""
+    return error.model_id if isinstance(error, UnknownModel | ArtifactMissing) else None

@@ -24,7 +24,7 @@ MAX_IDLE_CLIENTS = 64
 LOWER_SHARE = 1 / 16
 
 
-class _Entry(NamedTuple, Generic[T]):
+class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
     finish: float  # cost that every client has been served when this item has been
     number: int  # order of arrival, for equal values of `finish`
@@ -48,7 +48,7 @@ class FairQueue(Generic[T]):
     """Items by priority (lowest first) and client. Iterate it for the order. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._entries: list[_Entry[T]] = []  # by position
+        self._entries: list[_WaitingItem[T]] = []  # by position
         self._classes: dict[int, _PriorityClass] = {}
         self._queued: Counter[str] = Counter()  # items by client
         self._pushed = 0
@@ -102,7 +102,7 @@ class FairQueue(Generic[T]):
         self._cost += cost
         self._queued[client] += 1
         self._pushed += 1
-        entry = _Entry(priority, finish, self._pushed, cost, client, item)
+        entry = _WaitingItem(priority, finish, self._pushed, cost, client, item)
         if self._entries and entry.position < self._entries[-1].position:
             insort(self._entries, entry, key=lambda each: each.position)
         else:
@@ -152,7 +152,7 @@ class FairQueue(Generic[T]):
         lower = bisect(entries, (entries[0].priority, inf, 0), key=lambda each: each.position)
         return lower if self._overtaken * LOWER_SHARE >= entries[lower].cost else 0
 
-    def _pass_turn(self, first: _Entry[T], cost: float) -> None:
+    def _pass_turn(self, first: _WaitingItem[T], cost: float) -> None:
         is_highest = first.priority == self._entries[0].priority
         has_lower = is_highest and self._entries[-1].priority != first.priority
         self._overtaken = self._overtaken + cost if has_lower else 0.0
@@ -161,12 +161,12 @@ class FairQueue(Generic[T]):
         group = self._classes.setdefault(priority, _PriorityClass())
         return max(group.now, group.last_finish.get(client, 0.0)) + cost
 
-    def _refund(self, entries: Sequence[_Entry[T]]) -> None:
+    def _refund(self, entries: Sequence[_WaitingItem[T]]) -> None:
         for entry in entries:
             self._classes[entry.priority].last_finish[entry.client] -= entry.cost
         self._forget(entries)
 
-    def _forget(self, entries: Sequence[_Entry[T]]) -> None:
+    def _forget(self, entries: Sequence[_WaitingItem[T]]) -> None:
         """Drop what is known of clients without queued items, once it no longer matters."""
         for entry in entries:
             self._cost -= entry.cost

@@ -68,6 +68,31 @@ def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int
     return min(gpus, len(visible))
 
 
+@dataclass(frozen=True, slots=True)
+class VisibleGpu:
+    """A GPU that CUDA shows to this process."""
+
+    uuid: str
+    memory_bytes: int
+
+
+def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[VisibleGpu, ...]:
+    """Return the GPUs of this process; empty if nvidia-smi lacks one of them, such as a MIG part.
+
+    Ray names the GPUs of a replica in CUDA_VISIBLE_DEVICES, by index or UUID.
+    """
+    known: dict[str, VisibleGpu] = {}
+    for line in query_gpus("index,uuid,memory.total"):
+        index, uuid, memory = (*(part.strip() for part in line.split(",")), "", "")[:3]
+        if memory.isdecimal():
+            known[index] = known[uuid] = VisibleGpu(uuid, int(memory) * MEBIBYTE)
+    names = environment.get(_VISIBLE)
+    if names is None:
+        return tuple(dict.fromkeys(known.values()))
+    gpus = [known.get(name.strip()) for name in names.split(",") if name.strip()]
+    return tuple(gpu for gpu in gpus if gpu is not None) if None not in gpus else ()
+
+
 def query_gpus(fields: str) -> tuple[str, ...]:
     """Return `fields` from `nvidia-smi --query-gpu`, one line per GPU; empty if unavailable."""
     tool = shutil.which("nvidia-smi")

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # s that a call may run until it counts as hanging (`args.hang_timeout_s`). A legal call is bounded:
 # a forward pass by `max_batch_tokens` or one text of the model's length, a step by a prefill chunk
 # and a token per KV slot, a grammar by the limits of its trial. The models of docs/performance.md
-# need a fraction of a second. A machine that needs more than this answers nobody in time: three
+# need a fraction of a second. A machine that needs more than this answers no request in time: three
 # such calls exceed `timeout_s`, and the linter holds the order of both.
 HANG_TIMEOUT_S = 10.0
 # A call may also run this many times as long as its size and the slowest calls before predict, so
@@ -80,6 +80,11 @@ class WorkerHealth:
         """Return the age of the oldest running call; 0 if none is running."""
         started_s = [call.started_s for call in list(self._running.values())]
         return time.perf_counter() - min(started_s) if started_s else 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last call failed."""
+        return self._failures > 0
 
     def admit(self) -> None:
         """Raise ModelUnavailable in quarantine, unless the call is the next probe."""

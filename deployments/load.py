@@ -88,13 +88,14 @@ class BusyMeter:
 class WorkRate:
     """Measured seconds per unit of work, such as a token. The latest work weighs most."""
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = RATE_DECAY) -> None:
+        self._decay = decay
         self._units = 0.0
         self._seconds = 0.0
 
     def record(self, units: float, seconds: float) -> None:
-        self._units = RATE_DECAY * self._units + units
-        self._seconds = RATE_DECAY * self._seconds + seconds
+        self._units = self._decay * self._units + units
+        self._seconds = self._decay * self._seconds + seconds
 
     def predict_s(self, units: float) -> float:
         """Return the seconds that `units` take; 0 before the first measurement."""

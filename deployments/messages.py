@@ -83,6 +83,11 @@ class ModelRef(NamedTuple):
     id: str
     version: str
 
+    @property
+    def name(self) -> str:
+        """The name that finds this version, whatever the plan says."""
+        return f"{self.id}@{self.version}"
+
 
 class Call(NamedTuple):
     """Parsed work of one request, within the limits.
@@ -204,7 +209,7 @@ class CallResult(NamedTuple):
     timings: EncoderTimings = EncoderTimings()
 
 
-Outcome = CallResult | ServeError
+CallOutcome = CallResult | ServeError
 
 
 class Chat(NamedTuple):
@@ -216,6 +221,13 @@ class Chat(NamedTuple):
 
 # Text, token ids (no special tokens are added), or a conversation.
 Prompt = str | tuple[int, ...] | Chat
+
+
+def count_prompt(prompt: Prompt) -> int:
+    """Count the characters or token ids of a prompt; of a chat, those of its contents."""
+    if isinstance(prompt, Chat):
+        return sum(len(message["content"]) for message in prompt.messages)
+    return len(prompt)
 
 
 class SamplingParams(NamedTuple):
@@ -337,6 +349,7 @@ class GenerationTimings(NamedTuple):
     queue_s: float = 0.0  # from submission until a KV slot was free
     prefill_s: float = 0.0  # then until the first token
     decode_s: float = 0.0  # then until the last token
+    tokenize_s: float = 0.0  # before submission: chat template, and text to token ids
 
 
 class Finished(NamedTuple):

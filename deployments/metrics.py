@@ -16,16 +16,34 @@ PREFIX = "hundredfold"
 DURATION_BUCKETS = [0.0002 * 2**n for n in range(18)]
 SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items, 1 to 1024
 
+MAX_MODELS = 100  # with labels of their own, per process
+OTHER_MODELS = "other"
 REQUEST_LABELS = ("model", "task", "compute", "status")
 PASS_LABELS = ("model", "compute")
 CACHE_LABELS = ("model", "result")  # hit or miss
 KEY_LABELS = ("key", "compute")
 
 
+class ModelLabels:
+    """Labels of models: the first MAX_MODELS have their own, so that a large store is no flood."""
+
+    def __init__(self, max_models: int = MAX_MODELS) -> None:
+        self._max_models = max_models
+        self._own: set[str] = set()
+
+    def __call__(self, model: str) -> str:
+        if model not in self._own:
+            if len(self._own) >= self._max_models:
+                return OTHER_MODELS
+            self._own.add(model)
+        return model
+
+
 class IngressMetrics:
     """Metrics of an ingress replica."""
 
     def __init__(self) -> None:
+        self._label = ModelLabels()
         self._requests = _counter("requests", "Requests answered, by status", REQUEST_LABELS)
         self._seconds = _duration("request", "Whole request in the ingress", REQUEST_LABELS)
         self._lookups = _counter(
@@ -44,7 +62,7 @@ class IngressMetrics:
 
     def record(self, request: RequestRecord) -> None:
         labels = {
-            "model": request.model,
+            "model": self._label(request.model),
             "task": request.task,
             "compute": request.compute,
             "status": str(request.status),
@@ -52,7 +70,7 @@ class IngressMetrics:
         self._requests.inc(1, labels)
         self._seconds.observe(request.total_s, labels)
         if request.cache != "none":
-            self._lookups.inc(1, {"model": request.model, "result": request.cache})
+            self._lookups.inc(1, {"model": self._label(request.model), "result": request.cache})
         if request.cache == "miss":
             self._cache_bytes.set(request.cache_bytes)
         if request.key:
@@ -71,6 +89,7 @@ class EncoderMetrics:
     """Metrics of an encoder replica."""
 
     def __init__(self) -> None:
+        self._label = ModelLabels()
         self._items = _counter("items", "Texts computed", PASS_LABELS)
         self._tokens = _counter("tokens", "Tokens computed, padding excluded", PASS_LABELS)
         self._padding = _counter("padding_tokens", "Padding computed", PASS_LABELS)
@@ -88,7 +107,7 @@ class EncoderMetrics:
         )
 
     def record(self, done: ForwardPassRecord) -> None:
-        labels = {"model": done.model, "compute": done.compute}
+        labels = {"model": self._label(done.model), "compute": done.compute}
         self._items.inc(done.items, labels)
         self._tokens.inc(done.tokens, labels)
         if done.padded_tokens > done.tokens:
@@ -104,6 +123,7 @@ class GeneratorMetrics:
     """Metrics of a generator replica."""
 
     def __init__(self) -> None:
+        self._label = ModelLabels()
         self._prompt = _counter(
             "prompt_tokens", "Prompt tokens computed, cached prefixes excluded", PASS_LABELS
         )
@@ -124,7 +144,7 @@ class GeneratorMetrics:
         )
 
     def record(self, done: StepRecord) -> None:
-        labels = {"model": done.model, "compute": done.compute}
+        labels = {"model": self._label(done.model), "compute": done.compute}
         for counter, tokens in (
             (self._prompt, done.prompt_tokens),
             (self._answers, done.answer_tokens),
@@ -143,6 +163,7 @@ class TokenizerMetrics:
     """Metrics of a tokenizer replica."""
 
     def __init__(self) -> None:
+        self._label = ModelLabels()
         self._tokenization = _duration(
             "tokenization", "Tokenization of one micro-batch", ("model",)
         )
@@ -151,10 +172,10 @@ class TokenizerMetrics:
         )
 
     def record(self, done: TokenizeRecord) -> None:
-        self._tokenization.observe(done.tokenize_s, {"model": done.model})
+        self._tokenization.observe(done.tokenize_s, {"model": self._label(done.model)})
         for result, count in (("hit", done.cache_hits), ("miss", done.texts - done.cache_hits)):
             if count:
-                self._lookups.inc(count, {"model": done.model, "result": result})
+                self._lookups.inc(count, {"model": self._label(done.model), "result": result})
 
 
 class LoadMetrics:

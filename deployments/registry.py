@@ -1,37 +1,54 @@
-"""The served models: manifests by model id, read and checked once per replica."""
+"""The models of the store: from names to manifests, read at their first use."""
 
 from __future__ import annotations
 
-import copy
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
-from deployments.artifacts.store import LATEST_NAME, find_artifact
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import LATEST_NAME, find_artifact, model_directory
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import (
     ArtifactError,
-    HardwareUnavailable,
     ManifestInvalid,
-    ServeError,
     UnknownModel,
     UnknownTask,
 )
 from deployments.messages import ModelRef
+from deployments.plan import changes
+from deployments.plan.plan import Shadow
+from deployments.plan.plan_file import PlanWatch
+from deployments.plan.resolution import (
+    Traffic,
+    list_refused,
+    list_substitutes,
+    resolve_name,
+    sealed_ns,
+    select_version,
+    split_name,
+    usable_versions,
+)
 from deployments.tasks import find_tasks, list_task_names
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 T = TypeVar("T")
 
+REFRESH_S = 1.0  # until the versions of a name are looked up again
+MAX_NAMES = 10_000  # names that are remembered
+MAX_MANIFESTS = 2_000  # some 20 KB each
+
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """A configured model whose artifact passed every check."""
+    """A sealed version of a model whose manifest is valid."""
 
     ref: ModelRef
     manifest: ArtifactManifest
@@ -51,96 +68,271 @@ class RegisteredModel:
         return self.manifest.generation_config
 
 
-class ModelRegistry:
-    """The configured models; a damaged artifact is kept as its error, the other models serve.
+class _Route(NamedTuple):
+    """The models that answer the requests for one name, until `expires_s`."""
 
-    Ingress, tokenizer, encoders and generators read the same store and see the same errors. A model
-    with a pinned version must be usable: its error ends the start of the replica, so that a rollout
-    keeps the replicas of the version before.
+    traffic: Traffic
+    models: Mapping[str, RegisteredModel]  # by version
+    expires_s: float = 0.0
+
+    @property
+    def default(self) -> RegisteredModel:
+        return self.models[self.traffic.version]
+
+    def select(self, client: Callable[[], str]) -> RegisteredModel:
+        version = select_version(self.traffic, client()) if self.traffic.splits else None
+        return self.models[version or self.traffic.version]
+
+
+class ModelRegistry:
+    """Finds the models of a store by name, as the plan says. Use it from one thread.
+
+    A name that was found counts for REFRESH_S, so that finding it costs a microsecond. Manifests
+    are read at the first use; the digests of the other files are the business of who loads them.
+
+    Models of the configuration are the ones that defaults and lists have. They are verified at the
+    start: a damaged one is kept as its error, and ends the start if its version is pinned, so that
+    a rollout keeps the replicas of the version before.
     """
 
-    def __init__(self, store: Path, models: Iterable[ModelSettings]) -> None:
-        """Raises ArtifactError for a pinned model."""
-        self._entries: dict[str, RegisteredModel | ArtifactError] = {}
-        self._pinned: set[str] = set()
-        for settings in models:
-            if settings.version != LATEST_NAME:
-                self._pinned.add(settings.id)
+    def __init__(
+        self,
+        store: Path,
+        models: Iterable[ModelSettings],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        verify: bool = True,
+    ) -> None:
+        """`verify` checks the digests of the configured models.
+
+        Raises ArtifactError for a pinned model, BadSetting for an invalid plan.
+        """
+        self._store = store
+        self._clock = clock
+        self._plan = PlanWatch(store, clock)
+        self._configured = {settings.id: settings.version for settings in models}
+        self._pinned = {k: v for k, v in self._configured.items() if v != LATEST_NAME}
+        # Tries a version that a name has not had before, and accepts it then. None: no trial.
+        self.probe: Callable[[RegisteredModel], object] | None = None
+        self._accepted: set[ModelRef] = set()
+        self._routes: dict[str, _Route] = {}
+        self._models: OrderedDict[ModelRef, _Opened] = OrderedDict()
+        for model_id in self._configured:
             try:
-                self._entries[settings.id] = _open(store, settings)
+                self._verify(model_id) if verify else self.find(model_id)
             except ArtifactError as error:
-                log.error("model %s rejected: %s", settings.id, error)
-                if settings.id in self._pinned:
+                log.error("model %s rejected: %s", model_id, error)
+                if model_id in self._pinned:
                     raise
-                self._entries[settings.id] = error
 
     @classmethod
     def of(cls, args: AppArgs) -> ModelRegistry:
         return cls(args.store_path(), args.models)
 
-    def open_models(self) -> Iterator[RegisteredModel]:
-        """Yield the usable models in the order of the configuration."""
-        return (entry for entry in self._entries.values() if isinstance(entry, RegisteredModel))
+    @property
+    def configured(self) -> Mapping[str, str]:
+        """The versions in the configuration by model id."""
+        return self._configured
 
-    def load_each(
-        self, load: Callable[[RegisteredModel], T], *, generative: bool | None = None
-    ) -> tuple[dict[ModelRef, T], dict[ModelRef, ServeError]]:
-        """Apply `load` to every usable model; return the results and the errors.
+    def find(self, name: str, client: Callable[[], str] = str) -> RegisteredModel:
+        """Return the model that answers requests of `client` for a name: `id` or `id@selector`.
 
-        `generative` restricts the models to generative or to other ones. Raises the error of a
-        pinned model, unless it was not built for this hardware.
+        Raises UnknownModel, or the ArtifactError of the artifact.
         """
-        loaded: dict[ModelRef, T] = {}
-        failed: dict[ModelRef, ServeError] = {}
-        for model in self.open_models():
-            if generative not in (None, model.is_generative):
-                continue
-            try:
-                loaded[model.ref] = load(model)
-            except ServeError as error:
-                log.error("model %s cannot be loaded: %s", model.ref.id, error)
-                if model.ref.id in self._pinned and not isinstance(error, HardwareUnavailable):
-                    raise
-                # A copy has no traceback, which would keep a half-loaded model in memory.
-                failed[model.ref] = copy.copy(error)
-        return loaded, failed
+        route = self._routes.get(name)
+        if route is None or route.expires_s <= self._clock():
+            route = self._resolve(name)
+        return route.select(client)
+
+    def list_versions(self, model_id: str) -> list[RegisteredModel]:
+        """Return the versions that requests may name, the newest first."""
+        models = []
+        for version in usable_versions(self._store, self._plan.current(), model_id):
+            with suppress(ArtifactError):
+                models.append(self._open(ModelRef(model_id, version)))
+        return models
+
+    def find_shadow(self, ref: ModelRef) -> Shadow | None:
+        """Return the shadow of a model, if `ref` is the version that answers by default."""
+        route = self._routes.get(ref.id)
+        return route.traffic.shadow if route and route.traffic.version == ref.version else None
+
+    def must_try(self, name: str, ref: ModelRef) -> bool:
+        """Whether a version that a name has was not tried, and another one could answer."""
+        if ref in self._accepted:
+            return False
+        if self._list_substitutes(name, ref.version):
+            return True
+        if split_name(name)[1] != ref.version:
+            self.accept(ref)
+        return False
+
+    def accept(self, ref: ModelRef) -> None:
+        """Let names have this version, which was tried."""
+        self._accepted.add(ref)
+
+    def refuse(self, ref: ModelRef, reason: str) -> None:
+        """Let no name have this version in any process. Blocks. Raises BadSetting."""
+        changes.refuse(self._store, ref.id, ref.version, reason)
+
+    def follow_plan(self) -> None:
+        """Let the plan as it is now count for the next request."""
+        self._plan.reload()
+        self._routes = {name: route._replace(expires_s=0.0) for name, route in self._routes.items()}
+
+    def open_models(self) -> Iterator[RegisteredModel]:
+        """Yield the usable models of the configuration, in its order."""
+        for model_id in self._configured:
+            with suppress(ArtifactError):
+                yield self.find(model_id)
+
+    def pinned(self) -> list[RegisteredModel]:
+        """Return the models that replicas keep: the configured ones and those of the plan."""
+        by_plan = (k for k, entry in self._plan.current().models.items() if entry.pinned)
+        models = []
+        for model_id in dict.fromkeys((*self._configured, *by_plan)):
+            with suppress(ArtifactError, UnknownModel):
+                models.append(self.find(model_id))
+        return models
+
+    def must_load(self, model_id: str) -> bool:
+        """Whether the configuration names a version of the model, which must be usable then."""
+        return model_id in self._pinned
 
     def rejected(self) -> dict[str, ArtifactError]:
-        """Return the errors of the unusable models by model id."""
-        return {k: e for k, e in self._entries.items() if isinstance(e, ArtifactError)}
+        """Return the errors of the unusable models of the configuration by model id."""
+        errors = {}
+        for model_id in self._configured:
+            try:
+                self.find(model_id)
+            except ArtifactError as error:
+                errors[model_id] = error
+        return errors
 
-    def find(self, model_id: str) -> RegisteredModel:
-        """Return the model. Raises UnknownModel, or the ArtifactError of its artifact."""
-        entry = self._entries.get(model_id)
-        if entry is None:
-            raise UnknownModel(f"Model {model_id} does not exist", field="model")
-        if isinstance(entry, ArtifactError):
-            # A new exception: a shared one collects tracebacks.
-            raise type(entry)(f"Model {model_id} is not usable: {entry.message}")
-        return entry
+    def _resolve(self, name: str) -> _Route:
+        """Look a name up again. While a new version is not accepted, the former one stays."""
+        former = self._routes.get(name)
+        if former is not None and not self._may_stay(former.default):
+            former = None
+        try:
+            route = self._build_route(name)
+        except ArtifactError:
+            if former is None:
+                raise
+            route = former
+        if former is not None and self.probe is not None:
+            new = [model for version, model in route.models.items() if version not in former.models]
+            untried = [model for model in new if model.ref not in self._accepted]
+            for model in untried:
+                self.probe(model)
+            route = former if untried else route
+        if len(self._routes) >= MAX_NAMES:
+            self._routes.clear()
+        self._routes[name] = route = route._replace(expires_s=self._clock() + REFRESH_S)
+        return route
+
+    def _build_route(self, name: str) -> _Route:
+        plan = self._plan.current()
+        try:
+            traffic = resolve_name(self._store, plan, name, self._configured)
+        except UnknownModel as error:
+            if name in self._configured and isinstance(error.__cause__, ArtifactError):
+                raise error.__cause__ from None  # it should exist, so this is no mistake of clients
+            raise
+        model_id, _ = split_name(name)
+        default = self._open_default(name, ModelRef(model_id, traffic.version))
+        models = {default.ref.version: default}
+        splits = []
+        for version, percent in traffic.splits:
+            try:
+                models[version] = self._open(ModelRef(model_id, version))
+                splits.append((version, percent))
+            except ArtifactError as error:
+                log.error("no split of %s to %s: %s", model_id, version, error.message)
+        return _Route(traffic._replace(version=default.ref.version, splits=tuple(splits)), models)
+
+    def _may_stay(self, model: RegisteredModel) -> bool:
+        """Whether a version may answer while a new one is tried."""
+        entry = self._plan.current().find(model.ref.id)
+        refused = list_refused(self._store, model.ref.id, entry)
+        return model.directory.is_dir() and model.ref.version not in refused
+
+    def _open_default(self, name: str, ref: ModelRef) -> RegisteredModel:
+        """Open the version of a name, or the next one if its files are known to be damaged."""
+        try:
+            return self._open(ref)
+        except ArtifactError as error:
+            for version in self._list_substitutes(name, ref.version):
+                with suppress(ArtifactError):
+                    model = self._open(ModelRef(ref.id, version))
+                    log.error("%s answers in place of %s", model.ref.name, error.message)
+                    return model
+            raise
+
+    def _list_substitutes(self, name: str, version: str) -> list[str]:
+        plan = self._plan.current()
+        return list_substitutes(self._store, plan, name, version, self._configured)
+
+    def _open(self, ref: ModelRef) -> RegisteredModel:
+        """Return the model; a manifest is read once while it does not change."""
+        sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
+        opened = self._models.get(ref)
+        if opened is None or opened.sealed_ns != sealed:
+            opened = self._models[ref] = _Opened(sealed, _try_open(self._store, ref))
+        self._models.move_to_end(ref)
+        if len(self._models) > MAX_MANIFESTS:
+            self._models.popitem(last=False)
+        if isinstance(opened.model, ArtifactError):
+            raise _describe_unusable(ref.id, opened.model)
+        return opened.model
+
+    def _verify(self, model_id: str) -> None:
+        """Check the digests of the version that answers, or of the next one if it is damaged.
+
+        Raises ArtifactError, as `find` then does, if there is none.
+        """
+        model = self.find(model_id)
+        try:
+            model.manifest.verify(model.directory)
+        except ArtifactError as error:
+            self._models[model.ref] = _Opened(sealed_ns(model.directory), error)
+            self._routes.pop(model_id, None)
+            self._verify(model_id)
 
 
-def load_error(model: ModelRef, failed: Mapping[ModelRef, ServeError]) -> ServeError:
-    """Return the error of calls for a model that this replica did not load."""
-    error = failed.get(model)
-    if error is None:
-        return UnknownModel(f"Model {model.id} is not loaded here", field="model")
-    return copy.copy(error)  # a shared exception collects tracebacks
+class _Opened(NamedTuple):
+    """A manifest that was read, or why it cannot be used."""
+
+    sealed_ns: int
+    model: RegisteredModel | ArtifactError
 
 
-def _open(store: Path, settings: ModelSettings) -> RegisteredModel:
-    directory = find_artifact(store, settings.id, settings.version)
-    manifest = ArtifactManifest.read(directory)
-    if (manifest.id, manifest.version) != (settings.id, directory.name):
+def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
+    """Read the manifest of an exact version, and nothing else. Raises ArtifactError."""
+    directory = find_artifact(store, ref.id, ref.version)
+    manifest = ArtifactManifest.parse(directory)
+    if (manifest.id, manifest.version) != (ref.id, directory.name):
         raise ManifestInvalid(
             f"{directory}: the manifest belongs to `{manifest.id}` version {manifest.version}"
         )
     if unknown := [task for task in manifest.tasks if task not in list_task_names()]:
         raise UnknownTask(f"{directory}: this release does not serve the task `{unknown[0]}`")
     return RegisteredModel(
-        ref=ModelRef(manifest.id, manifest.version),
+        ref=ref,
         manifest=manifest,
         directory=directory,
-        sealed_s=(directory / MANIFEST_NAME).stat().st_mtime,
+        sealed_s=sealed_ns(directory) / 1e9,
         tasks=find_tasks(manifest),
     )
+
+
+def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
+    try:
+        return open_model(store, ref)
+    except ArtifactError as error:
+        return error
+
+
+def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:
+    """Build a new exception: a shared one collects tracebacks."""
+    return type(error)(f"Model {model_id} is not usable: {error.message}")

@@ -35,8 +35,14 @@ def build_program() -> Program:
     benchmarks = _commands_of("benchmarks")
     tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster["up"]}
     tree |= {name: compiler.pop(name) for name in ("build", "demo") if name in compiler}
-    if compiler:
-        tree["models"] = CommandGroup("List, check, measure and remove artifacts", compiler)
+    models = {
+        name.removeprefix("models-"): command
+        for name, command in cluster.items()
+        if name.startswith("models-")
+    }
+    tree["models"] = CommandGroup(
+        "Pull, list, check, measure, route and remove models", {**compiler, **models}
+    )
     keys = {name: cluster[f"keys-{name}"] for name in ("add", "ls", "revoke")}
     tree["keys"] = CommandGroup("Create, list and revoke API keys", keys)
     tree |= {name: cluster[name] for name in ("doctor", "check", "render", "env")}

@@ -16,15 +16,20 @@ from benchmarks.autoscaling.day import Day, DaySettings, draw_day
 from benchmarks.autoscaling.policies import Contestant, build_contestants, read_autoscaling
 from benchmarks.autoscaling.results import (
     AutoscalingResults,
-    PolicyResults,
+    ScalingResults,
     average_work,
     build_table,
     plot_day,
     summarize_trace,
 )
 from benchmarks.autoscaling.simulation import ServerSettings, Simulation
-from benchmarks.common.options import add_run_options, positive_count, positive_seconds
-from benchmarks.common.report import log_progress, start_run, write_result
+from benchmarks.common.options import (
+    add_run_options,
+    positive_count,
+    positive_number,
+    positive_seconds,
+)
+from benchmarks.common.report import log_progress, publish, start_run
 from cluster.default_config import CONFIG_HELP, find_config
 
 DAY = DaySettings()
@@ -69,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, what in (("base", "at noon, all models"), ("burst", "of one burst, at most")):
         parser.add_argument(
             f"--{name}-work",
-            type=float,
+            type=positive_number,
             default=getattr(DAY, f"{name}_work"),
             metavar="REPLICAS",
             help=f"replicas that the load needs, {what} (default: %(default)s)",
@@ -80,11 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Replay and write the results. Raise BenchmarkError."""
     metadata = start_run("autoscaling", arguments.command_line, arguments.seed)
     results = replay(arguments)
-    table = build_table(results)
-    print(table.text)
-    print(write_result(arguments.out, metadata, results, [table]))
+    publish(arguments, metadata, results, [build_table(results)])
     for path in plot_day(arguments.out, metadata, results):
-        print(path)
+        log_progress(f"wrote {path}")
     return 0
 
 
@@ -112,16 +115,11 @@ def replay(arguments: argparse.Namespace) -> AutoscalingResults:
 
 def replay_policy(
     contestant: Contestant, day: Day, server: ServerSettings, settings: dict[str, Any]
-) -> PolicyResults:
+) -> ScalingResults:
     log_progress(f"replaying: {contestant.name}")
-    fixed = contestant.config is None
     if not contestant.sees_queue:
         server = replace(server, window_s=HIDDEN_WINDOW_S)
-    trace = Simulation(
-        day,
-        server,
-        None if contestant.config is None else Controller(contestant.config),
-        contestant.count_calls,
-        settings["max_replicas" if fixed else "min_replicas"],
-    ).run()
-    return summarize_trace(contestant, trace)
+    controller = None if contestant.config is None else Controller(contestant.config)
+    replicas = settings["max_replicas" if controller is None else "min_replicas"]
+    simulation = Simulation(day, server, controller, contestant.count_calls, replicas)
+    return summarize_trace(contestant, simulation.run())

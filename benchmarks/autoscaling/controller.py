@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 Metrics = Mapping[str, Mapping[Any, float]]  # by name and replica
 
 
-class Observation(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """What the controller knows at one time; means of `look_back_period_s`."""
 
     running: int  # replicas
@@ -28,16 +28,15 @@ class Controller:
     factors, the delays. They are private; a unit test compares both.
     """
 
-    def __init__(self, config: AutoscalingConfig, target: int | None = None) -> None:
-        """`target` is the number of replicas at the start, by default `min_replicas`."""
+    def __init__(self, config: AutoscalingConfig) -> None:
         self.config = config
-        self.target: int = config.min_replicas if target is None else target
+        self.target: int = config.min_replicas
         policy = config.policy.get_policy()
         is_class = inspect.isclass(policy)
         self._policy = policy(**config.policy.policy_kwargs) if is_class else policy
         self._delays: dict[str, Any] = {}
 
-    def decide(self, now_s: float, observation: Observation) -> int:
+    def decide(self, now_s: float, observation: ReplicaLoad) -> int:
         """Return the number of replicas from now on."""
         replicas = self._decide(now_s, self._build_context(now_s, observation))
         self.target = max(self.config.min_replicas, min(self.config.max_replicas, replicas))
@@ -58,7 +57,7 @@ class Controller:
         )
         return int(replicas)
 
-    def _build_context(self, now_s: float, observation: Observation) -> AutoscalingContext:
+    def _build_context(self, now_s: float, observation: ReplicaLoad) -> AutoscalingContext:
         unused: Any = None
         return AutoscalingContext(
             deployment_id=unused,

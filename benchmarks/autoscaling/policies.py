@@ -63,11 +63,11 @@ def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
 def build_contestants(settings: dict[str, Any]) -> Sequence[Contestant]:
     """Build the policy of `settings` and others with the same bounds."""
     bounds = {key: settings[key] for key in ("min_replicas", "max_replicas")}
-    ours = parse_autoscaling(settings)
+    configured = parse_autoscaling(settings)
     serve_policy = parse_autoscaling(settings | {"policy": AutoscalingPolicy()})
     return (
-        Contestant("work", ours, count_requests),
-        Contestant("work, queue not seen", ours, count_requests, sees_queue=False),
+        Contestant("work", configured, count_requests),
+        Contestant("work, queue not seen", configured, count_requests, sees_queue=False),
         Contestant("Serve's policy, requests", serve_policy, count_requests),
         Contestant("Serve's policy, micro-batches", serve_policy, count_micro_batches),
         Contestant("Serve's defaults, requests", parse_autoscaling(bounds), count_requests),

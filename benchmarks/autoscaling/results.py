@@ -21,7 +21,7 @@ SLOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyResults:
+class ScalingResults:
     """One policy over the whole day; latencies in seconds, over the requests that were served."""
 
     name: str
@@ -46,17 +46,17 @@ class AutoscalingResults:
     day: DaySettings
     server: ServerSettings
     work: Sequence[float]  # replicas that the arriving work needs, mean of BIN_S
-    policies: Sequence[PolicyResults]
+    policies: Sequence[ScalingResults]
 
 
-def summarize_trace(contestant: Contestant, trace: Trace) -> PolicyResults:
+def summarize_trace(contestant: Contestant, trace: Trace) -> ScalingResults:
     seconds, latencies, weights = (
         np.array(column) for column in zip(*trace.latencies, strict=True)
     )
     paid = np.array(trace.paid)
     starts = np.maximum(np.diff(paid), 0).sum()
     bins = seconds.astype(np.int64) // BIN_S
-    return PolicyResults(
+    return ScalingResults(
         name=contestant.name,
         replica_hours=float(paid.sum()) / 3600,
         max_replicas=int(paid.max()),

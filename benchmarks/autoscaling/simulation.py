@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.autoscaling.controller import Controller, Observation
+from benchmarks.autoscaling.controller import Controller, ReplicaLoad
 from benchmarks.autoscaling.day import Day
 from deployments.autoscaling import BUSY, QUEUED_S
 
@@ -54,6 +54,7 @@ class Trace:
     requests: list[float] = field(default_factory=list)  # arrived
     # Requests of one second that were served in one step: second of arrival, latency, number.
     latencies: list[tuple[int, float, float]] = field(default_factory=list)
+    served: list[NDArray[np.float64]] = field(default_factory=list)  # the same, by model
 
 
 class Simulation:
@@ -83,20 +84,36 @@ class Simulation:
 
     def run(self) -> Trace:
         for second in range(self._day.requests.shape[1]):
-            running = sum(ready <= second for ready in self._ready_at)
-            self._accept(second, running)
-            served = self._serve(second, running)
-            self._report(running, served)
-            self.trace.replicas.append(running)
-            self.trace.paid.append(len(self._ready_at))
-            self.trace.queued_s.append(self._queued)
-            if self._controller is not None:
-                self._resize(second, self._controller.decide(second, self._observe(second)))
+            self.step(second, self._day.requests[:, second].astype(np.float64))
         return self.trace
 
-    def _accept(self, second: int, running: int) -> None:
+    def step(self, second: int, requests: NDArray[np.float64]) -> None:
+        """Replay one second, in which these requests of each model arrive."""
+        running = self.count_running(second)
+        self._accept(second, running, requests)
+        served = self._serve(second, running)
+        self._report(running, served)
+        self.trace.replicas.append(running)
+        self.trace.paid.append(len(self._ready_at))
+        self.trace.queued_s.append(self._queued)
+        if self._controller is not None:
+            self._resize(second, self._controller.decide(second, self._observe(second)))
+
+    @property
+    def queued_s(self) -> float:
+        """Work of one replica that waits."""
+        return self._queued
+
+    def count_running(self, second: int) -> int:
+        return sum(ready <= second for ready in self._ready_at)
+
+    def start_s(self, second: int) -> float:
+        """Return the seconds until a replica runs."""
+        ready = min(self._ready_at, default=second + self._server.start_s)
+        return float(max(ready - second, 0))
+
+    def _accept(self, second: int, running: int, requests: NDArray[np.float64]) -> None:
         """Queue what can be served within the deadline; reject the rest."""
-        requests = self._day.requests[:, second].astype(np.float64)
         work = float(self._day.request_s @ requests)
         room = self._server.deadline_s * max(running, 1) + running - self._queued
         accepted = min(max(room / work, 0.0), 1.0) if work else 1.0
@@ -118,6 +135,7 @@ class Simulation:
             served += part
             age_s = second - first.second - 0.5 + (done + work / 2) / running
             self.trace.latencies.append((first.second, max(age_s, 0.0) + PASS_S, float(part.sum())))
+            self.trace.served.append(part)
             first.work -= work
             first.requests -= part
             done += work
@@ -135,7 +153,7 @@ class Simulation:
         self._visible.append(per_replica if window_s is None else min(per_replica, window_s))
         self._calls.append(self._count_calls(waiting + served * PASS_S))
 
-    def _observe(self, second: int) -> Observation:
+    def _observe(self, second: int) -> ReplicaLoad:
         """Average as Serve does: each running replica over its own reports in the window."""
         ages = [second + 1 - ready for ready in self._ready_at if ready <= second]
         windows = [min(age, self._window) for age in ages]
@@ -145,7 +163,7 @@ class Simulation:
         }
         # Calls wait in handles only while no replica runs.
         calls = _mean(self._calls, self._window)
-        return Observation(len(windows), metrics, calls, 0.0 if windows else calls)
+        return ReplicaLoad(len(windows), metrics, calls, 0.0 if windows else calls)
 
     def _resize(self, second: int, target: int) -> None:
         """Start replicas, or end the youngest: those that have not started serve nothing yet."""

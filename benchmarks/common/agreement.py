@@ -133,6 +133,20 @@ def to_vector(value: Any) -> NDArray[np.float32]:
     return vector
 
 
+def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
+    """Compare the values of two responses to one text; False if `value` is not one vector."""
+    try:
+        left, right = to_vector(expected), to_vector(value)
+    except BenchmarkError:
+        return False
+    return left.shape == right.shape and bool(row_cosines([left], [right])[0] >= min_cosine)
+
+
+def is_same_completion(expected: Any, value: Any) -> bool:
+    """Compare the texts of two responses of `/v1/completions`."""
+    return bool(expected["choices"][0]["text"] == value["choices"][0]["text"])
+
+
 def extract_body(raw: bytes) -> bytes:
     """Return the body of one complete HTTP response, with chunks merged."""
     collected = _BodyCollector()

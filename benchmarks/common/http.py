@@ -130,7 +130,10 @@ class Client:
     ) -> HttpResponse:
         """Send one task request; it bypasses the response cache by default."""
         body = build_inference_body(inputs, use_gpu=use_gpu, use_cache=use_cache)
-        return self._request("POST", task_path(task, model_id), body)
+        return self.post(task_path(task, model_id), body)
+
+    def post(self, path: str, body: bytes) -> HttpResponse:
+        return self._request("POST", path, body)
 
     def _request(self, method: str, path: str, body: bytes | None) -> HttpResponse:
         try:

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from benchmarks.common.errors import BenchmarkError
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
-from deployments.artifacts.store import LATEST_NAME, find_artifact
 from deployments.artifacts.types import Device
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
-from deployments.errors import ArtifactError, InvalidField, ServeError
+from deployments.errors import InvalidField, ServeError
 from deployments.messages import Call, TokenizedItem
+from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import find_named
 from deployments.tasks import TASKS, DecodeContext, Task, TaskInput
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenVocabulary
@@ -63,30 +64,22 @@ class LocalModel:
     candidate: Candidate
 
     @classmethod
-    def open(
-        cls, store: Path, model_id: str, version: str, device: Device = Device.CPU
-    ) -> LocalModel:
-        """Open a model and check its digests. Raise BenchmarkError."""
+    def open(cls, store: Path, name: str, device: Device = Device.CPU) -> LocalModel:
+        """Open the model `id`, `id@version` or `id@alias`. Check digests. Raise BenchmarkError."""
         try:
-            directory = find_artifact(store, model_id, version)
+            directory = find_named(store, read_plan(store), name)
             manifest = ArtifactManifest.read(directory)
-        except ArtifactError as exc:
+        except ServeError as exc:
             raise BenchmarkError(
                 exc.message, hint="name the store that contains the model with --store DIR"
             ) from exc
         candidate = manifest.candidate_for(device)
         if candidate is None:
             raise BenchmarkError(
-                f"`{model_id}` has no candidate for device {device}",
+                f"`{name}` has no candidate for device {device}",
                 hint="build the model again for this device",
             )
         return cls(manifest, directory, candidate)
-
-    @classmethod
-    def open_by_name(cls, store: Path, name: str) -> LocalModel:
-        """Open the model `ID` or `ID:VERSION`. Raise BenchmarkError."""
-        model_id, _, version = name.partition(":")
-        return cls.open(store, model_id, version or LATEST_NAME)
 
     @property
     def compute_type(self) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from benchmarks.common.http import DEFAULT_URL
 from benchmarks.common.report import DEFAULT_OUT
 from deployments.config import STORE_VARIABLE, default_store
+from deployments.console import add_json_option
 from deployments.tuning.costs import Shape
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +31,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="default: %(default)s"
     )
+    add_json_option(parser)
 
 
 def add_url_option(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +94,14 @@ def parse_shape(text: str) -> Shape:
     if not (items.isdigit() and tokens.isdigit() and int(items) and int(tokens)):
         raise argparse.ArgumentTypeError(f"`{text}` is no shape; write items x tokens: 8x128")
     return Shape(items=int(items), tokens=int(tokens))
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return value
 
 
 def positive_seconds(text: str) -> float:

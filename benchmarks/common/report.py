@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from build_artifacts.console import format_table
+from deployments.console import format_table
+from deployments.files import write_atomically
 from deployments.machine import (
     UNKNOWN,
     installed_versions,
@@ -26,6 +28,7 @@ from deployments.machine import (
 from deployments.tuning.costs import Shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = REPOSITORY / "docs" / "results"  # of published measurements
 PACKAGES_OF_INTEREST = (
     "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "torch",
     "transformers", "openvino", "nncf", "uvloop", "httptools",
@@ -136,20 +139,53 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def write_result(out: Path, run: RunMetadata, results: Any, tables: Sequence[Table] = ()) -> Path:
-    """Write `<out>/<stem>.json` with the keys `run`, `tables` and `results`.
+def read_table(path: Path, name: str) -> Table:
+    """Read one table of a result file. Raise BenchmarkError."""
+    try:
+        tables = orjson.loads(path.read_bytes())["tables"]
+        (table,) = [Table(**entry) for entry in tables if entry["name"] == name]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BenchmarkError(
+            f"`{path.name}` has no table `{name}`: {exc!r}",
+            hint="name a file of docs/results and one of its tables in the marker",
+        ) from exc
+    return table
 
-    `results` may hold dataclasses, arrays and shapes. Raise BenchmarkError.
-    """
+
+def _write_result(out: Path, run: RunMetadata, results: Any, tables: Sequence[Table]) -> Path:
     path = out / f"{run.stem}.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_result(run, results, tables))
+        write_atomically(path, encode_result(run, results, tables))
     except OSError as exc:
         raise BenchmarkError(
             f"cannot write `{path}`: {exc.strerror}", hint="name another directory with --out DIR"
         ) from exc
     return path
+
+
+def publish(
+    arguments: argparse.Namespace,
+    run: RunMetadata,
+    results: Any,
+    tables: Sequence[Table],
+    *,
+    text: str | None = None,
+    notes: Iterable[str] = (),
+) -> None:
+    """Write `<out>/<stem>.json` with the keys `run`, `tables` and `results`, and print the result.
+
+    `--json` prints the file; otherwise `text`, by default the tables, and then the notes.
+    `arguments` are those of `add_run_options`. `results` may hold dataclasses, arrays and shapes.
+    Raise BenchmarkError.
+    """
+    path = _write_result(arguments.out, run, results, tables)
+    if arguments.json:
+        print(path.read_text(encoding="utf-8"), end="", flush=True)
+    else:
+        shown = "\n\n".join(table.text for table in tables) if text is None else text
+        print("\n".join((shown, *notes)), flush=True)
+    log_progress(f"wrote {path}")
 
 
 def encode_result(run: RunMetadata, results: Any, tables: Sequence[Table]) -> bytes:

@@ -32,7 +32,7 @@ from benchmarks.common.options import (
     add_store_option,
     positive_count,
 )
-from benchmarks.common.report import log_progress, start_run, write_result
+from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import Sentences, load_sentences
 from benchmarks.common.statistics import summarize
 from benchmarks.engine.results import (
@@ -44,7 +44,6 @@ from benchmarks.engine.results import (
     plot_engine,
     torch_over_engine,
 )
-from deployments.artifacts.store import LATEST_NAME
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 
@@ -101,17 +100,16 @@ def run(arguments: argparse.Namespace) -> int:
     sentences = load_sentences(arguments.data, arguments.seed)
     with ExitStack() as stack:
         results = measure(arguments, sentences, stack)
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     for path in plot_engine(arguments.out, metadata, results):
-        print(path)
+        log_progress(f"wrote {path}")
     require_agreement(results.checks)
     return 0
 
 
 def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStack) -> EngineResults:
     """Run all rounds, then compare the answers."""
-    model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
+    model = LocalModel.open(arguments.store, arguments.model)
     engine = RawEngine(model, sentences.texts, usable_cores())
     stack.callback(engine.close)
     torch = open_torch_baseline(arguments.torch, model, stack)

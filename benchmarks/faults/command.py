@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +17,14 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import ServerAddress
-from benchmarks.common.options import DEFAULT_MODEL, add_run_options, positive_seconds
-from benchmarks.common.report import REPOSITORY, log_progress, start_run, write_result
+from benchmarks.common.options import (
+    DEFAULT_GENERATOR,
+    DEFAULT_MODEL,
+    add_run_options,
+    positive_number,
+    positive_seconds,
+)
+from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.faults.load import RIGHT, KnownRequest, SteadyLoad, build_requests
 from benchmarks.faults.results import (
     SLOW_S,
@@ -31,23 +33,20 @@ from benchmarks.faults.results import (
     merge,
     summarize_fault,
 )
-from benchmarks.faults.victims import ACTION_NAMES, KINDS, Action, Kind, find_processes
-from benchmarks.rivals.processes import (
-    ServerCommand,
-    is_ready,
-    run_server,
-    stop_signals_interrupt,
+from benchmarks.servers.own_server import POLL_S, Server, start_server
+from benchmarks.servers.process_kinds import (
+    ACTION_NAMES,
+    KINDS,
+    ProcessFault,
+    ProcessKind,
+    find_processes,
 )
-from cluster.default_config import CONFIG_HELP, CONFIG_NAME, find_config
-from cluster.processes import find_free_port
+from benchmarks.servers.processes import stop_signals_interrupt
+from cluster.default_config import CONFIG_HELP, find_config
 
-DEFAULT_WRITER = "HuggingFaceTB/SmolLM2-135M-Instruct"
-PREFERRED_PORT = 8600
 LEAD_S = 3.0  # of load before the fault
 CALM_S = 3.0  # of undisturbed requests after which the server has recovered
-MAX_SCENE_S = 90.0
-READY_S = 60.0  # until a server is ready again for the next fault
-POLL_S = 0.1
+MAX_WATCH_S = 90.0  # even if the server has not recovered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +60,11 @@ class FaultPlan:
     seconds: float  # after a fault, at least
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The server under test."""
-
-    address: ServerAddress
-    launcher: int  # pid
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
     parser.add_argument(
-        "--writer", default=DEFAULT_WRITER, metavar="ID", help="default: %(default)s"
+        "--writer", default=DEFAULT_GENERATOR, metavar="ID", help="default: %(default)s"
     )
     parser.add_argument(
         "--only",
@@ -88,7 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, rate in (("--encoder-rate", 20.0), ("--generator-rate", 2.0)):
         parser.add_argument(
-            name, type=float, default=rate, metavar="N", help="requests/s (default: %(default)s)"
+            name,
+            type=positive_number,
+            default=rate,
+            metavar="N",
+            help="requests/s (default: %(default)s)",
         )
     parser.add_argument(
         "--seconds",
@@ -108,59 +103,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Cause the faults and write the results. Return 1 if a goal is missed."""
-    meta = start_run("faults", "bench faults", arguments.seed)
+    metadata = start_run("faults", arguments.command_line, arguments.seed)
     former = read_former(arguments.merge)
     config = find_config(arguments.config)
     chosen = [kind for kind in KINDS if kind.name in arguments.only]
     with stop_signals_interrupt(), start_server(config, arguments.out) as server:
         measured = asyncio.run(cause_faults(server, arguments, chosen))
     results = merge(former, measured)
-    table = build_table(results)
-    path = write_result(arguments.out, meta, results, [table])
-    print(table.text)
-    print(f"written to {path}")
+    publish(arguments, metadata, results, [build_table(results)])
     kinds = {kind.name: kind for kind in KINDS}
     return 0 if all(one.is_reached(kinds[one.kind]) for one in measured) else 1
 
 
-def read_former(path: Path | None) -> list[dict[str, object]]:
+def read_former(path: Path | None) -> list[FaultResult]:
     """Return the results of a result file. Raise BenchmarkError."""
     if path is None:
         return []
     try:
-        results: list[dict[str, object]] = orjson.loads(path.read_bytes())["results"]
-    except (OSError, ValueError, KeyError) as exc:
+        return [FaultResult(**one) for one in orjson.loads(path.read_bytes())["results"]]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
         raise BenchmarkError(
-            f"`{path}` is no result file: {exc!r}", hint="name a file of a former run"
+            f"`{path}` is no result of `bench faults`: {exc!r}",
+            hint="name a file of a former run with --merge FILE",
         ) from exc
-    return results
-
-
-@contextmanager
-def start_server(config: Path, logs: Path) -> Iterator[Server]:
-    """Start a server with a copy of `config` on a port of its own; end it afterwards.
-
-    The launcher writes to `<logs>/hundredfold.log`.
-    """
-    port = find_free_port(PREFERRED_PORT, 0)
-    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
-        own = Path(directory) / CONFIG_NAME
-        own.write_bytes(config.read_bytes())
-        command = ServerCommand(
-            name="hundredfold",
-            arguments=[sys.executable, "-m", "cluster", "up", str(own), "--port", str(port)],
-            port=port,
-            ready_path="/ready",
-            environment={},
-        )
-        with run_server(command, logs, REPOSITORY) as process:
-            if process.pid is None:
-                raise AssertionError("bug: the server has no process")
-            yield Server(process.address, process.pid)
 
 
 async def cause_faults(
-    server: Server, arguments: argparse.Namespace, kinds: list[Kind]
+    server: Server, arguments: argparse.Namespace, kinds: list[ProcessKind]
 ) -> list[FaultResult]:
     encoders, generators = await build_requests(server.address, arguments.model, arguments.writer)
     plan = FaultPlan(
@@ -174,30 +143,15 @@ async def cause_faults(
     for action in arguments.faults:
         for kind in kinds:
             log_progress(f"{kind.name}: {ACTION_NAMES[action]}")
-            await wait_until_whole(server)
+            await server.wait_until_complete()
             results.append(await cause_fault(server, kind, action, plan))
             log_progress(build_table(results[-1:]).text.splitlines()[-1])
     return results
 
 
-async def wait_until_whole(server: Server) -> None:
-    """Wait until processes of every kind run and the server is ready. Raise BenchmarkError."""
-    deadline_s = time.perf_counter() + READY_S
-    while True:
-        missing = [kind.name for kind in KINDS if not find_processes(server.launcher, kind)]
-        ready = await asyncio.to_thread(is_ready, server.address.port, "/ready")
-        if ready and not missing:
-            return
-        if time.perf_counter() > deadline_s:
-            raise BenchmarkError(
-                f"the server is not whole again after {READY_S:g} s: ready {ready}, missing "
-                f"{missing}",
-                hint="look at the logs in /tmp/ray/session_latest/logs",
-            )
-        await asyncio.sleep(POLL_S)
-
-
-async def cause_fault(server: Server, kind: Kind, action: Action, plan: FaultPlan) -> FaultResult:
+async def cause_fault(
+    server: Server, kind: ProcessKind, action: ProcessFault, plan: FaultPlan
+) -> FaultResult:
     """Kill or stop the youngest process of a kind under load, and watch the server recover."""
     load = SteadyLoad(server.address)
     load.start(plan.encoders, plan.encoder_rate)
@@ -216,11 +170,11 @@ async def cause_fault(server: Server, kind: Kind, action: Action, plan: FaultPla
 
 
 async def watch(
-    server: Server, kind: Kind, victim: psutil.Process, load: SteadyLoad, seconds: float
+    server: Server, kind: ProcessKind, victim: psutil.Process, load: SteadyLoad, seconds: float
 ) -> float | None:
-    """Wait `seconds` and until the last requests are undisturbed.
+    """Wait for `seconds`, and longer while requests fail or are slow.
 
-    Returns the seconds until a process of the kind ran that is younger than the victim.
+    Return the seconds until another process of the kind ran; None if none did.
     """
     started_s = time.perf_counter()
     successor_s: float | None = None
@@ -231,7 +185,7 @@ async def watch(
             found = await asyncio.to_thread(find_processes, server.launcher, kind)
             if found and found[-1] != victim:
                 successor_s = elapsed_s
-        if elapsed_s > MAX_SCENE_S or (elapsed_s > seconds and is_calm(load)):
+        if elapsed_s > MAX_WATCH_S or (elapsed_s > seconds and is_calm(load)):
             return successor_s
 
 

@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import orjson
 
+from benchmarks.common.agreement import is_same_completion, is_same_embedding
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, model_path
 from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
 
 RIGHT = "right"
 WRONG = "wrong"
+CUT = "cut"
 TIMEOUT_S = 60.0  # s after which a client gives up
 MIN_COSINE = 0.999  # of an embedding computed in another batch
 ANSWER_TOKENS = 8
 SENTENCES = tuple(f"A sentence of middling length, number {number}." for number in range(16))
 PROMPTS = ("The sea is", "The capital of France is", "Once upon a time", "Two and two make")
+
+
+class StreamCut(Exception):
+    """A stream ended with an error or without its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +41,12 @@ class KnownRequest:
     kind: str
     raw: bytes
     is_right: Callable[[Any], bool]
+    parse: Callable[[bytes], Any] = orjson.loads  # may raise StreamCut
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One request. `outcome` is RIGHT, WRONG or the status; 0 and -1 as in HttpExchange."""
+    """One request. `outcome` is RIGHT, WRONG, CUT or the status; 0 and -1 as in HttpExchange."""
 
     kind: str
     outcome: str
@@ -57,32 +65,27 @@ async def build_requests(
     encoders, generators = [], []
     for sentence in SENTENCES:
         raw = build_post(address.prefix + model_path(embedder), build_inference_body(sentence))
-        vector = (await _ask(address, raw))[0]
-        encoders.append(KnownRequest("encoder", raw, _near(vector)))
+        expected = orjson.loads(await ask(address, raw))
+        is_right = partial(is_same_embedding, expected, min_cosine=MIN_COSINE)
+        encoders.append(KnownRequest("encoder", raw, is_right))
     for prompt in PROMPTS:
         body = {"model": writer, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
         raw = build_post(address.prefix + "/v1/completions", orjson.dumps(body))
-        text = (await _ask(address, raw))["choices"][0]["text"]
-        generators.append(KnownRequest("generator", raw, _equal(text)))
+        expected = orjson.loads(await ask(address, raw))
+        is_right = partial(is_same_completion, expected)
+        generators.append(KnownRequest("generator", raw, is_right))
     return encoders, generators
 
 
-def _near(vector: Sequence[float]) -> Callable[[Any], bool]:
-    return lambda body: sum(a * b for a, b in zip(body[0], vector, strict=True)) >= MIN_COSINE
-
-
-def _equal(text: str) -> Callable[[Any], bool]:
-    return lambda body: bool(body["choices"][0]["text"] == text)
-
-
-async def _ask(address: ServerAddress, raw: bytes) -> Any:
+async def ask(address: ServerAddress, raw: bytes) -> bytes:
+    """Return the body of an answer with status 200. Raise BenchmarkError for another."""
     answer = await send_raw(address, raw, TIMEOUT_S)
     if answer.status != 200:
         raise BenchmarkError(
             f"a request of the load returned {answer.status}: {answer.body[:200]!r}",
-            hint="name served models with --model and --writer",
+            hint="name served models of these ids",
         )
-    return orjson.loads(answer.body)
+    return answer.body
 
 
 class SteadyLoad:
@@ -117,15 +120,17 @@ class SteadyLoad:
     async def _send(self, request: KnownRequest) -> None:
         started_s = time.perf_counter()
         answer = await send_raw(self._address, request.raw, TIMEOUT_S)
-        outcome = judge(request, answer)
+        outcome = classify_answer(request, answer)
         self.observations.append(Observation(request.kind, outcome, started_s, time.perf_counter()))
 
 
-def judge(request: KnownRequest, answer: HttpExchange) -> str:
-    """Return RIGHT or WRONG for a complete answer with status 200, else the status."""
+def classify_answer(request: KnownRequest, answer: HttpExchange) -> str:
+    """Return RIGHT, WRONG or CUT for an answer with status 200, else the status."""
     if answer.status != 200:
         return str(answer.status)
     try:
-        return RIGHT if request.is_right(orjson.loads(answer.body)) else WRONG
+        return RIGHT if request.is_right(request.parse(answer.body)) else WRONG
+    except StreamCut:
+        return CUT
     except (ValueError, KeyError, IndexError, TypeError):
         return WRONG

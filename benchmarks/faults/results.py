@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.common.report import Table
 from benchmarks.faults.load import RIGHT, WRONG, Observation
-from benchmarks.faults.victims import ACTION_NAMES, KINDS, Action, Kind
+from benchmarks.servers.process_kinds import ACTION_NAMES, KINDS, ProcessFault, ProcessKind
 
 SLOW_S = 1.0  # an answer that takes longer counts as disturbed
 MIN_ANSWERED = 0.999
@@ -20,7 +19,7 @@ class FaultResult:
     """What clients saw of one fault, from some seconds before it until the server recovered."""
 
     kind: str
-    action: Action
+    action: ProcessFault
     requests: int
     outcomes: Mapping[str, int]  # of the requests that were not answered rightly
     wrong: int
@@ -34,18 +33,18 @@ class FaultResult:
     def answered(self) -> float:
         return 1 - sum(self.outcomes.values()) / self.requests if self.requests else 0.0
 
-    def is_reached(self, kind: Kind) -> bool:
+    def is_reached(self, kind: ProcessKind) -> bool:
         """Whether no answer was wrong and the loss cost no more than it may."""
         if self.wrong:
             return False
-        if kind.max_disturbed_s is None or self.answered >= MIN_ANSWERED:
-            return self.answered >= MIN_ANSWERED
-        return self.disturbed_s <= kind.max_disturbed_s
+        if self.answered >= MIN_ANSWERED:
+            return True
+        return kind.max_disturbed_s is not None and self.disturbed_s <= kind.max_disturbed_s
 
 
 def summarize_fault(
-    kind: Kind,
-    action: Action,
+    kind: ProcessKind,
+    action: ProcessFault,
     observations: Sequence[Observation],
     fault_s: float,
     successor_s: float | None,
@@ -66,15 +65,14 @@ def summarize_fault(
         wrong=sum(one.outcome == WRONG for one in observations),
         worst_s=right[-1] if right else 0.0,
         median_s=right[len(right) // 2] if right else 0.0,
-        disturbed_s=max(0.0, *disturbed) if disturbed else 0.0,
+        disturbed_s=max([0.0, *disturbed]),
         successor_s=successor_s,
     )
 
 
-def merge(former: Iterable[Mapping[str, Any]], results: Iterable[FaultResult]) -> list[FaultResult]:
+def merge(former: Iterable[FaultResult], results: Iterable[FaultResult]) -> list[FaultResult]:
     """Replace the results of a former run by those of the same faults; order as in KINDS."""
-    merged = {(one["kind"], one["action"]): FaultResult(**one) for one in former}
-    merged |= {(one.kind, one.action): one for one in results}
+    merged = {(one.kind, one.action): one for one in (*former, *results)}
     order = [(kind.name, action) for action in ACTION_NAMES for kind in KINDS]
     return [merged[key] for key in order if key in merged]
 
@@ -89,8 +87,10 @@ def build_table(results: Iterable[FaultResult]) -> Table:
     return Table("faults", columns, rows)
 
 
-def _build_row(result: FaultResult, kind: Kind) -> tuple[str, ...]:
-    goal = "99.9 %" if kind.max_disturbed_s is None else f"{kind.max_disturbed_s:g} s"
+def _build_row(result: FaultResult, kind: ProcessKind) -> tuple[str, ...]:
+    goal = f"{100 * MIN_ANSWERED:g} %"
+    if kind.max_disturbed_s is not None:
+        goal = f"{kind.max_disturbed_s:g} s"
     return (
         result.kind,
         ACTION_NAMES[result.action],

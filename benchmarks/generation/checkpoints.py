@@ -36,7 +36,7 @@ class SourceCheckpoint:
 
         source = self._source or find_source(self._model.manifest)
         checkpoint = resolve(source, self._scratch, HuggingFaceHub())
-        if checkpoint.gguf is not None:
+        if checkpoint.packed is not None:
             directory = self._scratch / "dequantized"
             directory.mkdir()
             checkpoint = dequantize(checkpoint, directory)

@@ -19,13 +19,14 @@ import uvloop
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
+    DEFAULT_GENERATOR,
     add_rounds_option,
     add_run_options,
     add_store_option,
     add_url_option,
     positive_count,
 )
-from benchmarks.common.report import start_run, write_result
+from benchmarks.common.report import publish, start_run
 from benchmarks.generation.checkpoints import SourceCheckpoint
 from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
@@ -46,14 +47,15 @@ from benchmarks.generation.structured_output import SchemaResults, answer_all
 from benchmarks.generation.systems import BASELINES, SystemFactory, open_baselines
 from deployments.machine import installed_versions, usable_cores
 
-DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 STREAMS_PART, CHURN, STRUCTURED_OUTPUT = "streams", "churn", "structured-output"
 PARTS = (STREAMS_PART, *SCENARIOS, CHURN, STRUCTURED_OUTPUT)
 PACKAGES = ("onnxruntime-genai", "llama-cpp-python")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
+    parser.add_argument(
+        "--model", default=DEFAULT_GENERATOR, metavar="ID", help="default: %(default)s"
+    )
     add_store_option(parser)
     add_url_option(parser)
     add_run_options(parser)
@@ -114,8 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     metadata = start_run("generation", arguments.command_line, arguments.seed)
     with ExitStack() as stack:
         results = measure(arguments, stack)
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     require_correct(results)
     return 0
 
@@ -125,7 +126,7 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResult
 
     Raise ServeError.
     """
-    model = LocalModel.open_by_name(arguments.store, arguments.model)
+    model = LocalModel.open(arguments.store, arguments.model)
     threads, kv_slots = usable_cores(), max(STREAMS, *arguments.streams)
     runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
     generator = InProcessGenerator(

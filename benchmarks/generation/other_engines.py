@@ -26,8 +26,8 @@ from benchmarks.generation.streams import (
     TRANSFORMERS,
     StreamGroup,
     StreamResult,
-    Tokens,
 )
+from build_artifacts.types import Tokens
 
 _NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
@@ -99,13 +99,21 @@ class TransformersSystem:
     name = TRANSFORMERS
     max_streams: int | None = None
 
-    def __init__(self, weights: Path, eos_token_ids: Sequence[int], threads: int) -> None:
+    def __init__(
+        self,
+        weights: Path,
+        eos_token_ids: Sequence[int],
+        threads: int,
+        *,
+        use_kv_cache: bool = True,
+    ) -> None:
         torch = _import_package("torch", ".[build]")
         transformers = _import_package("transformers", ".[build]")
         torch.set_num_threads(threads)
         self._torch = torch
         self._transformers = transformers
         self._eos_token_ids = list(eos_token_ids)
+        self._use_kv_cache = use_kv_cache
         with translate_errors(self.name):
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 weights, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True
@@ -120,6 +128,7 @@ class TransformersSystem:
             max_new_tokens=new_tokens,
             eos_token_id=self._eos_token_ids,
             pad_token_id=self._eos_token_ids[0],
+            use_cache=self._use_kv_cache,
         )
         streamer = _Streamer()
         with translate_errors(self.name), torch.inference_mode():

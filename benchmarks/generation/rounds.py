@@ -18,9 +18,9 @@ from benchmarks.generation.streams import (
     StreamRequest,
     StreamResult,
     System,
-    Tokens,
     run_streams,
 )
+from build_artifacts.types import Tokens
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 

@@ -22,10 +22,10 @@ from benchmarks.generation.streams import (
     StreamRequest,
     StreamResult,
     TextGenerator,
-    Tokens,
     run_streams,
 )
 from build_artifacts.decoders.gate_inputs import GATE_PASSAGES
+from build_artifacts.types import Tokens
 from deployments.tokenization.encodings import open_tokenizer
 
 

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.types import Tokens
+
 IN_PROCESS = "hundredfold"
 OVER_HTTP = "hundredfold over HTTP"
 NO_DRAFTS = "hundredfold, no drafts"
@@ -65,8 +67,6 @@ INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = (
     "inter_token_ms_p99",
     "inter_token_ms_max",
 )
-
-Tokens = tuple[int, ...]
 
 
 class StreamRequest(NamedTuple):

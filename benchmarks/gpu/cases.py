@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -66,9 +67,10 @@ class Bench:
     _built: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, build: Callable[[Path], T]) -> T:
-        """Return what `build` made of the directory `name` the first time."""
+        """Return what `build` made of the directory `name` the first time that it succeeded."""
         if name not in self._built:
             directory = self.scratch / name.replace("/", "-")
+            shutil.rmtree(directory, ignore_errors=True)  # what a failure has left
             directory.mkdir(parents=True)
             self._built[name] = build(directory)
         built: T = self._built[name]

@@ -14,7 +14,7 @@ from benchmarks.gpu.cases import Bench, MissingRequirement
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.checkpoints.models import LOADERS
-from build_artifacts.console import BuildProgress
+from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import TaskName
@@ -38,7 +38,7 @@ BERT_LARGE: BertSizes = (1_024, 24, 16, 4_096)
 # Arguments of transformers' LlamaConfig.
 LlamaSizes = Mapping[str, int]
 TINY_LLAMA: LlamaSizes = dict(
-    vocab_size=1_024, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+    vocab_size=1_024, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
 )  # fmt: skip
 SMALL_LLAMA: LlamaSizes = {**TINY_LLAMA, "hidden_size": 256, "intermediate_size": 704}

@@ -1,7 +1,7 @@
 """`hundredfold bench gpu`: proves on a GPU what the CPU could only check.
 
-One command, offline, for our environment or for a machine that has torch for CUDA and transformers
-alone. Cases with a result in the output file are skipped, so that the same command continues.
+Runs offline, in the project's environment or with torch for CUDA and transformers alone. Cases
+with a result in the output file are skipped, so that the same command continues.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,10 +24,11 @@ import orjson
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options, positive_count, positive_seconds
 from benchmarks.common.report import REPOSITORY, log_progress, start_run
-from benchmarks.gpu.cases import CaseResult, Target
+from benchmarks.gpu.cases import Case, CaseResult, Target
 from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
 from deployments.command_line import FAILED, OK
+from deployments.console import print_json
 from deployments.machine import usable_cores
 
 _FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # by whether it ran on a GPU
@@ -35,7 +36,23 @@ _WORKER = (sys.executable, "-m", "benchmarks.gpu.worker")
 _MIN_PART_SECONDS = 20.0  # less left: the part waits for the next run
 
 
+_HELP = f"""\
+In a checkout on a machine with an NVIDIA GPU:
+  hundredfold doctor                     finds driver, GPU and packages; says what to fix
+  make gpu-check                         installs what fits the GPU, then runs this command
+  hundredfold bench gpu --parts device encoder-parity decoder-parity   a first look
+  hundredfold bench gpu --seconds 560    where commands are ended after ten minutes
+Without our environment, with torch for CUDA and transformers: python3 -m benchmarks gpu
+
+Each part runs in a process of its own, at most {MAX_PART_SECONDS:.0f} s. Results are written after
+every case, and the same command continues until nothing is left. A case is `passed`, `rejected` by
+the accuracy gate, `blocked` by a missing package, or `failed`; the last two run again.
+CONTRIBUTING.md, "A GPU for an hour": what to take to a machine without network, and how the
+results get into docs/performance.md."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _HELP
     add_run_options(parser)
     parser.add_argument(
         "--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="PART",
@@ -69,35 +86,52 @@ def run(arguments: argparse.Namespace) -> int:
         smollm=arguments.smollm and arguments.smollm.absolute(),
     )
     if arguments.list:
-        return _list_cases(target)
+        return _list_cases(target, as_json=arguments.json)
     if target.is_cuda:
         _require_gpu()
     out: Path = arguments.out
     path = out if out.suffix == ".json" else out / _FILE_NAMES[target.is_cuda]
     metadata = start_run("gpu", arguments.command_line, arguments.seed)
     results = GpuResults.read_or_start(path, metadata)
-    plan = _Plan(target, arguments.cases, arguments.part_seconds)
+    plan = _CasePlan(target, arguments.cases)
     end_s = time.monotonic() + (arguments.seconds or float("inf"))
     for part in arguments.parts:
         left_s = end_s - time.monotonic()
         if left_s < _MIN_PART_SECONDS:
             log_progress(f"{part}: no time left, run the command again")
             continue
-        for result in plan.run(part, results, min(left_s, plan.part_seconds)):
+        for result in plan.run(part, results, min(left_s, arguments.part_seconds)):
             results.add(result)
             results.write(path)
     results.write(path)
-    return _report(results, path)
+    if arguments.json:
+        print(path.read_text(encoding="utf-8"), end="")
+    else:
+        _print_results(results, path)
+    open_cases = plan.count_open(arguments.parts, results)
+    log_progress(f"{open_cases} cases are left: run it again" if open_cases else "nothing is left")
+    return FAILED if any(result.state == "failed" for result in results.cases.values()) else OK
 
 
-class _Plan(NamedTuple):
+class _CasePlan(NamedTuple):
     target: Target
     pattern: str
-    part_seconds: float
+
+    def cases(self, part: str) -> list[Case]:
+        """The selected cases of a part."""
+        return [c for c in PARTS[part].cases(self.target) if fnmatchcase(c.name, self.pattern)]
+
+    def count_open(self, parts: Iterable[str], results: GpuResults) -> int:
+        """Count the selected cases without a result of this device."""
+        return sum(
+            results.find(part, case.name, self.target.device) is None
+            for part in parts
+            for case in self.cases(part)
+        )
 
     def run(self, part: str, results: GpuResults, seconds: float) -> Iterator[CaseResult]:
         """Run the remaining cases of a part in a process of its own; log and yield results."""
-        cases = [c for c in PARTS[part].cases(self.target) if fnmatchcase(c.name, self.pattern)]
+        cases = self.cases(part)
         names = results.remaining(part, cases, self.target.device)
         if not names:
             log_progress(f"{part}: {len(cases)} cases have results")
@@ -184,19 +218,24 @@ def _require_gpu() -> None:
         )
 
 
-def _list_cases(target: Target) -> int:
+def _list_cases(target: Target, *, as_json: bool) -> int:
+    cases = {name: [case.name for case in part.cases(target)] for name, part in PARTS.items()}
+    if as_json:
+        return print_json(
+            [
+                {"part": name, "title": part.title, "cases": cases[name]}
+                for name, part in PARTS.items()
+            ]
+        )
     for name, part in PARTS.items():
-        print(f"{name}: {part.title}")
-        for case in part.cases(target):
-            print(f"  {case.name}")
+        print("\n  ".join((f"{name}: {part.title}", *cases[name])))
     return OK
 
 
-def _report(results: GpuResults, path: Path) -> int:
+def _print_results(results: GpuResults, path: Path) -> None:
     for table in build_tables(list(results.cases.values())):
         if table.rows:
             print(f"\n{table.name}\n{table.text}")
     states = Counter(result.state for result in results.cases.values())
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     print(f"\n{shown}: {path}")
-    return FAILED if states["failed"] else OK

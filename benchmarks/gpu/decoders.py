@@ -30,6 +30,7 @@ from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generat
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.recipes import (
     DECODER_FP16,
+    DECODER_FP16_COMPILED,
     DECODER_FP16_TORCH,
     DECODER_FP16_TRANSFORMERS,
     DECODER_GPU_INT4,
@@ -47,12 +48,16 @@ from deployments.engines.decoder_factory import find_decoder_factory, kv_bytes_p
 DECODER_OFFLOADED = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-fp16-offloaded", run=EngineOptions(kv_offload=True)
 )
+DECODER_FLASH = replace(
+    DECODER_FP16_TRANSFORMERS, name="gpu-fp16-flash", run=EngineOptions(attention="flash")
+)
 DECODER_EAGER = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-fp16-eager", run=EngineOptions(attention="eager")
 )
 # Engines of torch first: they need no export to ONNX.
 CANDIDATES = (
-    DECODER_FP16_TORCH, DECODER_FP16_TRANSFORMERS, DECODER_EAGER, DECODER_OFFLOADED,
+    DECODER_FP16_TORCH, DECODER_FP16_COMPILED, DECODER_FP16_TRANSFORMERS, DECODER_FLASH,
+    DECODER_EAGER, DECODER_OFFLOADED,
     DECODER_GPU_INT8_BNB, DECODER_GPU_NF4_BNB, DECODER_FP16, DECODER_GPU_INT8, DECODER_GPU_INT4,
 )  # fmt: skip
 _BY_NAME = {recipe.name: recipe for recipe in CANDIDATES}
@@ -80,7 +85,7 @@ _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
 
 
 class _Needs(NamedTuple):
-    """What decides whether an engine can run a recipe, known before the export."""
+    """The parts of a recipe that decide whether an engine can run it, known before the export."""
 
     engine: EngineName
     precision: Precision
@@ -88,13 +93,13 @@ class _Needs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Model:
+class _DecoderModel:
     weights: Path
     metadata: CheckpointMetadata
     graphs: Any  # DecoderGraphs
 
     @classmethod
-    def build(cls, bench: Bench, name: str, root: Path) -> _Model:
+    def build(cls, bench: Bench, name: str, root: Path) -> _DecoderModel:
         from build_artifacts.decoders.candidates import DecoderGraphs
 
         (root / "checkpoint").mkdir()
@@ -113,8 +118,8 @@ class _Model:
         return spec
 
 
-def _model(bench: Bench, name: str) -> _Model:
-    return bench.once(f"decoder/{name}", lambda root: _Model.build(bench, name, root))
+def _model(bench: Bench, name: str) -> _DecoderModel:
+    return bench.once(f"decoder/{name}", lambda root: _DecoderModel.build(bench, name, root))
 
 
 def _open(spec: DecoderSpec, target: Target, *, slots: int, context: int) -> DecoderEngine:
@@ -203,12 +208,14 @@ def stream_cases(target: Target) -> list[Case]:
     """Both sizes, the fast candidates, and transformers beside them."""
     systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
                *GENERATION_BASELINES]  # fmt: skip
+    compiled = [DECODER_FP16_COMPILED.name, DECODER_FLASH.name]
     quantized = [DECODER_GPU_INT8_BNB.name, DECODER_GPU_NF4_BNB.name, DECODER_GPU_INT4.name,
                  DECODER_OFFLOADED.name]  # fmt: skip
     counts = target.choose(_STREAMS, (1, 2))
     few = target.choose((1, 32), (2,))
     combinations = [
         *((name, system, n) for name in ("135m", "1b") for n in counts for system in systems),
+        *((name, system, n) for name in ("135m", "1b") for system in compiled for n in few),
         *(("1b", system, n) for system in quantized for n in few),
         *(("smollm2", system, n) for system in systems[:3] for n in few),
     ]
@@ -267,5 +274,5 @@ def memory_cases(_target: Target) -> list[Case]:
     return [
         Case(recipe.name, partial(_account_memory, recipe=recipe))
         for recipe in CANDIDATES
-        if recipe is not DECODER_EAGER
+        if recipe not in (DECODER_EAGER, DECODER_FLASH)
     ]

@@ -54,16 +54,21 @@ KNOWN_LARGE_SAMPLES_PER_S = 8_836
 
 
 @dataclass(frozen=True)
-class _Model:
+class _EncoderModel:
     """A checkpoint on its way through the compiler."""
 
     prepared: Any  # PreparedModel
     graphs: Any  # CandidateGraphs
 
     def open(self, recipe: CandidateRecipe, target: Target) -> EncoderEngine:
-        """Build the graph and open it. Raises MissingRequirement."""
+        """Build the graph and open it; the CPU stands in for all providers of a dry run.
+
+        Raises MissingRequirement.
+        """
         from build_artifacts.search.graphs import build_graph_spec
 
+        if not target.is_cuda:
+            recipe = replace(recipe, options=recipe.options.model_copy(update={"providers": ()}))
         settings = target.encoder_settings()
         planned = build_graph_spec(recipe, Path(recipe.name), self.prepared)
         require(missing_requirement(planned, settings))
@@ -73,7 +78,7 @@ class _Model:
 
 def _build(
     bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
-) -> _Model:
+) -> _EncoderModel:
     """Write and prepare a checkpoint; without `reference` it cannot be compared, only timed."""
     from build_artifacts.compaction.find import find
     from build_artifacts.search.graphs import CandidateGraphs
@@ -91,7 +96,7 @@ def _build(
         model = load_model(weights, head=metadata.head, dtype="float32")
         (root / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
         prepared = PreparedModel(weights, metadata, root, None)
-    return _Model(prepared, CandidateGraphs(steps, prepared))
+    return _EncoderModel(prepared, CandidateGraphs(steps, prepared))
 
 
 def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str, Any]:
@@ -153,7 +158,7 @@ def _time_shapes(
 
 
 def _time_candidate(
-    bench: Bench, model: _Model, recipe: CandidateRecipe, shapes: Sequence[Shape]
+    bench: Bench, model: _EncoderModel, recipe: CandidateRecipe, shapes: Sequence[Shape]
 ) -> list[dict[str, Any]]:
     items = _tokenize(model)
     with closing(model.open(recipe, bench.target)) as engine:
@@ -166,7 +171,7 @@ def _time_candidate(
 
 
 def _time_transformers(
-    bench: Bench, model: _Model, shapes: Sequence[Shape], *, is_compiled: bool
+    bench: Bench, model: _EncoderModel, shapes: Sequence[Shape], *, is_compiled: bool
 ) -> list[dict[str, Any]]:
     """Time transformers' FP16 model with mean pooling; ids start and vectors end on the host."""
     import torch
@@ -196,7 +201,7 @@ def _time_transformers(
     return _time_shapes(call, shapes, target)
 
 
-def _tokenize(model: _Model) -> tuple[TokenizedItem, ...]:
+def _tokenize(model: _EncoderModel) -> tuple[TokenizedItem, ...]:
     from build_artifacts.search.probes import tokenize_probes
 
     return tokenize_probes(model.prepared.weights, model.prepared.metadata)

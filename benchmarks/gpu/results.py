@@ -14,6 +14,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import RunMetadata, Table, encode_result, format_number
 from benchmarks.gpu.cases import Case, CaseResult, Target
 from benchmarks.gpu.parts import PARTS
+from deployments.files import write_atomically
 
 
 @dataclass(slots=True)
@@ -26,13 +27,18 @@ class GpuResults:
     def add(self, result: CaseResult) -> None:
         self.cases[result.part, result.case] = result
 
+    def find(self, part: str, case: str, device: str) -> CaseResult | None:
+        """Return the result of a case on `device`."""
+        result = self.cases.get((part, case))
+        return result if result is not None and result.device == device else None
+
     def remaining(self, part: str, cases: Iterable[Case], device: str) -> list[str]:
         """Names of the cases without a result of `device`, then of those to repeat."""
         open_: list[str] = []
         repeated: list[str] = []
         for case in cases:
-            result = self.cases.get((part, case.name))
-            if result is None or result.device != device:
+            result = self.find(part, case.name, device)
+            if result is None:
                 open_.append(case.name)
             elif result.state in ("blocked", "failed"):
                 repeated.append(case.name)
@@ -44,9 +50,7 @@ class GpuResults:
         content = encode_result(self.run, {"cases": cases}, build_tables(cases))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".new")
-            unfinished.write_bytes(content)
-            unfinished.replace(path)
+            write_atomically(path, content)
         except OSError as exc:
             raise BenchmarkError(
                 f"cannot write `{path}`: {exc.strerror}", hint="name another file with --out FILE"

@@ -14,7 +14,7 @@ from benchmarks.gpu.cases import Bench, Case, MissingRequirement, Target
 
 _TESTS = "tests/integration/engines/test_gpu.py"
 _TIMEOUT_S = 420
-# pyproject.toml configures plugins that a borrowed machine may lack.
+# pyproject.toml configures plugins that a machine with torch and transformers alone may lack.
 _CONFIG = """\
 [pytest]
 markers =

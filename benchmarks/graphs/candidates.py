@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
     CPU_INT8_DYNAMIC,
     OPENVINO_INT8,

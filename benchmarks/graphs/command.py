@@ -21,7 +21,7 @@ from benchmarks.common.options import (
     parse_shape,
     positive_count,
 )
-from benchmarks.common.report import log_progress, start_run, write_result
+from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from benchmarks.graphs.candidates import (
     COMMON_RECIPE,
@@ -33,8 +33,8 @@ from benchmarks.graphs.candidates import (
     collect_candidates,
 )
 from benchmarks.graphs.results import (
+    CoreSplitResults,
     GraphResults,
-    PlacementResults,
     build_tables,
     compute_ratios,
     describe,
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=DEFAULT_MODEL,
         metavar="MODEL",
-        help="ID or ID:VERSION (default: %(default)s)",
+        help="ID or ID@VERSION (default: %(default)s)",
     )
     add_store_option(parser)
     add_run_options(parser)
@@ -98,8 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
     metadata = start_run("graphs", arguments.command_line, arguments.seed)
     results = measure(arguments)
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     require_accurate(results)
     return 0
 
@@ -109,7 +108,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
 
     Raise BuildError if the source checkpoint is missing or has changed.
     """
-    model = LocalModel.open_by_name(arguments.store, arguments.model)
+    model = LocalModel.open(arguments.store, arguments.model)
     manifest = model.manifest
     request = ReportRequest(
         artifact=model.directory,
@@ -125,7 +124,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
         shapes=cap_shapes(manifest.max_tokens, arguments.shapes),
         seed=arguments.seed,
     )
-    runs: list[PlacementResults] = []
+    runs: list[CoreSplitResults] = []
     scores: dict[str, dict[str, float]] = {}
     with workspace(arguments.store) as directory:
         collected = collect_candidates(request, manifest, directory)
@@ -170,7 +169,7 @@ def run_rounds(run: PlacementRun, rounds: int) -> None:
 
 def build_results(
     run: PlacementRun, candidates: Sequence[GraphCandidate], inputs: RunInputs, model: LocalModel
-) -> PlacementResults:
+) -> CoreSplitResults:
     """Summarize the rounds and compare the outputs of every open engine with the reference."""
     latencies = tuple(timing.latency() for timing in run.timings)
     settings = encoder_settings_for(run.split)
@@ -179,7 +178,7 @@ def build_results(
     )
     if served is None:
         raise AssertionError(f"bug: {SEALED} was measured, but no variant is served")
-    return PlacementResults(
+    return CoreSplitResults(
         split=run.split,
         served=tuple(variant.name for variant in served.variants),
         latencies=latencies,

@@ -53,7 +53,7 @@ class ParityRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementResults:
+class CoreSplitResults:
     """Results of all systems with one core split."""
 
     split: CoreSplit
@@ -71,7 +71,7 @@ class GraphResults:
     model_id: str
     version: str
     systems: Mapping[str, str]  # name -> description
-    runs: tuple[PlacementResults, ...]  # the first: one pass on all threads
+    runs: tuple[CoreSplitResults, ...]  # the first: one pass on all threads
     metric: str | None
     scores: Mapping[str, Mapping[str, float]]  # system -> metric -> value
     missing: Mapping[str, str]  # system -> reason
@@ -115,7 +115,7 @@ def build_tables(results: GraphResults) -> list[Table]:
     return tables
 
 
-def _latency_table(run: PlacementResults) -> Table:
+def _latency_table(run: CoreSplitResults) -> Table:
     shapes = list(dict.fromkeys(timing.shape for timing in run.latencies))
     summaries = {(timing.system, timing.shape): timing.ms for timing in run.latencies}
     timed = [f"{shape} ms" for shape in shapes]
@@ -133,7 +133,7 @@ def _latency_table(run: PlacementResults) -> Table:
     return Table(f"latency, {run.split.name}", header, rows)
 
 
-def _ratio_table(run: PlacementResults) -> Table:
+def _ratio_table(run: CoreSplitResults) -> Table:
     shapes = list(dict.fromkeys(r.shape for r in run.ratios))
     summaries = {(r.name, r.shape): r.ratio for r in run.ratios}
     names = dict.fromkeys(r.name for r in run.ratios)

@@ -19,7 +19,7 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
+from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.artifacts.types import Device
@@ -62,7 +62,7 @@ class TuningResults:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="ID or ID:VERSION")
+    parser.add_argument("model", metavar="MODEL", help="ID or ID@VERSION")
     add_store_option(parser)
     add_run_options(parser)
     parser.add_argument(
@@ -81,14 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results; return 0 even if a selected variant is no longer fastest."""
     metadata = start_run("tuning", arguments.command_line, arguments.seed)
     results = remeasure(arguments)
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, [build_table(results)]))
+    publish(arguments, metadata, results, [build_table(results)], text=describe(results))
     return 0
 
 
 def remeasure(arguments: argparse.Namespace) -> TuningResults:
     """Measure all accurate candidates. Raise BenchmarkError without a cost table for this host."""
-    model = LocalModel.open_by_name(arguments.store, arguments.model)
+    model = LocalModel.open(arguments.store, arguments.model)
     settings = EncoderSettings(intra_op_threads=arguments.threads)
     target = TuningTarget(model.directory, model.manifest, Device.CPU, settings)
     table = read_costs(target)

@@ -246,7 +246,9 @@ def attack_headers(path: str) -> Iterator[HostileRequest]:
     )
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
         rejected = frozenset({400, 405, CLOSED})
-        yield HostileRequest(f"method {method[:10]}", build_request(method, path), rejected)
+        # Not at `path`: DELETE would remove the model.
+        raw = build_request(method, "/v1/embeddings")
+        yield HostileRequest(f"method {method[:10]}", raw, rejected)
 
 
 PARAMETERS: tuple[dict[str, object], ...] = (

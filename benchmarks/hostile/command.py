@@ -27,7 +27,7 @@ import psutil
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option, positive_count
-from benchmarks.common.report import format_number, log_progress, start_run, write_result
+from benchmarks.common.report import format_number, log_progress, publish, start_run
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.fuzzing import generate_requests
 from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, build_post, build_request, send_raw
@@ -59,14 +59,14 @@ def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float
 
 
 TIMEOUT_S = 60.0
-LEAVE_S = 3.0
+LEAVE_S = 3.0  # after which the client leaves a generation that may take minutes
 BACKGROUND_PAUSE_S = 0.02
 DRAIN_TIMEOUT_S = 60.0  # for memory to be released
 MAX_MEMORY_RATIO = 1.10
 MAX_FAILURES = 20  # in the result file
 # Admission control may return these to any request.
 ALWAYS_EXPECTED = frozenset({408, 429, 503})
-LATE = 504
+LATE = 504  # expected only if the request states a deadline
 DEADLINE = re.compile(b"timeout|deadline", re.IGNORECASE)
 GENERATION_ROUTES = re.compile("/generate|/completions|/responses|/messages")
 
@@ -138,8 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = ServerAddress.parse(arguments.url)
     require_local_server(target)
     results = asyncio.run(measure(target, arguments))
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results))
+    publish(arguments, metadata, results, (), text=describe(results))
     return 0 if results.passed else 1
 
 
@@ -296,7 +295,7 @@ def describe(results: HostileResults) -> str:
     lines = [
         f"{format_number(results.requests)} hostile requests in {results.seconds:.0f} s "
         f"({statuses})",
-        f"failures (5xx except 503, or timeout): {sum(results.failures.values())}",
+        f"failures (unexpected 5xx, or timeout): {sum(results.failures.values())}",
         f"unexpected statuses: {sum(results.unexpected.values())}",
         f"background client: {format_number(results.background_requests)} requests, "
         f"{sum(results.background_failures.values())} failed, "

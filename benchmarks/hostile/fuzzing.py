@@ -20,7 +20,10 @@ def generate_requests(
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """Generate about `count` requests over all operations; a function of `seed`."""
+    """Generate about `count` requests over all operations; a function of `seed`.
+
+    Operations that manage the server are left out: they would remove or unload its models.
+    """
     try:
         import schemathesis
     except ImportError as exc:
@@ -30,6 +33,7 @@ def generate_requests(
         ) from exc
     schema: Any = schemathesis.openapi.from_dict(document)
     operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [each for each in operations if each.definition.raw["x-access"] != "admin"]
     modes = [
         (operation, mode)
         for operation in operations

@@ -19,7 +19,8 @@ class HostileRequest:
     """A request and its expected statuses.
 
     `stalls`: the request is incomplete, and the connection stays open. `leaves`: the answer may
-    take minutes; the client leaves before. `has_deadline`: the client says one, so 504 is expected.
+    take minutes; the client leaves before. `has_deadline`: the request states one, so 504 is
+    expected.
     """
 
     name: str

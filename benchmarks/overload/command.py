@@ -17,8 +17,8 @@ import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from benchmarks.common.options import add_run_options, add_url_option
-from benchmarks.common.report import log_progress, start_run, write_result
+from benchmarks.common.options import add_run_options, add_url_option, positive_number
+from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
 from benchmarks.overload.results import (
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--factors",
-        type=float,
+        type=positive_number,
         nargs="+",
         default=FACTORS,
         metavar="X",
@@ -62,19 +62,18 @@ def run(arguments: argparse.Namespace) -> int:
     results = OverloadResults(
         url=address.url,
         workloads=tuple(
-            Session(address, WORKLOADS[name](texts), arguments.seed).measure(arguments.factors)
+            OverloadRun(address, WORKLOADS[name](texts), arguments.seed).measure(arguments.factors)
             for name in arguments.workloads
         ),
     )
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     if wrong := sum(level.wrong for each in results.workloads for level in each.levels):
         raise BenchmarkError(f"{wrong} answers were wrong", hint="see the table above")
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class OverloadRun:
     """Measurements of one workload."""
 
     address: ServerAddress

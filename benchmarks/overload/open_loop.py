@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -42,7 +43,7 @@ class Exchange:
 
     request: int  # index of OpenLoopPlan.requests
     due_s: float
-    sent_s: float = 0.0
+    sent_s: float | None = None  # None: no connection
     ended_s: float | None = None  # None: no answer
     status: int = 0  # 0: no answer
     body: str | None = None  # of samples
@@ -69,10 +70,10 @@ def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
     return OpenLoopResult(exchanges, value["cpu_s"], value["elapsed_s"])
 
 
-class _Connection(asyncio.Protocol):
+class _OpenLoopConnection(asyncio.Protocol):
     """One keep-alive connection with at most one exchange at a time."""
 
-    def __init__(self, load: _Load, raw: bytes, exchange: Exchange) -> None:
+    def __init__(self, load: _OpenLoop, raw: bytes, exchange: Exchange) -> None:
         self._load = load
         self._raw, self._exchange = raw, exchange
         self._pending: Exchange | None = exchange
@@ -130,11 +131,11 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-class _Load:
+class _OpenLoop:
     """The exchanges of a plan."""
 
     def __init__(self, plan: OpenLoopPlan) -> None:
-        self.idle: list[_Connection] = []
+        self.idle: list[_OpenLoopConnection] = []
         self.samples_left = plan.samples
         self._plan = plan
         self._requests = [request.encode("latin-1") for request in plan.requests]
@@ -156,16 +157,17 @@ class _Load:
         due_s = 0.0
         while due_s < self._plan.seconds:
             wait_s = due_s - self.now_s()
-            # Sleeping for less than the clock of the loop resolves would delay later arrivals.
+            # A late arrival yields to the event loop as well, so that answers are read.
             await asyncio.sleep(max(wait_s, 0.0))
             exchange = Exchange(len(exchanges) % len(self._requests), due_s)
             exchanges.append(exchange)
             self._start(exchange)
             due_s += chance.expovariate(self._plan.rate)
-        deadline_s = self.now_s() + self._plan.drain_s
-        while self._open and (left_s := deadline_s - self.now_s()) > 0:
-            self._changed.clear()
-            await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=left_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._plan.drain_s):
+                while self._open:
+                    self._changed.clear()
+                    await self._changed.wait()
         return exchanges
 
     def _start(self, exchange: Exchange) -> None:
@@ -181,7 +183,7 @@ class _Load:
     async def _connect(self, raw: bytes, exchange: Exchange) -> None:
         try:
             await asyncio.get_running_loop().create_connection(
-                lambda: _Connection(self, raw, exchange), self._plan.host, self._plan.port
+                lambda: _OpenLoopConnection(self, raw, exchange), self._plan.host, self._plan.port
             )
         except OSError:
             self.finish()
@@ -192,7 +194,7 @@ def main() -> None:
     cpu_s, started_s = time.process_time(), time.perf_counter()
 
     async def run() -> list[Exchange]:
-        return await _Load(plan).run()
+        return await _OpenLoop(plan).run()
 
     exchanges = uvloop.run(run())
     result = OpenLoopResult(exchanges, time.process_time() - cpu_s, time.perf_counter() - started_s)

@@ -26,7 +26,7 @@ class OverloadLevel:
     late: int  # answers after the deadline
     wrong: int  # of the compared answers
     refusal_ms: Mapping[str, float]  # p50 to p99 from sending; empty without refusals
-    send_lag_ms: Mapping[str, float]  # p50 to p99 from the planned time to sending
+    send_lag_ms: Mapping[str, float]  # p50 to p99 from the planned time to sending; of those sent
     client_cores: float  # CPU seconds of the load generator per second
 
 
@@ -64,17 +64,16 @@ def summarize_level(
 ) -> OverloadLevel:
     """Summarize an open loop; `window_s` are begin and end of the window."""
     begin_s, end_s = window_s
+    sent = [(each, each.sent_s) for each in result.exchanges if each.sent_s is not None]
+    ended = [
+        (each.status, each.ended_s, each.ended_s - sent_s)
+        for each, sent_s in sent
+        if each.ended_s is not None
+    ]
     answered = [
-        (each.ended_s, each.ended_s - each.sent_s <= timeout_s)
-        for each in result.exchanges
-        if each.status == 200 and each.ended_s is not None
+        (ended_s, seconds <= timeout_s) for status, ended_s, seconds in ended if status == 200
     ]
     good = sum(in_time and begin_s <= ended_s < end_s for ended_s, in_time in answered)
-    refusals = [
-        each.ended_s - each.sent_s
-        for each in result.exchanges
-        if each.status in REFUSALS and each.ended_s is not None
-    ]
     return OverloadLevel(
         factor=factor,
         offered_per_s=len(result.exchanges) / end_s,
@@ -82,8 +81,8 @@ def summarize_level(
         statuses=Counter(str(each.status) if each.status else "none" for each in result.exchanges),
         late=sum(not in_time for _, in_time in answered),
         wrong=wrong,
-        refusal_ms=percentiles_ms(refusals),
-        send_lag_ms=percentiles_ms([each.sent_s - each.due_s for each in result.exchanges]),
+        refusal_ms=percentiles_ms([seconds for status, _, seconds in ended if status in REFUSALS]),
+        send_lag_ms=percentiles_ms([sent_s - each.due_s for each, sent_s in sent]),
         client_cores=result.cpu_s / result.elapsed_s,
     )
 
@@ -120,7 +119,7 @@ def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
         str(level.statuses.get("none", 0)),
         str(level.wrong),
         f"{level.client_cores:.2f}",
-        f"{level.send_lag_ms['p99']:.1f}",
+        f"{level.send_lag_ms['p99']:.1f}" if level.send_lag_ms else "-",
     ]
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import orjson
 
-from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import ServerAddress, build_inference_body, task_path
-from benchmarks.generation.http import PATH, HttpGenerator
+from benchmarks.common.agreement import is_same_completion, is_same_embedding
+from benchmarks.common.http import Client, ServerAddress, build_inference_body, task_path
+from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
+from benchmarks.generation.http import PATH
 from deployments.artifacts.types import TaskName
 
-GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
-ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 # Embeddings of a text alone and beside others differ by rounding.
 MIN_COSINE = 0.95
 PROMPTS = 8  # distinct ones of a workload for generators
@@ -43,26 +41,15 @@ class OverloadWorkload:
 
     def answer_alone(self, address: ServerAddress) -> list[Any]:
         """Return the answer to each body, one after the other. Raise BenchmarkError."""
-        client = HttpGenerator(address, self.name)
-
-        async def ask() -> list[Any]:
-            answers = []
-            for body in self.bodies:
-                status, content = await client.post(self.path, body)
-                if status != 200:
-                    raise BenchmarkError(
-                        f"`{self.name}`: {status}: {content[:200]!r}", hint="look at the server"
-                    )
-                answers.append(orjson.loads(content))
-            return answers
-
-        return asyncio.run(ask())
+        with Client(address) as client:
+            return [client.post(self.path, body).value for body in self.bodies]
 
 
 def sentences(texts: Sequence[str]) -> OverloadWorkload:
     bodies = [build_inference_body(text) for text in texts[:SENTENCES]]
-    path = task_path(TaskName.FEATURE_EXTRACTION, ENCODER)
-    return OverloadWorkload("sentences", path, bodies, 1.0, 64, 8.0, 10.0, _is_same_embedding)
+    path = task_path(TaskName.FEATURE_EXTRACTION, DEFAULT_MODEL)
+    is_equal = partial(is_same_embedding, min_cosine=MIN_COSINE)
+    return OverloadWorkload("sentences", path, bodies, 1.0, 64, 8.0, 10.0, is_equal)
 
 
 def short_answers(texts: Sequence[str]) -> OverloadWorkload:
@@ -86,7 +73,7 @@ def _answers(
     bodies = [
         orjson.dumps(
             {
-                "model": GENERATOR,
+                "model": DEFAULT_GENERATOR,
                 "prompt": " ".join(texts[2 * number : 2 * number + 2]),
                 "max_tokens": tokens,
                 "min_tokens": tokens,
@@ -96,7 +83,7 @@ def _answers(
         for number in range(PROMPTS)
     ]
     return OverloadWorkload(
-        name, PATH, bodies, timeout_s, 10, capacity_s, window_s, _is_same_completion
+        name, PATH, bodies, timeout_s, 10, capacity_s, window_s, is_same_completion
     )
 
 
@@ -105,15 +92,3 @@ WORKLOADS: Mapping[str, Callable[[Sequence[str]], OverloadWorkload]] = {
     "short": short_answers,
     "long": long_answers,
 }
-
-
-def _is_same_completion(expected: Any, answer: Any) -> bool:
-    return bool(expected["choices"][0]["text"] == answer["choices"][0]["text"])
-
-
-def _is_same_embedding(expected: Any, answer: Any) -> bool:
-    first, second = (np.ravel(np.asarray(each, np.float64)) for each in (expected, answer))
-    if first.shape != second.shape:
-        return False
-    norms = float(np.linalg.norm(first) * np.linalg.norm(second))
-    return float(first @ second) >= MIN_COSINE * norms

@@ -14,7 +14,7 @@ from benchmarks.common.local_model import LocalModel, open_torch
 from benchmarks.rivals.apis import Api, EmbeddingApi
 from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.results import AnswerCheck
-from benchmarks.rivals.workloads import Request
+from benchmarks.rivals.workloads import TextRequest
 from build_artifacts.evaluation.metrics import row_cosines
 from deployments.machine import usable_cores
 
@@ -23,10 +23,10 @@ FP32_MIN_COSINE = 0.999
 EmbedTexts = Callable[[Sequence[str]], NDArray[np.float32]]  # texts to [texts, width]
 
 
-class Answer(NamedTuple):
+class RawAnswer(NamedTuple):
     """The texts of a request and the raw HTTP response."""
 
-    request: Request
+    request: TextRequest
     response: bytes
 
 
@@ -66,7 +66,7 @@ def required_cosine(model: LocalModel, *, is_sealed: bool) -> float:
 
 
 def check_answers(
-    api: Api, answers: Iterable[Answer], references: ReferenceEmbeddings, required: float
+    api: Api, answers: Iterable[RawAnswer], references: ReferenceEmbeddings, required: float
 ) -> AnswerCheck:
     """Compare embeddings with the references; count the tokens of completions.
 

@@ -19,7 +19,7 @@ Texts = Sequence[str]
 Vectors = NDArray[np.float32]  # [texts, width]
 
 
-class Completion(NamedTuple):
+class CompletedText(NamedTuple):
     """A generated text and its length in tokens."""
 
     text: str
@@ -39,7 +39,7 @@ class CompletionApi(NamedTuple):
 
     path: str
     build: Callable[[Texts], bytes]
-    parse: Callable[[bytes], Completion]
+    parse: Callable[[bytes], CompletedText]
 
 
 Api = EmbeddingApi | CompletionApi
@@ -88,9 +88,9 @@ def completion_api(model: str) -> CompletionApi:
         settings = {"max_tokens": NEW_TOKENS, "temperature": 0}
         return orjson.dumps({"model": model, "prompt": prompt, **settings})
 
-    def parse(body: bytes) -> Completion:
+    def parse(body: bytes) -> CompletedText:
         (choice,) = _load(body, "choices")
-        return Completion(choice["text"], int(_load(body, "usage")["completion_tokens"]))
+        return CompletedText(choice["text"], int(_load(body, "usage")["completion_tokens"]))
 
     return CompletionApi("/v1/completions", build, parse)
 

@@ -37,7 +37,7 @@ class Rival:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-# Rivals must not call home or look for models elsewhere.
+# Rivals must not send statistics or download models.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",

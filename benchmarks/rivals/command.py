@@ -18,12 +18,13 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
+    DEFAULT_GENERATOR,
     add_common_options,
     add_load_options,
     add_rounds_option,
     add_store_option,
 )
-from benchmarks.common.report import start_run, write_result
+from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import RoundSummary
 from benchmarks.rivals.answers import ReferenceEmbeddings, require_right, required_cosine
@@ -31,7 +32,6 @@ from benchmarks.rivals.apis import CompletionApi
 from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, SEALED, Rival
 from benchmarks.rivals.environments import DEFAULT_ENVIRONMENTS, Environment
 from benchmarks.rivals.materials import Materials
-from benchmarks.rivals.processes import ServerProcess, run_server, stop_signals_interrupt
 from benchmarks.rivals.raw_engine import RawEngineRates
 from benchmarks.rivals.results import (
     OURS,
@@ -57,12 +57,10 @@ from benchmarks.rivals.workloads import (
     TextWorkload,
     build_workload,
 )
+from benchmarks.servers.processes import ServerProcess, run_server, stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
-from deployments.artifacts.store import LATEST_NAME
 from deployments.errors import ServeError
 from deployments.tokenization.encodings import open_tokenizer
-
-DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,10 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
     with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
         results = measure(arguments, Path(scratch), logs)
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     for path in plot_rivals(arguments.out, metadata, results):
-        print(path)
+        log_progress(f"wrote {path}")
     for model in results.models:
         require_right(model.id, model.check)
     return 0
@@ -121,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalResults:
     """Prepare and run all rounds. Rivals that fail are left out; servers log to `logs`."""
-    model = LocalModel.open(arguments.store, arguments.model, LATEST_NAME)
+    model = LocalModel.open(arguments.store, arguments.model)
     has_generation = GENERATION in arguments.workloads
     generator = open_generator(arguments) if has_generation else None
     materials = Materials(model, generator, scratch, logs)
@@ -150,7 +147,7 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalRe
 def open_generator(arguments: argparse.Namespace) -> LocalModel:
     """Open the generative model. Raise BenchmarkError."""
     try:
-        return LocalModel.open(arguments.store, arguments.generator, LATEST_NAME)
+        return LocalModel.open(arguments.store, arguments.generator)
     except BenchmarkError as exc:
         raise BenchmarkError(
             exc.message, hint=f"name a model with --generator, or omit `{GENERATION}`"

@@ -103,7 +103,7 @@ class Materials:
         from build_artifacts.sources.hub import HuggingFaceHub
 
         source = find_source(self._generator.manifest)
-        file = resolve_gguf(source, self._directory("gguf"), HuggingFaceHub()).gguf
+        file = resolve_gguf(source, self._directory("gguf"), HuggingFaceHub()).packed
         assert file is not None, "bug: a GGUF source has no file"
         return file
 

@@ -13,7 +13,7 @@ from benchmarks.rivals.workloads import TextWorkload
 from deployments.machine import usable_cores
 from deployments.tuning.measure import wait_until_idle
 
-# Texts of a workload are taken up to this sum of their mean lengths: about a second on two cores.
+# Tokens of the measured texts of a workload, about: a second on two cores.
 MEASURED_TOKENS = 40_000
 
 

@@ -15,11 +15,11 @@ import uvloop
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import format_number, log_progress
 from benchmarks.common.statistics import percentiles_ms
-from benchmarks.rivals.answers import Answer, ReferenceEmbeddings, check_answers, require_right
+from benchmarks.rivals.answers import RawAnswer, ReferenceEmbeddings, check_answers, require_right
 from benchmarks.rivals.apis import Api, CompletionApi
-from benchmarks.rivals.processes import ServerProcess
 from benchmarks.rivals.results import LevelName
 from benchmarks.rivals.workloads import TextWorkload
+from benchmarks.servers.processes import ServerProcess
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
@@ -41,7 +41,7 @@ class Meter:
     required_cosine: float
     start: StartServer
     loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
-    answers: dict[str, list[Answer]] = field(default_factory=dict)  # by workload
+    answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # by workload
     skipped: set[LevelName] = field(default_factory=set)
     idle_cores: list[float] = field(default_factory=list)  # while the other server is measured
 
@@ -52,7 +52,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Contest:
     """A running server with the requests of one workload."""
 
     meter: Meter
@@ -60,18 +60,18 @@ class Session:
     requests: Sequence[bytes]
     workload: TextWorkload
 
-    def run(self, plan: LoadPlan) -> tuple[LoadResult, list[Answer]]:
+    def run(self, plan: LoadPlan) -> tuple[LoadResult, list[RawAnswer]]:
         """Run one phase of load. Return its result and the first answers."""
         sample = range(min(CHECKED_RESPONSES, len(self.requests)))
         traffic = Workload(self.requests, sample)
         result = uvloop.run(run_load(self.server.address, traffic, plan))
         texts = self.workload.requests
-        return result, [Answer(texts[i], raw) for i, raw in sorted(traffic.responses.items())]
+        return result, [RawAnswer(texts[i], raw) for i, raw in sorted(traffic.responses.items())]
 
 
 @dataclass(frozen=True, slots=True)
 class RivalRounds:
-    """Everything that all rounds share. A rival that fails is dropped with a reason."""
+    """Systems, workloads and results of all rounds. A rival that fails is dropped."""
 
     ours: Meter
     rivals: dict[str, Meter]
@@ -93,7 +93,7 @@ class RivalRounds:
                 self.drop(name, exc.message)
 
     def drop(self, name: str, reason: str) -> None:
-        """Remove a rival and all that was measured with it."""
+        """Remove a rival and the measurements of its pairs; the results name `reason`."""
         log_progress(f"{name} is left out: {reason}")
         self.missing[name] = reason
         self.rivals.pop(name, None)
@@ -119,15 +119,15 @@ class RivalRounds:
                 for active, idle in (order, order[::-1]):
                     self._measure(active, idle, level, rival.name, number)
 
-    def _open(self, meter: Meter, server: ServerProcess, workload: TextWorkload) -> Session | None:
+    def _open(self, meter: Meter, server: ServerProcess, workload: TextWorkload) -> Contest | None:
         api = meter.find_api(workload)
         if api is None:
             return None
         build_post = server.address.build_post
         requests = [build_post(api.path, api.build(texts)) for texts in workload.requests]
-        return Session(meter, server, requests, workload)
+        return Contest(meter, server, requests, workload)
 
-    def _probe(self, session: Session) -> float:
+    def _probe(self, session: Contest) -> float:
         """Check the first answer before the timing; return its seconds. Raise BenchmarkError."""
         started_s = time.perf_counter()
         result, answers = session.run(_PROBE)
@@ -166,7 +166,7 @@ class RivalRounds:
         return level in rival.skipped
 
     def _measure(
-        self, active: Session, idle: Session, level: LevelName, rival: str, number: int
+        self, active: Contest, idle: Contest, level: LevelName, rival: str, number: int
     ) -> None:
         wait_until_idle()
         plan = LoadPlan(connections=level.connections, seconds=self.window_s)

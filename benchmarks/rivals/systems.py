@@ -15,8 +15,8 @@ from benchmarks.rivals.apis import Api, completion_api, hugging_face_api
 from benchmarks.rivals.catalog import OFFLINE, Rival
 from benchmarks.rivals.environments import Environment, current_environment, open_environment
 from benchmarks.rivals.materials import Materials
-from benchmarks.rivals.processes import ServerCommand
 from benchmarks.rivals.results import OURS
+from benchmarks.servers.processes import ServerCommand
 from cluster.default_config import CONFIG_NAME
 from cluster.processes import find_free_port
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.common.errors import BenchmarkError
 
-Request = tuple[str, ...]  # texts of one request
+TextRequest = tuple[str, ...]  # texts of one request
 
 REQUESTS = 2_048  # distinct requests of a workload; afterwards they repeat
 LIST_SIZE = 32  # texts of a request of `lists`
@@ -26,7 +26,7 @@ class TextWorkload:
     """Requests of a workload. `tokens` is the mean per text, special tokens included."""
 
     name: str
-    requests: tuple[Request, ...]
+    requests: tuple[TextRequest, ...]
     tokens: float
     max_connections: int | None = None  # levels with more are left out
 

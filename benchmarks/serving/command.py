@@ -28,7 +28,7 @@ from benchmarks.common.options import (
     add_url_option,
     positive_count,
 )
-from benchmarks.common.report import log_progress, start_run, write_result
+from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import Sentences, load_sentences
 from benchmarks.common.statistics import summarize
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
@@ -44,6 +44,7 @@ from benchmarks.serving.results import (
 )
 from deployments.artifacts.types import TaskName
 from deployments.machine import usable_cores
+from deployments.plan.resolution import SEPARATOR
 
 TASK = TaskName.FEATURE_EXTRACTION
 CHECKED_RESPONSES = 200  # per level, compared after the timing
@@ -104,10 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
     sentences = shuffle(load_sentences(arguments.data, arguments.seed), arguments.seed)
     with Client(address) as client:
         results = measure(arguments, address, client, sentences)
-    print(describe(results))
-    print(write_result(arguments.out, metadata, results, build_tables(results)))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     for path in plot_serving(arguments.out, metadata, results):
-        print(path)
+        log_progress(f"wrote {path}")
     require_correct(results)
     return 0
 
@@ -182,7 +182,7 @@ def require_hits(responses: Iterable[Mapping[int, bytes]]) -> None:
 def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:
     """Open the served version; None if the store lacks it, an error with `--with-engine`."""
     try:
-        return LocalModel.open(arguments.store, arguments.model, version)
+        return LocalModel.open(arguments.store, f"{arguments.model}{SEPARATOR}{version}")
     except BenchmarkError as exc:
         if arguments.with_engine:
             raise

@@ -82,7 +82,7 @@ class Workload:
 async def run_load(address: ServerAddress, workload: Workload, plan: LoadPlan) -> LoadResult:
     """Run one warm-up and one window; return after `drain_s` at the latest."""
     begin_s = time.perf_counter() + plan.warm_up_s
-    recorder = _Recorder(begin_s, begin_s + plan.seconds)
+    recorder = _LoadRecorder(begin_s, begin_s + plan.seconds)
     clients = [
         asyncio.create_task(_run_client(address, workload, recorder))
         for _ in range(plan.connections)
@@ -106,7 +106,7 @@ async def run_load(address: ServerAddress, workload: Workload, plan: LoadPlan) -
     )
 
 
-class _Recorder:
+class _LoadRecorder:
     """Measurements of all connections of a phase. Times are time.perf_counter."""
 
     def __init__(self, begin_s: float, end_s: float) -> None:
@@ -116,13 +116,13 @@ class _Recorder:
         self.failures: Counter[str] = Counter()
 
 
-async def _run_client(address: ServerAddress, workload: Workload, recorder: _Recorder) -> None:
+async def _run_client(address: ServerAddress, workload: Workload, recorder: _LoadRecorder) -> None:
     """Keep one connection open until the window ends; reconnect after a loss."""
     loop = asyncio.get_running_loop()
     while time.perf_counter() < recorder.end_s:
         try:
             _, connection = await loop.create_connection(
-                lambda: _Connection(workload, recorder, loop.create_future()),
+                lambda: _ClosedLoopConnection(workload, recorder, loop.create_future()),
                 address.host,
                 address.port,
             )
@@ -137,7 +137,7 @@ async def _run_client(address: ServerAddress, workload: Workload, recorder: _Rec
             connection.abandon()
 
 
-class _Connection(asyncio.Protocol):
+class _ClosedLoopConnection(asyncio.Protocol):
     """One request at a time; `on_message_complete` sends the next one."""
 
     __slots__ = (
@@ -152,7 +152,7 @@ class _Connection(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(
-        self, workload: Workload, recorder: _Recorder, closed: asyncio.Future[None]
+        self, workload: Workload, recorder: _LoadRecorder, closed: asyncio.Future[None]
     ) -> None:
         self.closed = closed
         self._workload = workload

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import uvloop
 
+from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, task_path
 from benchmarks.common.options import (
     add_common_options,
@@ -22,10 +22,11 @@ from benchmarks.common.options import (
     positive_count,
     positive_seconds,
 )
-from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
+from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
-from benchmarks.common.statistics import Goal, RoundSummary, percentiles_ms, summarize
+from benchmarks.common.statistics import Goal
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
+from benchmarks.serving.results import LoadLevel
 from deployments.artifacts.types import TaskName
 
 TASK = TaskName.FEATURE_EXTRACTION
@@ -34,34 +35,11 @@ KEY_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ClientFigures:
-    """One client in one situation."""
-
-    connections: int
-    requests_per_s: RoundSummary
-    latency_ms: Mapping[str, RoundSummary]
-    failures: Mapping[str, int]
-
-    @classmethod
-    def of(cls, rounds: Sequence[LoadResult]) -> ClientFigures:
-        latencies = [percentiles_ms(result.latencies_s) for result in rounds]
-        return cls(
-            connections=rounds[0].connections,
-            requests_per_s=summarize([result.requests_per_s for result in rounds]),
-            latency_ms={
-                rank: summarize([latency[rank] for latency in latencies if rank in latency])
-                for rank in ("p50", "p99")
-            },
-            failures=dict(sum((Counter(result.failures) for result in rounds), Counter())),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class NeighborResults:
     """As written to the result file."""
 
     url: str
-    clients: Mapping[str, ClientFigures]
+    clients: Mapping[str, LoadLevel]
     goals: tuple[Goal, ...]
 
 
@@ -90,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Return 1 if a goal is missed."""
+    """Measure and write the results. Return 1 if a goal is missed. Raise BenchmarkError."""
     metadata = start_run("neighbor", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     texts = load_sentences(arguments.data, arguments.seed).texts
@@ -105,15 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
         alone = uvloop.run(run_load(address, quiet, plans[0]))
         together = uvloop.run(_run_both(address, (quiet, loud), plans))
         for name, result in zip(results, (alone, *together), strict=True):
+            if not len(result.latencies_s):
+                raise BenchmarkError(
+                    f"no response to the client `{name}`: {dict(result.failures)}",
+                    hint="look at the log of the server",
+                )
             results[name].append(result)
             rate = result.requests_per_s
             log_progress(f"round {number}/{arguments.rounds}: {name}, {rate:,.0f} requests/s")
-    clients = {name: ClientFigures.of(rounds) for name, rounds in results.items()}
-    measured = NeighborResults(address.url, clients, judge(clients))
-    table = build_table(clients)
-    print(table.text)
-    print("\n".join(goal.sentence for goal in measured.goals))
-    print(write_result(arguments.out, metadata, measured, [table]))
+    clients = {name: LoadLevel.summarize(rounds) for name, rounds in results.items()}
+    measured = NeighborResults(address.url, clients, evaluate_goals(clients))
+    notes = [goal.sentence for goal in measured.goals]
+    publish(arguments, metadata, measured, [build_table(clients)], notes=notes)
     return 0 if all(goal.reached for goal in measured.goals) else 1
 
 
@@ -131,7 +112,7 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
     return Workload([address.build_post(path, body, headers) for body in bodies])
 
 
-def judge(clients: Mapping[str, ClientFigures]) -> tuple[Goal, ...]:
+def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
     """The share of the quiet client is half, or what its closed loop sends at twice the latency."""
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median
@@ -143,7 +124,7 @@ def judge(clients: Mapping[str, ClientFigures]) -> tuple[Goal, ...]:
     )
 
 
-def build_table(clients: Mapping[str, ClientFigures]) -> Table:
+def build_table(clients: Mapping[str, LoadLevel]) -> Table:
     rows = [
         (
             name,

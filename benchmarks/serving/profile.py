@@ -24,7 +24,7 @@ import uvloop
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, build_inference_body, task_path
 from benchmarks.common.options import add_common_options, add_load_options, add_url_option
-from benchmarks.common.report import Table, format_number, log_progress, start_run, write_result
+from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.serving.load import LoadPlan, Workload, run_load
@@ -60,9 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         for connections in arguments.connections
     ]
     tables = [table for level in levels for table in level.tables()]
-    for table in tables:
-        print(f"{table.name}\n{table.text}\n")
-    print(write_result(arguments.out, metadata, levels, tables))
+    text = "\n\n".join(f"{table.name}\n{table.text}" for table in tables)
+    publish(arguments, metadata, levels, tables, text=text)
     return 0
 
 

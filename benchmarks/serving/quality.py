@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress
 from benchmarks.common.options import add_common_options, add_url_option
-from benchmarks.common.report import Table, log_progress, start_run, write_result
+from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.sentences import (
     DEFAULT_DATA,
     SQUAD_NAME,
@@ -108,22 +108,20 @@ def run(arguments: argparse.Namespace) -> int:
     metadata = start_run("quality", arguments.command_line, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
     pairs = read_scored_pairs(data / STSB_NAME)
-    labelled = read_labeled_texts(data / SST2_NAME)
+    labeled = read_labeled_texts(data / SST2_NAME)
     squad = find_squad(arguments.squad, data)
     questions = read_answerable_questions(squad) if squad else []
     with Client(ServerAddress.parse(arguments.url)) as client:
         scores = [
             score_similarity(ServedModelClient(client, arguments.model, arguments.use_gpu), pairs),
             score_sentiment(
-                ServedModelClient(client, arguments.classifier, arguments.use_gpu), labelled
+                ServedModelClient(client, arguments.classifier, arguments.use_gpu), labeled
             ),
         ]
         if squad:
             reader = ServedModelClient(client, arguments.reader, arguments.use_gpu)
             scores += score_answers(reader, squad.name, questions)
-    table = build_table(scores)
-    print(table.text)
-    print(write_result(arguments.out, metadata, {"scores": scores}, [table]))
+    publish(arguments, metadata, {"scores": scores}, [build_table(scores)])
     return 0
 
 
@@ -139,12 +137,12 @@ def score_similarity(served: ServedModelClient, pairs: Sequence[ScoredPair]) -> 
     )
 
 
-def score_sentiment(served: ServedModelClient, labelled: Sequence[LabeledText]) -> Score:
+def score_sentiment(served: ServedModelClient, labeled: Sequence[LabeledText]) -> Score:
     """Compute the share of sentences whose best label is correct."""
     task = TaskName.TEXT_CLASSIFICATION
     model = served.describe()
-    log_progress(f"{served.model_id}: {len(labelled)} sentences")
-    answers = served.answers(task, [example.text for example in labelled])
+    log_progress(f"{served.model_id}: {len(labeled)} sentences")
+    answers = served.answers(task, [example.text for example in labeled])
     best = [str(answer[0]["label"]) for answer in answers]
     labels = list(model.get("labels", ()))
     if len(labels) != len(SENTIMENTS):
@@ -152,8 +150,8 @@ def score_sentiment(served: ServedModelClient, labelled: Sequence[LabeledText]) 
             f"`{served.model_id}` has {len(labels)} labels; SST-2 requires {len(SENTIMENTS)}",
             hint="name a sentiment model with --classifier ID",
         )
-    value = accuracy(best, [labels[example.label] for example in labelled])
-    return Score("accuracy", SST2_NAME, value, len(labelled), model, served.compute_type(task))
+    value = accuracy(best, [labels[example.label] for example in labeled])
+    return Score("accuracy", SST2_NAME, value, len(labeled), model, served.compute_type(task))
 
 
 def find_squad(named: Path | None, data: Path) -> Path | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
@@ -40,13 +41,19 @@ Json = Any  # parsed JSON
 class Checkpoint:
     """Model on disk, pinned to a revision. `directory` contains modules.json if the model has one.
 
-    With `gguf` that file contains the weights and `directory` all other files.
+    `packed` is a GGUF or ONNX file that contains the weights; `directory` has all other files.
     """
 
     directory: Path
     source: ModelSource
     default_id: str
-    gguf: Path | None = None
+    packed: Path | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that a build reads."""
+        files = [self.packed] if self.packed else self.directory.rglob("*")
+        return sum(path.stat().st_size for path in files if path.is_file())
 
     @property
     def weights(self) -> Path:
@@ -156,6 +163,15 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(directory).as_posix(), path
 
 
+def copy_without_weights(directory: Path, into: Path, without: Collection[str] = ()) -> None:
+    """Copy `hashed_files` except weights and the names in `without`. Raises SourceUnreadable."""
+    for name, path in hashed_files(directory):
+        is_weight = name.endswith((".safetensors", ".safetensors.index.json"))
+        if not is_weight and name not in without:
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, into / name)
+
+
 def _raise_unreadable(error: OSError) -> Never:
     raise unreadable_source(Path(str(error.filename)), str(error.strerror)) from error
 
@@ -183,7 +199,8 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )
     _check_remote_code(checkpoint)
-    check_weights(weights, "model")
+    if checkpoint.packed is None:
+        check_weights(weights, "model")
 
 
 def _check_remote_code(checkpoint: Checkpoint) -> None:

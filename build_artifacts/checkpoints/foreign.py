@@ -8,6 +8,7 @@ from build_artifacts.errors import BuildError, UnsafeSource, UnsupportedModel
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 GGUF_SUFFIX = ".gguf"
+ONNX_SUFFIX = ".onnx"
 # File stems that trainers write next to the weights; pickled, but not weights.
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.layouts import LAYOUTS, ArchitectureLayout
+from build_artifacts.types import TorchTensor
 
 Linear = Any  # a torch.nn.Linear with a bias
-TorchTensor = Any  # a torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import FloatArray
-from build_artifacts.decoders.gate_inputs import Tokens
+from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.engines.decoder import LOGITS_FROM
 

@@ -62,7 +62,9 @@ class DecoderGraphs:
             self._quantize_kv_cache(recipe, into)
             return megabytes(into / weights)
 
-        key = f"export-{digest_decoder_recipe(recipe)}"
+        # Compiled at the start of an engine: the program is the same.
+        run = recipe.run.model_copy(update={"compile": False})
+        key = f"export-{digest_decoder_recipe(replace(recipe, run=run))}"
         return self.steps.run_cached(key, "export", describe_recipe(recipe), work) / name
 
     def _quantize(self, recipe: DecoderRecipe) -> Path:
@@ -132,5 +134,5 @@ def describe_recipe(recipe: DecoderRecipe) -> str:
 
 
 def digest_decoder_recipe(recipe: DecoderRecipe) -> str:
-    """Digest the fields that determine the graph."""
+    """Digest the fields that determine graph and result of the gate."""
     return digest_of(replace(recipe, name="", other_options=()))[:12]

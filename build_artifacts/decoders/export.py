@@ -25,7 +25,7 @@ from build_artifacts.recipes import DecoderRecipe
 PROGRAM_NAME = "model.safetensors"
 # Bits per weight of graphs from `graphs/`, by precision; None keeps float weights.
 _WEIGHT_BITS: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
-_Numbers = tuple[int, int, int, int]  # layers, KV heads, head size, vocabulary size
+_DecoderSizes = tuple[int, int, int, int]  # layers, KV heads, head size, vocabulary size
 # Full-length KV caches in every layer, so that all slots have one shape.
 _BUILDER_OPTIONS = "windowed_kv_cache=false"
 
@@ -101,7 +101,7 @@ def _run_model_builder(weights: Path, recipe: DecoderRecipe, into: Path) -> None
         )
 
 
-def _read_shape(built: Path) -> _Numbers:
+def _read_shape(built: Path) -> _DecoderSizes:
     model = json.loads((built / "genai_config.json").read_bytes())["model"]
     decoder = model["decoder"]
     return (
@@ -112,7 +112,7 @@ def _read_shape(built: Path) -> _Numbers:
     )
 
 
-def _check_shape(metadata: CheckpointMetadata, built: _Numbers) -> None:
+def _check_shape(metadata: CheckpointMetadata, built: _DecoderSizes) -> None:
     """Compare the shape of the graph with the shape that the manifest will state."""
     generation_config = metadata.required_generation_config
     expected = (

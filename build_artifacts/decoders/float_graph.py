@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+
+from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
     import onnx
 
-FloatArray = NDArray[np.float32]
 
 ORT_DOMAIN = "com.microsoft"  # domain of the operators that only ONNX Runtime implements
 ATTENTION = "GroupQueryAttention"

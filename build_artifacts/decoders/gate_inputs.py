@@ -9,6 +9,7 @@ from typing import NamedTuple
 from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import Tokens
 from deployments.tokenization.encodings import open_tokenizer
 
 GATE_PASSAGES: tuple[str, ...] = (
@@ -120,8 +121,6 @@ CALIBRATION_PROMPTS: tuple[str, ...] = (
 )
 
 _MAX_ANSWER_TOKENS = 32
-
-Tokens = tuple[int, ...]
 
 
 class GateInputs(NamedTuple):

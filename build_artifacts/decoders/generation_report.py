@@ -7,15 +7,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from build_artifacts.console import format_table
-from build_artifacts.decoders.gate_inputs import Tokens
 from build_artifacts.decoders.measurement import DecoderThroughput
-from deployments.artifacts.manifest import ArtifactManifest, Candidate
+from build_artifacts.types import Tokens
+from deployments.artifacts.manifest import PERPLEXITY, ArtifactManifest, Candidate
 from deployments.artifacts.types import FrozenModel
+from deployments.console import format_table
 from deployments.errors import ArtifactError
 
 GENERATION_NAME = "generation.json"
-PERPLEXITY = "perplexity"  # key in the scores of a manifest and its candidates
 _HEADER = (
     "CANDIDATE",
     "MB",
@@ -124,20 +123,13 @@ def _format_row(
     agreement = candidate.parity.top1_agreement
     return (
         candidate.name,
-        f"{graph_bytes(manifest, candidate) / 1e6:.1f}",
+        f"{manifest.count_bytes(candidate) / 1e6:.1f}",
         f"{candidate.scores[PERPLEXITY]:.2f}",
         "-" if agreement is None else f"{agreement:.1%}",
         f"{report.matching_token_share(candidate.name):.1%}",
         f"{candidate.parity.batched_cosine_worst:.4f}",
         *([f"{speed:.0f}" for speed in speeds] or ["-"] * 3),
     )
-
-
-def graph_bytes(manifest: ArtifactManifest, candidate: Candidate) -> int:
-    """Return the size of a candidate's graphs, including weight files."""
-    graphs = tuple(graph for graph in (candidate.graph, candidate.encoder) if graph is not None)
-    files = (file for name, file in manifest.files.items() if name.startswith(graphs))
-    return sum(file.size for file in files)
 
 
 def _format_sample(sample: SampleComparison) -> str:

@@ -26,12 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.decoders.calibration import CalibrationTexts
-from build_artifacts.decoders.float_graph import (
-    ATTENTION,
-    ORT_DOMAIN,
-    FloatArray,
-    read_int_attribute,
-)
+from build_artifacts.decoders.float_graph import ATTENTION, ORT_DOMAIN, read_int_attribute
+from build_artifacts.types import FloatArray
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
 MAX_INT8 = 127

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from build_artifacts.decoders.float_graph import FloatArray
-from build_artifacts.decoders.gate_inputs import Tokens
 from build_artifacts.decoders.reference import (
     DecoderReference,
     perplexity,
     summarize_logits,
     truncate_at_eos,
 )
+from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import DecoderEngine, TokenColumn
 

@@ -14,13 +14,9 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.decoders.gate_inputs import (
-    GateInputs,
-    Tokens,
-    load_gate_inputs,
-    max_answer_tokens,
-)
+from build_artifacts.decoders.gate_inputs import GateInputs, load_gate_inputs, max_answer_tokens
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.types import ModelHead
 
@@ -28,8 +24,6 @@ _LOGITS_NAME = "logits.npy"
 _INPUTS_NAME = "gate_inputs.npz"
 _PARTS = ("passages", "prompts", "answers")
 _SUMMARY_ROWS = 128
-
-FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx
 
 # Cosines and sines per position and channel pair, [P, D/2] each.
-_Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
+_RopeTables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 # Measured up to position 131,071 with fifteen configs of eleven architectures. fp32 tables equal
 # those of transformers bit for bit, fp16 tables differ by up to 2.4e-4. Wrong tables differ by
@@ -104,7 +104,7 @@ class _ReferenceRope:
         own = said if kind is None else said.get(kind) or {}
         return str(own.get("rope_type", "default"))
 
-    def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> _Tables:
+    def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> _RopeTables:
         """Return cosines and sines at `positions` [P]."""
         import torch
 
@@ -127,7 +127,7 @@ def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
 
 def _read_tables(
     initializers: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
-) -> _Tables | None:
+) -> _RopeTables | None:
     """Return the tables of a layer; None when the graph computes them."""
     from onnx import numpy_helper
 
@@ -148,7 +148,7 @@ def _sample_positions(most_tokens: int) -> NDArray[np.int64]:
     return np.unique(every[every <= last])
 
 
-def _are_close(actual: _Tables, expected: _Tables, positions: NDArray[np.int64]) -> bool:
+def _are_close(actual: _RopeTables, expected: _RopeTables, positions: NDArray[np.int64]) -> bool:
     """Return whether the tables equal `expected` at `positions` [P], within the tolerance."""
     allowed = _TOLERANCE + positions[:, None] * _ANGLE_ROUNDING
     for table, reference in zip(actual, expected, strict=True):

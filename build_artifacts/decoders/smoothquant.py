@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from build_artifacts.decoders.float_graph import ATTENTION, AttentionWeights, FloatArray, FloatGraph
+from build_artifacts.decoders.float_graph import ATTENTION, AttentionWeights, FloatGraph
+from build_artifacts.types import FloatArray
 
 # Exponent of the activation in the factor. 0.5 to 0.7 are best for SmolLM2-135M.
 _MIGRATION_STRENGTH = 0.6

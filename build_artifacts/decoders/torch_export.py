@@ -107,10 +107,14 @@ def export_program(
     Raises UnsupportedModel.
     """
     check_recipe(metadata, recipe, _GRAPH_DTYPES)
-    if recipe.run.tensor_parallel_size > 1 or recipe.run.kv_offload:
+    if (
+        recipe.run.tensor_parallel_size > 1
+        or recipe.run.kv_offload
+        or recipe.run.attention == "flash"
+    ):
         raise UnsupportedModel(
-            f"`{recipe.name}`: torch programs support no `tensor_parallel_size` "
-            "and no `kv_offload`",
+            f"`{recipe.name}`: torch programs support no `tensor_parallel_size`, "
+            "no `kv_offload` and no `flash` attention",
             hint='set `engine="transformers"` in the recipe',
         )
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])

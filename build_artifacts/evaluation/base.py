@@ -102,6 +102,16 @@ class Evaluation(ABC):
         # NaN would pass every gate: its comparisons with a limit are false.
         return math.inf if math.isnan(drop) else drop
 
+    def find_violations(
+        self, reference: Mapping[str, float], scores: Mapping[str, float], *, max_drop: float
+    ) -> tuple[str, ...]:
+        """Describe a loss of more than `max_drop`; empty if the scores are within the limit."""
+        drop = self.metric_drop(reference, scores)
+        if drop <= max_drop:
+            return ()
+        metric = self.metric
+        return (f"{metric} {scores[metric]:.4f}, {drop:.2f} points below the reference",)
+
     def _drop(self, reference: float, score: float) -> float:
         return 100 * (reference - score)
 

@@ -23,7 +23,7 @@ from build_artifacts.evaluation.files import (
     as_number,
     read_records,
 )
-from build_artifacts.evaluation.labels import ModelLabels
+from build_artifacts.evaluation.labels import LabelIndex
 from build_artifacts.evaluation.metrics import accuracy, macro_f1, micro_f1, pearson, spearman
 from deployments.messages import Text, TokenizedItem
 
@@ -44,7 +44,7 @@ def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSamp
 def _load_single(
     location: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    labels = ModelLabels(model.labels)
+    labels = LabelIndex(model.labels)
     records = read_records(location, _build_layout(lambda cell: labels.find(cell) is not None))
     expected = [labels.index(r.require("label"), r, "label") for r in records]
     examples = sampling.sample(list(zip(map(_build_text, records), expected, strict=True)))
@@ -57,7 +57,7 @@ def _load_single(
 def _load_multi(
     location: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    labels = ModelLabels(model.labels)
+    labels = LabelIndex(model.labels)
 
     def fits(cell: str) -> bool:
         return all(labels.find(part) is not None for part in _split_labels(cell))
@@ -115,7 +115,7 @@ def _build_text(record: Record) -> Text:
     return (first, record.text("text_pair")) if record.values.get("text_pair") else first
 
 
-def _parse_labels(record: Record, labels: ModelLabels) -> list[int]:
+def _parse_labels(record: Record, labels: LabelIndex) -> list[int]:
     value = record.require("label")
     parts = (
         value

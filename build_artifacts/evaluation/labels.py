@@ -5,7 +5,7 @@ from __future__ import annotations
 from build_artifacts.evaluation.files import Record, as_index, shorten
 
 
-class ModelLabels:
+class LabelIndex:
     """Labels of one model, looked up by name, else by id."""
 
     def __init__(self, names: tuple[str, ...]) -> None:

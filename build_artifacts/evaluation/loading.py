@@ -47,12 +47,12 @@ def load_evaluation(
     return load(path, model, sampling)
 
 
-def digest_data(path: Path) -> str:
+def digest_data(path: Path, option: str = "--eval") -> str:
     """Return the sha256 of an example file in hex. Raises BuildError if it is unreadable."""
     try:
         return file_sha256(path)
     except OSError as exc:
         raise BuildError(
             f"`{path}` cannot be read: {exc.strerror}",
-            hint="pass a file of labeled data to `--eval`",
+            hint=f"pass a file of labeled data to `{option}`",
         ) from exc

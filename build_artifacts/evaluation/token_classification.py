@@ -19,7 +19,7 @@ from build_artifacts.evaluation.base import (
     open_truncating_tokenizer,
 )
 from build_artifacts.evaluation.files import FileLocation, Record, read_objects
-from build_artifacts.evaluation.labels import ModelLabels
+from build_artifacts.evaluation.labels import LabelIndex
 from build_artifacts.evaluation.metrics import accuracy, f1
 from deployments.messages import TokenizedItem
 from deployments.tokenization.encodings import build_item
@@ -100,7 +100,7 @@ def load_token_classification(
 ) -> Evaluation:
     """Load one item per sentence. Raises BadEvaluationData."""
     location = FileLocation(path, EXPECTED)
-    labels = ModelLabels(model.labels)
+    labels = LabelIndex(model.labels)
     sentences = sampling.sample(
         [_parse_sentence(record, labels) for record in read_objects(location)]
     )
@@ -116,7 +116,7 @@ def load_token_classification(
     return TokenClassificationEvaluation(items, [aligned[i] for i in usable], model.labels)
 
 
-def _parse_sentence(record: Record, labels: ModelLabels) -> TaggedWords:
+def _parse_sentence(record: Record, labels: LabelIndex) -> TaggedWords:
     words, tags = record.texts("tokens"), record.require_list("tags")
     if len(words) != len(tags):
         raise record.data_error(f"{len(tags)} tags for {len(words)} tokens", "tags")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling
+from build_artifacts.pruning.prune import Pruning
 from build_artifacts.recipes import BuildRecipe
 from build_artifacts.search.screening import SpeedScreening
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
@@ -43,7 +44,7 @@ class BuildBudget:
     # s per device for exporting candidates; for generative models evaluating them counts too.
     search_seconds: float = 300.0
     tune_seconds: float = 60.0  # 0 disables tuning
-    evaluation: Path | None = None  # labelled data for the accuracy gate
+    evaluation: Path | None = None  # labeled data for the accuracy gate
     sampling: ExampleSampling = ALL_EXAMPLES
 
 
@@ -56,6 +57,7 @@ class BuildContext:
     metadata: CheckpointMetadata
     recipe: BuildRecipe
     budget: BuildBudget
+    pruning: Pruning | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from build_artifacts.decoders.candidates import (
 from build_artifacts.decoders.gate_inputs import max_answer_tokens
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
-    PERPLEXITY,
     GenerationReport,
     compare_samples,
 )
@@ -42,7 +41,12 @@ from build_artifacts.families.base import (
 from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Candidate
+from deployments.artifacts.manifest import (
+    CHAT_TEMPLATE_NAME,
+    PERPLEXITY,
+    TOKENIZER_NAME,
+    Candidate,
+)
 from deployments.artifacts.types import Device, ModelHead
 from deployments.engines.decoder import DecoderSpec
 from deployments.errors import EngineFailed
@@ -73,6 +77,10 @@ def check_options(context: BuildContext) -> None:
         raise BuildError(
             "`--eval` is not supported for models that generate text: they have no metric",
             hint="omit `--eval`: the accuracy gate compares the perplexity with the reference",
+        )
+    if context.pruning is not None:
+        raise BuildError(
+            "`--prune` is not supported for models that generate text", hint="omit `--prune`"
         )
     if not context.recipe.decoders:
         raise BuildError(
@@ -160,7 +168,8 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         self, accepted: Sequence[DecoderCandidate], identity: ArtifactIdentity
     ) -> ArtifactContents:
         throughput = self._measure(accepted)
-        ranked = sorted(accepted, key=lambda c: _rank(throughput.get(c.recipe.name)))
+        by_rank = sorted(accepted, key=lambda c: _rank(throughput.get(c.recipe.name)))
+        ranked = drop_slower_compiled(by_rank)
         weights = self.context.weights
         texts = {GENERATION_NAME: self._build_report(accepted, throughput)}
         if (template := read_chat_template(weights)) is not None:
@@ -222,6 +231,18 @@ def _build_attempt(recipe: DecoderRecipe) -> Attempt[DecoderRecipe]:
 def _rank(throughput: DecoderThroughput | None) -> float:
     """Highest batched throughput first; graphs that were not measured last, in their order."""
     return -throughput.batched if throughput is not None else 0.0
+
+
+def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCandidate]:
+    """Drop compiled candidates that are not the first of their device: they start slowly."""
+    devices: set[Device] = set()
+    kept = []
+    for candidate in ranked:
+        is_first = candidate.recipe.device not in devices
+        devices.add(candidate.recipe.device)
+        if is_first or not candidate.recipe.run.compile:
+            kept.append(candidate)
+    return kept
 
 
 def _directory(candidate: DecoderCandidate) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_encoder_metadata
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation, score_engine
+from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.families.base import (
     Attempt,
     BuildContext,
@@ -18,6 +18,7 @@ from build_artifacts.families.base import (
     ModelBuild,
     Ranking,
 )
+from build_artifacts.families.pruned import prepare_pruned
 from build_artifacts.recipes import (
     CandidateRecipe,
     DynamicInt8,
@@ -30,7 +31,12 @@ from build_artifacts.search.graphs import (
     build_graph_spec,
     with_other_calibrations,
 )
-from build_artifacts.search.preparation import PreparedModel, cached_prepare
+from build_artifacts.search.preparation import (
+    COMPACTION_NAME,
+    PreparedModel,
+    cached_prepare,
+    load_examples,
+)
 from build_artifacts.search.screening import SpeedScreening, screen_speed
 from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
@@ -72,6 +78,8 @@ class EncoderFamily:
         evaluation = _load_evaluation(context)
         steps, metadata = context.steps, context.metadata
         prepared = cached_prepare(steps, context.weights, metadata, evaluation)
+        if context.pruning is not None:
+            prepared = prepare_pruned(steps, prepared, context.pruning, context.recipe.gate)
         if not prepared.compaction.is_empty:
             with steps.run_uncached("compact", "weights that pruning set to zero") as step:
                 step.set_outcome(prepared.compaction.describe())
@@ -79,18 +87,10 @@ class EncoderFamily:
 
 
 def _load_evaluation(context: BuildContext) -> Evaluation | None:
-    path, metadata = context.budget.evaluation, context.metadata
+    path, sampling = context.budget.evaluation, context.budget.sampling
     if path is None:
         return None
-    model = EvaluatedModel(
-        directory=context.weights,
-        max_tokens=metadata.max_tokens,
-        labels=metadata.labels,
-        problem_type=metadata.problem_type,
-        prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
-        mask_token=metadata.mask_token,
-    )
-    return load_evaluation(path, metadata.tasks[0], model, context.budget.sampling)
+    return load_examples(path, context.weights, context.metadata, sampling)
 
 
 class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
@@ -101,7 +101,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         self, context: BuildContext, prepared: PreparedModel, graphs: CandidateGraphs
     ) -> None:
         super().__init__(context)
-        self._prepared = prepared
+        self.prepared = prepared
         self._graphs = graphs
         self._exported: set[str] = set()  # keys of attempts
 
@@ -128,12 +128,12 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
 
     def export(self, attempt: Attempt[CandidateRecipe]) -> GraphSpec:
         recipe = attempt.recipe
-        planned = build_graph_spec(recipe, Path(recipe.name), self._prepared)
+        planned = build_graph_spec(recipe, Path(recipe.name), self.prepared)
         if reason := missing_requirement(planned, engine_settings(recipe.device, 1)):
             raise UnsupportedModel(reason, hint="install what is missing and build again")
         graph = self._graphs.graph(recipe, attempt.excluded_nodes)
         self._exported.add(attempt.key)
-        return build_graph_spec(recipe, graph, self._prepared)
+        return build_graph_spec(recipe, graph, self.prepared)
 
     def evaluate(self, spec: GraphSpec) -> GateResult:
         # Nothing else runs during the evaluation, so it may use all cores.
@@ -143,7 +143,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         except EngineFailed as exc:
             return GateResult(parity=None, reasons=(exc.message,))
         try:
-            found = check_engine(engine, self._prepared.reference, self._gate, spec.head)
+            found = check_engine(engine, self.prepared.reference, self._gate, spec.head)
             # Half precision on a CPU takes minutes and confirms parity to four digits.
             is_scored = found.passed and has_device(spec.device)
             scores, reasons = self._score(engine) if is_scored else ({}, found.reasons)
@@ -154,16 +154,13 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         return GateResult(parity=found.parity, scores=scores, reasons=reasons)
 
     def _score(self, engine: EncoderEngine) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Metrics on the labelled data, and the limits that they violate."""
-        evaluation = self._prepared.evaluation
+        """Metrics on the labeled data, and the limits that they violate."""
+        evaluation = self.prepared.evaluation
         if evaluation is None:
             return {}, ()
         scores = score_engine(engine, evaluation)
-        drop = evaluation.metric_drop(self._prepared.scores, scores)
-        if drop <= self._gate.metric_drop:
-            return scores, ()
-        metric = evaluation.metric
-        return scores, (f"{metric} {scores[metric]:.4f}, {drop:.2f} points below the reference",)
+        limit = self._gate.metric_drop
+        return scores, evaluation.find_violations(self.prepared.scores, scores, max_drop=limit)
 
     def rank(self, device: Device) -> Ranking[CandidateRecipe]:
         specs = self._export_candidates(device)
@@ -200,8 +197,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             screening = screen_speed(
                 specs,
                 engine_settings(device, 1),
-                self._prepared.reference.items,
-                self._prepared.metadata.max_tokens,
+                self.prepared.reference.items,
+                self.prepared.metadata.max_tokens,
             )
             (into / _SCREENING_NAME).write_text(screening.model_dump_json(), encoding="utf-8")
             return screening.describe()
@@ -216,7 +213,9 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         tables = self._tune(accepted, identity.version)
         ranked = _fastest_first(accepted, tables)
         names = _name_graphs(ranked)
-        prepared, compaction = self._prepared, self._prepared.compaction
+        prepared, compaction = self.prepared, self.prepared.compaction
+        # Tells which heads and columns each layer lacks.
+        compacted = {COMPACTION_NAME: prepared.reference_dir / COMPACTION_NAME}
         return ArtifactContents(
             identity=identity,
             metadata=prepared.metadata,
@@ -226,6 +225,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             files={
                 TOKENIZER_NAME: prepared.weights / TOKENIZER_NAME,
                 REFERENCE_NAME: prepared.reference_dir / REFERENCE_NAME,
+                **({} if compaction.is_empty else compacted),
                 **{name: path for path, name in names.items()},
             },
             cost_tables=tuple(tables),
@@ -254,8 +254,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         device = graphs[0].recipe.device
         plan = MeasurementPlan(
             settings=engine_settings(device, threads),
-            shapes=supported_shapes(self._prepared.metadata.max_tokens),
-            items=self._prepared.reference.items,
+            shapes=supported_shapes(self.prepared.metadata.max_tokens),
+            items=self.prepared.reference.items,
             seconds=seconds,
         )
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation
+from build_artifacts.progress import BuildProgress
 from build_artifacts.report.measure import MeasurementInputs, StageMeasurement
 from build_artifacts.report.stages import RebuiltStages, Stage, build_served_stage, rebuild_prepared
 from build_artifacts.report.values import (
@@ -25,6 +25,7 @@ from build_artifacts.sources.hub import Hub
 from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest
 from deployments.artifacts.types import Device
+from deployments.plan.resolution import SEPARATOR
 from deployments.tuning.costs import Shape, TuningTarget
 from deployments.tuning.measure import build_batch, supported_shapes
 from deployments.tuning.parity import ReferenceOutputs
@@ -89,7 +90,7 @@ def _build_stages(
     served = [build_served_stage(served, modes) for served in (cpu, gpu) if served is not None]
     try:
         prepared = rebuild_prepared(
-            manifest, steps, files.directory("sources"), hub, request.adapter
+            manifest, steps, files.directory("sources"), hub, request.adapter, request.prune_data
         )
     except BuildError as exc:
         return served, {f"{BASELINE} and the stages built from it": f"{exc.message}; {exc.hint}"}
@@ -150,12 +151,13 @@ def _format_command(
     request: ReportRequest, manifest: ArtifactManifest, conditions: ReportConditions
 ) -> str:
     options = conditions.options
-    words = ["hundredfold", "models", "report", f"{manifest.id}:{manifest.version}"]
+    words = ["hundredfold", "models", "report", f"{manifest.id}{SEPARATOR}{manifest.version}"]
     words += ["--runs", str(options.runs), "--threads", str(options.threads)]
     words += ["--seconds", f"{options.seconds:g}"]
     words += ["--eval", str(request.evaluation)] if request.evaluation else []
     words += ["--eval-limit", str(options.limit)] if options.limit else []
     words += ["--adapter", str(request.adapter)] if request.adapter else []
+    words += ["--prune-data", str(request.prune_data)] if request.prune_data else []
     return shlex.join(words)
 
 

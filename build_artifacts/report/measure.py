@@ -22,7 +22,7 @@ from deployments.engines import EncoderEngine
 from deployments.engines.forward_pass import Batch
 from deployments.errors import EngineFailed
 from deployments.tuning.host import free_bytes
-from deployments.tuning.measure import wait_until_idle
+from deployments.tuning.measure import ClockFunction, wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
 BLOCKS = 5
@@ -31,8 +31,6 @@ _WARM_PASSES = 2
 MAX_ROUNDS = 5
 # The slowest thread ends a round, so a short round would measure thread start times.
 _MIN_ROUND_S = 0.2
-
-ClockFunction = Callable[[], float]  # seconds
 
 
 def split_runs(runs: int) -> tuple[int, ...]:
@@ -277,7 +275,8 @@ class StageMeasurement:
 
     def _verify(self, engine: EncoderEngine) -> StageAccuracy:
         inputs = self.inputs
-        # The build compares batched outputs too. Here its batches of mixed lengths would cost most.
+        # One item a pass. The build compared batched outputs already, and batches of mixed lengths
+        # would take most of the time here.
         outputs = run_probes(engine, inputs.reference.items, 1)
         result = compare_outputs(inputs.reference, outputs, outputs, inputs.gate, inputs.head)
         if result.parity is None:

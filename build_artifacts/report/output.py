@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from build_artifacts.console import format_table
 from build_artifacts.report.values import (
     BASELINE,
     Report,
@@ -20,7 +19,9 @@ from build_artifacts.report.values import (
     StageLatency,
     StageResult,
 )
-from deployments.artifacts.store import HOSTS_NAME, write_atomically
+from deployments.artifacts.store import HOSTS_NAME
+from deployments.console import format_table
+from deployments.files import write_atomically
 from deployments.tuning.host import Host
 
 _NONE = "-"

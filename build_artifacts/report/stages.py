@@ -8,10 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.demo import DEMO_MODELS
+from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.families import read_metadata
+from build_artifacts.families.pruned import load_calibration
+from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
@@ -20,11 +23,18 @@ from build_artifacts.search.preparation import (
     TorchReferenceEngine,
     cached_merge,
     cached_prepare,
+    cached_prune,
 )
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner
-from deployments.artifacts.manifest import ArtifactManifest, EngineOptions, ModelSource, Parity
+from deployments.artifacts.manifest import (
+    ArtifactManifest,
+    EngineOptions,
+    ModelSource,
+    Parity,
+    PruningSource,
+)
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
@@ -34,10 +44,10 @@ from deployments.tuning.opening import open_tuned_engine
 _REQUIRED_PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
 
 
-def rebuild_prepared(
+def rebuild_checkpoint(
     manifest: ArtifactManifest, steps: StepRunner, sources: Path, hub: Hub, adapter: Path | None
-) -> PreparedModel:
-    """Prepare the original model again from the source in the manifest, and merge its adapter.
+) -> Checkpoint:
+    """Resolve the source in the manifest again and merge its adapter.
 
     Archives are unpacked under `sources`. The manifest does not record the directory of the
     adapter, so `adapter` names it. Raises BuildError if a part is missing or has changed.
@@ -51,15 +61,54 @@ def rebuild_prepared(
         checkpoint = resolve(manifest.source.ref, sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
-    if manifest.source.adapter is not None:
-        checkpoint = cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
+    if manifest.source.adapter is None:
+        return checkpoint
+    return cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
+
+
+def rebuild_prepared(
+    manifest: ArtifactManifest,
+    steps: StepRunner,
+    sources: Path,
+    hub: Hub,
+    adapter: Path | None,
+    prune_data: Path | None = None,
+) -> PreparedModel:
+    """Prepare the model of `rebuild_checkpoint`, pruned as in the build.
+
+    `prune_data` is the file of the build; without it `find_pruning` looks for one. Raises
+    BuildError if a part is missing or has changed.
+    """
+    checkpoint = rebuild_checkpoint(manifest, steps, sources, hub, adapter)
     metadata = read_metadata(checkpoint, manifest.tasks)
-    return cached_prepare(steps, checkpoint.weights, metadata, None)
+    prepared = cached_prepare(steps, checkpoint.weights, metadata, None)
+    if (pruned := manifest.source.pruning) is None:
+        return prepared
+    pruning = find_pruning(pruned, prune_data)
+    return cached_prune(steps, prepared, pruning.fraction, load_calibration(prepared, pruning))
+
+
+def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
+    """Return the pruning of a build, whose data are `given`, else none or those of a demo model.
+
+    Raises SourceNotFound if they are not the data of the build.
+    """
+    demo_data = dict.fromkeys(model.evaluation for model in ALL_DEMO_MODELS)
+    for data in (given,) if given else (None, *filter(None, demo_data)):
+        pruning = Pruning(fraction=source.fraction, data=data)
+        if describe_pruning(pruning) == source:
+            return pruning
+    raise SourceNotFound(
+        "the data that rated heads and columns are not those of the build",
+        hint="pass the file of the build with `--prune-data FILE`",
+    )
 
 
 def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
     """Read the adapter of `source` from `given`, else from the demo models. Check its revision."""
-    demo_adapters = {model.adapter.name: model.adapter for model in DEMO_MODELS if model.adapter}
+    demo_adapters = {
+        model.adapter.name: model.adapter for model in ALL_DEMO_MODELS if model.adapter
+    }
     directory = given or demo_adapters.get(source.adapter or "")
     if directory is None:
         raise SourceNotFound(
@@ -89,7 +138,7 @@ _RECIPES = {
 }
 # Defaults of an onnxruntime InferenceSession.
 _DEFAULT_OPTIONS = EngineOptions(spinning=True)
-_ONNX = CandidateRecipe(
+PLAIN_ONNX = CandidateRecipe(
     name="onnx",
     device=Device.CPU,
     precision="fp32",
@@ -149,11 +198,12 @@ class RebuiltStages:
 
         `scores` are those of the original.
         """
-        size = sum_weight_bytes(self._prepared.weights)
         metadata, compaction = self._prepared.metadata, self._prepared.compaction
+        original = (self._prepared.original or self._prepared).weights
+        size = sum_weight_bytes(original)
 
         def load_original() -> TorchModel:
-            return load_model(self._prepared.weights, head=metadata.head, dtype="float32")
+            return load_model(original, head=metadata.head, dtype="float32")
 
         yield self._torch_stage(
             BASELINE, "the original in fp32, eager", size, load_original, scores
@@ -164,7 +214,7 @@ class RebuiltStages:
             yield self._torch_stage(
                 "pruned", what, pruned_size, lambda: self._prepared.model("float32"), {}
             )
-        yield from self._graph_stage(_ONNX, "exported, as onnxruntime opens it by default")
+        yield from self._graph_stage(PLAIN_ONNX, "exported, as onnxruntime opens it by default")
         if served is not None:
             yield from self._optimized_stage(served)
 

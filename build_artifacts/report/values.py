@@ -43,6 +43,7 @@ class ReportRequest:
     evaluation: Path | None = None
     sampling: ExampleSampling = ALL_EXAMPLES
     adapter: Path | None = None  # directory of the adapter
+    prune_data: Path | None = None  # of the build
     gpu: EncoderSettings = GPU_SETTINGS
 
 

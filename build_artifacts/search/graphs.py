@@ -158,6 +158,7 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
         options=_limit_buckets(recipe.options, prepared.metadata.max_tokens),
         head=prepared.metadata.head,
         mask_token=prepared.metadata.mask_token,
+        host_folder=graph.parent,  # a build opens each candidate several times
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,16 +19,26 @@ from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.evaluation import Evaluation, score_engine
+from build_artifacts.evaluation import (
+    EvaluatedModel,
+    Evaluation,
+    ExampleSampling,
+    load_evaluation,
+    score_engine,
+)
 from build_artifacts.recipes import Dtype
 from build_artifacts.search.probes import tokenize_probes
+from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
+from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.merge import merge
+from build_artifacts.steps.prune import prune_checkpoint
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import build_feeds, split
+from deployments.messages import TokenizedItem
 from deployments.tuning.parity import ReferenceOutputs, run_probes
 
 
@@ -74,6 +84,7 @@ class PreparedModel:
     metadata: CheckpointMetadata
     reference_dir: Path
     evaluation: Evaluation | None
+    original: PreparedModel | None = None  # before the pruning of this build
 
     @cached_property
     def compaction(self) -> Compaction:
@@ -88,6 +99,11 @@ class PreparedModel:
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
+        """Metrics that candidates are compared with: those of the model before pruning."""
+        return (self.original or self).own_scores
+
+    @cached_property
+    def own_scores(self) -> Mapping[str, float]:
         """Metrics of the reference model by name; empty without labeled data."""
         scores: dict[str, float] = json.loads((self.reference_dir / _SCORES_NAME).read_bytes())
         return scores
@@ -99,12 +115,13 @@ class PreparedModel:
 
 
 def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """Convert the weights of a GGUF file to fp32. Raises UnsupportedModel."""
-    file = checkpoint.gguf
-    assert file is not None, "bug: the checkpoint has no GGUF file"
+    """Convert the weights of a GGUF or ONNX file to fp32. Raises UnsupportedModel."""
+    file = checkpoint.packed
+    assert file is not None, "bug: the checkpoint has no packed weights"
+    convert = dequantize_onnx if is_onnx(file.name) else dequantize
 
     def work(into: Path) -> str:
-        dequantize(checkpoint, into)
+        convert(checkpoint, into)
         return ""
 
     directory = steps.run_cached("dequantize", "unpack", f"weights of {file.name} to fp32", work)
@@ -122,19 +139,54 @@ def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) ->
     return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
+def load_examples(
+    path: Path, weights: Path, metadata: CheckpointMetadata, sampling: ExampleSampling
+) -> Evaluation:
+    """Load the examples of a file for the task of a checkpoint. Raises BadEvaluationData."""
+    model = EvaluatedModel(
+        directory=weights,
+        max_tokens=metadata.max_tokens,
+        labels=metadata.labels,
+        problem_type=metadata.problem_type,
+        prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
+        mask_token=metadata.mask_token,
+    )
+    return load_evaluation(path, metadata.tasks[0], model, sampling)
+
+
+def cached_prune(
+    steps: StepRunner, original: PreparedModel, fraction: float, items: Sequence[TokenizedItem]
+) -> PreparedModel:
+    """Prune a checkpoint on `items` and prepare the result. Raises UnsupportedModel."""
+    metadata = original.metadata
+
+    def work(into: Path) -> str:
+        return prune_checkpoint(original.weights, metadata, fraction, items, into)
+
+    detail = f"{fraction:.0%} of heads and columns, rated on {len(items)} items"
+    directory = steps.run_cached("prune", "prune", detail, work)
+    pruned = cached_prepare(steps, directory, metadata, original.evaluation, key="pruned")
+    return replace(pruned, original=original)
+
+
 def cached_prepare(
-    steps: StepRunner, weights: Path, metadata: CheckpointMetadata, evaluation: Evaluation | None
+    steps: StepRunner,
+    weights: Path,
+    metadata: CheckpointMetadata,
+    evaluation: Evaluation | None,
+    *,
+    key: str = "reference",
 ) -> PreparedModel:
     """Compute reference outputs and scores of `weights`. Raises UnsupportedModel."""
 
     def work(into: Path) -> str:
         prepare(weights, metadata, evaluation, into)
         prepared = PreparedModel(weights, metadata, into, evaluation)
-        scores = "".join(f", {name} {score:.4f}" for name, score in prepared.scores.items())
+        scores = "".join(f", {name} {score:.4f}" for name, score in prepared.own_scores.items())
         return f"{metadata.architecture}, {metadata.max_tokens} tokens{scores}"
 
     detail = "fp32 torch on the probes" + (", and on the data" if evaluation else "")
-    directory = steps.run_cached("reference", "reference", detail, work)
+    directory = steps.run_cached(key, "reference", detail, work)
     return PreparedModel(weights, metadata, directory, evaluation)
 
 

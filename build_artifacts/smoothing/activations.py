@@ -9,13 +9,7 @@ import numpy as np
 
 from build_artifacts.smoothing.calibration import Observed
 from build_artifacts.smoothing.graph_edits import GraphEditor
-from build_artifacts.smoothing.products import (
-    FloatArray,
-    Product,
-    array,
-    is_attention_output,
-    only_user,
-)
+from build_artifacts.smoothing.products import Product, array, is_attention_output, only_user
 from build_artifacts.smoothing.ranges import (
     COLUMNS,
     ByteRange,
@@ -23,6 +17,7 @@ from build_artifacts.smoothing.ranges import (
     choose_saturation,
     even_channels,
 )
+from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.smoothing.products import FloatArray
+from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
     import onnx
 
-Feeds = Mapping[str, NDArray[np.int64]]
+CalibrationInputs = Mapping[str, NDArray[np.int64]]
 
 # Tokens whose values are stored. BERT-large needs 700 KB for each. 512 tokens give MiniLM the same
 # accuracy and take twice the time.
@@ -45,7 +45,7 @@ class Observed:
 
 
 def observe(
-    model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds]
+    model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[CalibrationInputs]
 ) -> dict[str, Observed]:
     """Run the float `model` on each of `feeds` and return the activations `names`.
 
@@ -65,7 +65,7 @@ def observe(
 
 
 def _run(
-    model: onnx.ModelProto, names: Sequence[str], feeds: Iterable[Feeds]
+    model: onnx.ModelProto, names: Sequence[str], feeds: Iterable[CalibrationInputs]
 ) -> Iterable[dict[str, FloatArray]]:
     """Yield the values [tokens, K] by name, for one text after the other."""
     import onnxruntime as ort

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-FloatArray: TypeAlias = NDArray[np.float32]
 
 # Operators that return their first input, reordered or with some values replaced by zeros.
 _MOVES_VALUES = {"Reshape": 0, "Transpose": 0, "Identity": 0, "Cast": 0, "Where": 2}

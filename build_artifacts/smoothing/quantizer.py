@@ -1,4 +1,4 @@
-"""Static int8 of an encoder: every token is computed alike, whatever the batch holds.
+"""Static int8 of an encoder: a token has the same values in every batch.
 
 Dynamic quantization takes one range for all activations of a tensor, so that a text depends on the
 texts beside it. Here ranges are constants from calibration texts. Constant ranges need activations
@@ -10,7 +10,7 @@ without outliers:
 - Neurons whose rectified output exceeds the range of a byte get copies with a smaller bias.
 - The output of attention needs nothing: it consists of means of values.
 
-Products of which none of this holds stay float.
+Products to which none of this applies stay float.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.activations import ActivationSmoother
-from build_artifacts.smoothing.calibration import Feeds, observe
+from build_artifacts.smoothing.calibration import CalibrationInputs, observe
 from build_artifacts.smoothing.graph_edits import GraphEditor
 from build_artifacts.smoothing.products import find_products, find_wide_heads, group_by_source
 from build_artifacts.smoothing.ranges import ByteRange
@@ -31,7 +31,7 @@ def quantize_smoothed(
     graph: Path,
     scheme: SmoothedInt8,
     into: Path,
-    feeds: Sequence[Feeds],
+    feeds: Sequence[CalibrationInputs],
     excluded_nodes: Collection[str],
 ) -> list[str]:
     """Write an int8 copy of the float `graph` to `into`, calibrated by `feeds`, one text each.

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.smoothing.calibration import Observed
-from build_artifacts.smoothing.products import FloatArray
+from build_artifacts.types import FloatArray
 
 # Exponents of the activation in the factor: at 1 all channels get the same range.
 _STRENGTHS = (0.6, 0.7, 0.8, 0.9, 1.0)
 _MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
 _MAX_UINT8, _MAX_INT8 = 255, 127
+# x86 without VNNI adds pairs of products in 16 bits: 2 * 255 * 64 is below 2**15.
+MAX_INT8_WITHOUT_OVERFLOW = 64
 # Ranges of neurons to try for a byte, relative to the largest value.
 _RANGES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1)
 # Slopes of copies to try: a steeper GELU is closer to its input, and represents less of it.
@@ -60,11 +62,11 @@ class Int8Weights(NamedTuple):
     scales: FloatArray
 
     @classmethod
-    def of(cls, weights: FloatArray, axis: int = 0) -> Int8Weights:
-        """Round `weights`; `axis` is that of the values that share a scale."""
+    def of(cls, weights: FloatArray, axis: int = 0, limit: int = _MAX_INT8) -> Int8Weights:
+        """Round `weights` to -`limit` to `limit`; values along `axis` share a scale."""
         largest = np.abs(weights).max(axis=axis, keepdims=True)
-        scales = np.where(largest == 0, 1, largest / _MAX_INT8).astype(np.float32)
-        rounded = np.rint(weights / scales).clip(-_MAX_INT8, _MAX_INT8).astype(np.int8)
+        scales = np.where(largest == 0, 1, largest / limit).astype(np.float32)
+        rounded = np.rint(weights / scales).clip(-limit, limit).astype(np.int8)
         return cls(rounded, scales.squeeze(axis))
 
     def restore(self) -> FloatArray:

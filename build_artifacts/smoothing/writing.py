@@ -9,10 +9,13 @@ import numpy as np
 from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.graph_edits import GraphEditor
 from build_artifacts.smoothing.products import Product, array
-from build_artifacts.smoothing.ranges import ByteRange, Int8Weights
+from build_artifacts.smoothing.ranges import MAX_INT8_WITHOUT_OVERFLOW, ByteRange, Int8Weights
+from deployments.machine import read_cpu_info
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from build_artifacts.types import FloatArray
 
 # Smaller tables stay float: quantization saves nothing.
 _MIN_TABLE_VALUES = 1 << 12
@@ -67,7 +70,7 @@ class ProductWriter:
             self._restored[source] = self._editor.insert_before(
                 product.node, "DequantizeLinear", quantized, f"{source}_rounded"
             )
-        name, weights = product.name, Int8Weights.of(product.weights)
+        name, weights = product.name, self._round_for_openvino(product.weights)
         stored = [
             self._editor.add_constant(f"{name}_int8", weights.values),
             self._editor.add_constant(f"{name}_scales", weights.scales),
@@ -76,6 +79,12 @@ class ProductWriter:
             place, "DequantizeLinear", stored, f"{name}_weights", axis=1
         )
         return self._write_matmul(product, self._restored[source], restored, place)
+
+    def _round_for_openvino(self, weights: FloatArray) -> Int8Weights:
+        """Leave out a bit where sums overflow: OpenVINO has no precise kernels for such CPUs."""
+        if read_cpu_info().int8_overflows:
+            return Int8Weights.of(weights, limit=MAX_INT8_WITHOUT_OVERFLOW)
+        return Int8Weights.of(weights)
 
     def _write_matmul(
         self, product: Product, source: ir.Value, weights: ir.Value, place: ir.Node

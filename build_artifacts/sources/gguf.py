@@ -19,10 +19,10 @@ from build_artifacts.checkpoints.foreign import GGUF_SUFFIX
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
-from build_artifacts.sources.local import sanitize_id
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import MODEL_ID, file_sha256
+from deployments.builds.sources import sanitize_id
 
 _MAGIC = b"GGUF"
 
@@ -88,10 +88,10 @@ def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
 
 
 def _parse_ref(ref: str) -> tuple[str, str, str]:
-    organisation, _, rest = ref.partition("/")
+    organization, _, rest = ref.partition("/")
     named, _, path = rest.partition("/")
     name, _, revision = named.partition("@")
-    return f"{organisation}/{name}", revision, path
+    return f"{organization}/{name}", revision, path
 
 
 def _write_descriptions(file: Path, into: Path) -> None:

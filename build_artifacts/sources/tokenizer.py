@@ -8,6 +8,7 @@ files.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         (twin / name).symlink_to(path.absolute())
     place = twin / checkpoint.weights.relative_to(checkpoint.directory)
     (place / TOKENIZER_NAME).symlink_to(tokenizer.absolute())
-    return Checkpoint(twin, checkpoint.source, checkpoint.default_id)
+    return replace(checkpoint, directory=twin)
 
 
 def write_fast_tokenizer(weights: Path, into: Path) -> Path:

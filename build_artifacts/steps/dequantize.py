@@ -15,7 +15,7 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    file = checkpoint.gguf
+    file = checkpoint.packed
     assert file is not None, "bug: dequantize without a GGUF file"
     try:
         loaded, info = AutoModelForCausalLM.from_pretrained(

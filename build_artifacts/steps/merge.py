@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
@@ -10,7 +9,7 @@ from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
-    hashed_files,
+    copy_without_weights,
     read_object,
 )
 from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
@@ -27,17 +26,10 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
     is_head = find_head(adapter.task) is not ModelHead.VECTOR
     # A head replaces pooling, so the sentence-transformers config no longer applies.
     root = checkpoint.weights if is_head else checkpoint.directory
-    for name, path in hashed_files(root):
-        if not _is_weight(name) and not (is_head and name == MODULES_NAME):
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, into / name)
+    copy_without_weights(root, into, without=(MODULES_NAME,) if is_head else ())
     target = into / checkpoint.weights.relative_to(root)
     _merged_model(checkpoint.weights, adapter).save_pretrained(target)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
-
-
-def _is_weight(name: str) -> bool:
-    return name.endswith((".safetensors", ".safetensors.index.json"))
 
 
 def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:

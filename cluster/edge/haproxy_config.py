@@ -15,6 +15,13 @@ from http import HTTPStatus
 from pathlib import Path
 
 from deployments.errors import ServeError
+from deployments.request_headers import (
+    ADDRESS_HEADER,
+    KEY_HEADERS,
+    OPTION_HEADERS,
+    REFUSAL_HEADER,
+    SDK_TIMEOUT_HEADERS,
+)
 
 RETRY_AFTER_S = 1
 # Status: code and message of the responses that HAProxy writes itself.
@@ -22,12 +29,22 @@ ERRORS: Mapping[int, tuple[str, str]] = {
     400: ("malformed_request", "the request is not HTTP/1.1, or its head exceeds 15 KB"),
     404: ("route_not_found", "nothing is served here; `/metrics` has a port of its own"),
     408: ("request_too_slow", "the request took too long to arrive"),
+    429: ("overloaded", "too many requests are in flight; send the request again"),
     502: ("unavailable", "the server ended while it computed this request; send it again"),
     503: ("unavailable", "no server is ready; send the request again"),
     504: ("deadline_exceeded", "the server did not answer in time"),
 }
-RETRYABLE = {502, 503, 504}
+RETRYABLE = {429, 502, 503, 504}
 HAPROXY_METRICS_PATH = "/haproxy"  # of the metrics port
+# Requests of one address and path that agree in these are alike: if a queue has just been too long
+# for one, it is for the next one too, unless the bodies differ in model or size.
+_DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
+# A table of refusals in the last second, by the digest of what makes requests alike: API keys are
+# among the headers.
+_REFUSALS = """
+backend refusals
+    stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s)
+"""
 
 
 class UnknownTemplate(ServeError):
@@ -41,6 +58,12 @@ class ClientLimits:
     """What slow or greedy clients may hold."""
 
     connections: int = 2048  # open connections per address of a client; on one host only
+    # POST requests in flight per ingress replica. More would wait in the sockets of a busy replica,
+    # where nothing orders them, prices them or drops those whose client has left.
+    requests: int = 512
+    # How many alike requests the ingress may refuse in a second before HAProxy refuses them itself,
+    # on one host only. A refusal takes the ingress about 1 ms of CPU time, HAProxy nearly none.
+    refusals: int = 20
     head_s: float = 10.0  # for the head of a request, and for its first byte
     # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
     # afterwards and has limits of its own for the rest.
@@ -96,6 +119,7 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
         (r"^(frontend http_frontend\n    bind \S+\n)", r"\1" + _serve_clients(limits)),
         (r"^    http-request return status 404 .*\n", _deny("")),
+        (r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + _limit_requests(limits.requests)),
     )
     return _apply(edits, text)
 
@@ -118,8 +142,9 @@ def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
             r"^frontend http_frontend\n    bind \S+\n",
             _frontend(paths, limits) + _deny(f"if {{ path {metrics} }}"),
         ),
+        (r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + _limit_refusals(limits.refusals)),
     )
-    return edit(_apply(edits, text), paths.errors, limits)
+    return edit(_apply(edits, text), paths.errors, limits) + _REFUSALS
 
 
 def _apply(edits: Iterable[tuple[str, str]], text: str) -> str:
@@ -147,6 +172,33 @@ def _metrics_rules(text: str, metrics: str) -> str:
     routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
     own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"
     return own + _deny(f"unless {{ path {metrics} }}") + "".join(routes)
+
+
+def _limit_requests(requests: int) -> str:
+    """Build the limits of a backend: of all requests, and three quarters of them per address.
+
+    Addresses are counted on one host only. Without a server requests get 503 instead.
+    """
+    deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
+    return (
+        f"    http-request set-var(txn.max_requests) nbsrv,mul({requests})\n"
+        "    http-request set-var(txn.max_share) var(txn.max_requests),mul(3),div(4)\n"
+        f"{deny} {{ be_conn,sub(txn.max_requests) gt 0 }}\n"
+        f"{deny} {{ be_conn,sub(txn.max_share) gt 0 }} {{ sc0_conn_cur,sub(txn.max_share) gt 0 }}\n"
+    )
+
+
+def _limit_refusals(refusals: int) -> str:
+    """Build the rules of a backend that count marked refusals, and refuse alike requests."""
+    alike = "|".join(("%[src]", "%[path]", *(f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)))
+    marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
+    return (
+        f'    http-request set-var-fmt(txn.alike) "{alike}"\n'
+        "    http-request track-sc1 var(txn.alike),sha1 table refusals if METH_POST\n"
+        f"    http-request deny deny_status 429 if {{ sc1_gpc0_rate gt {refusals} }}\n"
+        f"    http-response sc-inc-gpc0(1) if {marked}\n"
+        f"    http-response del-header {REFUSAL_HEADER}\n"
+    )
 
 
 def _deny(condition: str) -> str:
@@ -188,6 +240,10 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
 def _serve_clients(limits: ClientLimits) -> str:
     return (
         "    option forwardfor\n"  # tells the ingress the address of the client
+        # The ingress has deadlines and notices clients that leave. Serve's own watch costs 35 µs
+        # per request, and clients could end both by these headers.
+        "    http-request set-header x-request-disconnect-disabled ?1\n"
+        "    http-request set-header x-request-timeout-seconds 0\n"
         f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
     )
 

@@ -39,7 +39,9 @@ HEALTH_TIMEOUT_S = 0.5  # twice; with the period and the start a hang costs less
 RETRY_S = 0.2  # between two starts of an HAProxy that ends at once
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+ConnectionHandler = Callable[
+    [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]
+]
 BuildConfig = Callable[[EdgePaths], str]
 
 
@@ -113,7 +115,7 @@ class Edge:
             process.kill()
         await asyncio.gather(*self._processes.values())
 
-    async def _listen(self, path: Path, handle: Handler) -> None:
+    async def _listen(self, path: Path, handle: ConnectionHandler) -> None:
         if path not in self._servers:
             self._servers[path] = await asyncio.start_unix_server(handle, path)
             path.chmod(0o600)
@@ -208,8 +210,9 @@ class Edge:
             process = self._current
             if process not in self._processes or await process.is_serving(HEALTH_TIMEOUT_S):
                 continue
-            # A second time, because a busy host may have delayed the first answer.
-            if not await process.is_serving(HEALTH_TIMEOUT_S):
+            # A second time, because a busy host may have delayed the first answer. One that was
+            # replaced meanwhile does not answer either, and finishes its requests.
+            if not await process.is_serving(HEALTH_TIMEOUT_S) and process is self._current:
                 self._report("HAProxy does not answer")
                 process.kill()
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.kuberay.overlay import WorkerGroup
+from deployments.artifacts.types import Device
+from deployments.config import AppArgs
 
 # The Ray and Kubernetes label that names the group of a pod.
 POOL_LABEL = "hundredfold/pool"
@@ -67,6 +69,26 @@ def find_capacity_errors(
                     f"worker group `{group.name}` is too small: the {bound} of its deployments "
                     f"need {needed} pods, the {bound} of the group is {available}. Raise it"
                 )
+
+
+def find_gpu_memory_errors(args: AppArgs, groups: Sequence[WorkerGroup]) -> Iterator[str]:
+    """Yield a message for each group whose GPUs are too small for the configured bytes."""
+    settings = args.generators.get(Device.GPU)
+    for group in groups:
+        if not group.gpus or group.gpu_memory_gib is None:
+            continue
+        card = group.gpu_memory_gib << 30
+        budget = args.gpu_memory if args.gpu_memory > 1 else args.gpu_memory * card
+        if budget > card:
+            yield (
+                f"`args.gpu_memory` is {budget:.0f} bytes; a GPU of worker group `{group.name}` "
+                f"has {card}"
+            )
+        elif settings is not None and settings.kv_cache_bytes > budget:
+            yield (
+                f"`args.generators.gpu.kv_cache_bytes` is {settings.kv_cache_bytes}; `gpu_memory` "
+                f"leaves {budget:.0f} bytes on a GPU of worker group `{group.name}`"
+            )
 
 
 def count_pods(group: WorkerGroup, replicas: Sequence[tuple[ResourceDemand, int]]) -> int:

@@ -13,7 +13,7 @@ import yaml
 
 from cluster.check import check_text, report
 from cluster.default_config import CONFIG_HELP, find_config
-from cluster.kuberay.capacity import find_capacity_errors
+from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, Production, merge, read_production
 from cluster.kuberay.pods import (
     PART_OF,
@@ -23,6 +23,7 @@ from cluster.kuberay.pods import (
     build_security_context,
     build_worker_group,
 )
+from deployments.config import AppArgs
 
 FOLDER = Path(__file__).parent
 PRODUCTION = FOLDER / "production.yaml"
@@ -46,6 +47,8 @@ def render_rayservice(config: Path, production: Path) -> str:
         raise InvalidOverlay("the merged Serve config is invalid:\n" + report("merged", problems))
     deployments = [entry for app in merged["applications"] for entry in app["deployments"]]
     errors = list(find_capacity_errors(deployments, overlay.workers))
+    for app in merged["applications"]:
+        errors += find_gpu_memory_errors(AppArgs.parse(app["args"]), overlay.workers)
     if errors:
         raise InvalidOverlay("\n".join(errors))
     manifest = _build_rayservice(overlay, _read_endpoint(merged), embedded)

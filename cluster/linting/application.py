@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.linting.document import KeyPath
-from cluster.linting.schema import Finding, Section, sections
+from cluster.linting.schema import KeyFinding, Section, sections
 from deployments.config import USER_CONFIGS, AppArgs
 from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 
@@ -66,7 +66,7 @@ def project_sections(application: ApplicationEntry) -> Iterator[Section]:
             yield from sections(USER_CONFIGS[entry.name], settings, (*entry.path, "user_config"))
 
 
-def find_wrong_names(application: ApplicationEntry) -> Iterator[Finding]:
+def find_wrong_names(application: ApplicationEntry) -> Iterator[KeyFinding]:
     """Yield unknown import paths of this project, and unknown or missing deployments."""
     if not application.ours:
         if application.import_path.startswith(IMPORT_PATH.split(".")[0] + "."):

@@ -13,10 +13,13 @@ from ray.serve._private.constants import (
     REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
 )
 from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import HTTPOptionsSchema
 
+from cluster.access import INGRESS, is_loopback
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
-from cluster.linting.schema import Finding
+from cluster.linting.gpu_rules import check_gpu_rules
+from cluster.linting.schema import KeyFinding
 from deployments.artifacts.types import Device
 from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
@@ -34,7 +37,7 @@ from deployments.ingress.cluster_state import (
     TOKENIZER,
 )
 
-INGRESS = "Ingress"
+DEFAULT_HOST: str = HTTPOptionsSchema.model_fields["host"].default
 # Deployments without which the cluster is not ready.
 REQUIRED = (TOKENIZER, ENCODER_DEPLOYMENTS[Device.CPU], GENERATOR_DEPLOYMENTS[Device.CPU])
 # What a deployment with channels must name (docs/decisions/channels.md).
@@ -62,15 +65,20 @@ GENERATORS: Mapping[str, str] = {
 }
 
 
+# Times in which `auto` answers, and the limits of the requests.
+TARGETS = {"target_s": "timeout_s", "generation_target_s": "generation_timeout_s"}
+
 # A surge would wait for another GPU.
 GPU_DEPLOYMENTS = {ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device.GPU]}
 
 
-def check_rules(config: Any) -> Iterator[Finding]:
+def check_rules(config: Any) -> Iterator[KeyFinding]:
     """Yield every violated rule. The schema check reports values of a wrong type."""
     for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
+        if application.ours:
+            yield from check_gpu_rules(application)
         for entry in application.deployments():
             yield from _queue_unlimited(entry)
             yield from _look_back_too_short(entry)
@@ -89,9 +97,27 @@ def check_rules(config: Any) -> Iterator[Finding]:
                 yield from _ingress_that_scales(entry)
                 yield from _ingress_below_micro_batch(entry)
                 yield from _timeouts_in_wrong_order(config, entry)
+                yield from _placement_without_effect(application, entry)
 
 
-def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[Finding]:
+def check_exposure(config: Any) -> Iterator[KeyFinding]:
+    """Yield where a config that is applied as it is lets other hosts connect without API keys."""
+    host = _mapping(config, "http_options").get("host", DEFAULT_HOST)
+    if not isinstance(host, str) or is_loopback(host):
+        return
+    for application in find_applications(config):
+        for entry in application.deployments():
+            settings = _ingress_settings(entry) if entry.ours and entry.name == INGRESS else None
+            if settings and not settings.no_auth and settings.key_file_path() is None:
+                yield (
+                    (*entry.path, "user_config", "key_file"),
+                    f"`http_options.host` {host} lets other hosts connect without API keys. Name a "
+                    "key file, or set `no_auth: true`, for instance behind a gateway that checks "
+                    "its own",
+                )
+
+
+def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[KeyFinding]:
     """Serve does not validate the prefix when it reads a config."""
     prefix = application.raw.get("route_prefix")
     if isinstance(prefix, str) and prefix != "/" and not re.fullmatch(r"(/[^/{}]+)+", prefix):
@@ -102,7 +128,7 @@ def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[Finding]:
         )
 
 
-def _same_name_twice(application: ApplicationEntry) -> Iterator[Finding]:
+def _same_name_twice(application: ApplicationEntry) -> Iterator[KeyFinding]:
     names: Counter[str] = Counter()
     for entry in application.deployments():
         names[entry.name] += 1
@@ -118,7 +144,7 @@ def _same_name_twice(application: ApplicationEntry) -> Iterator[Finding]:
                 yield path, f"`{model['id']}` occurs twice"
 
 
-def _queue_unlimited(entry: DeploymentEntry) -> Iterator[Finding]:
+def _queue_unlimited(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     if entry.raw.get("max_queued_requests") in (None, UNLIMITED):
         yield (
             (*entry.path, "max_queued_requests"),
@@ -126,7 +152,7 @@ def _queue_unlimited(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _look_back_too_short(entry: DeploymentEntry) -> Iterator[Finding]:
+def _look_back_too_short(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     autoscaling = _mapping(entry.raw, "autoscaling_config")
     interval = _number(autoscaling, "metrics_interval_s", AUTOSCALING_DEFAULTS)
     window = _number(autoscaling, "look_back_period_s", AUTOSCALING_DEFAULTS)
@@ -137,7 +163,7 @@ def _look_back_too_short(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
+def _target_unreachable(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     if not _scales(entry):
         return
     autoscaling = _mapping(entry.raw, "autoscaling_config")
@@ -151,7 +177,7 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[Finding]:
+def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     """Serve's controller creates the policy only after the config is deployed."""
     policy = _mapping(_mapping(entry.raw, "autoscaling_config"), "policy")
     if policy.get("policy_function") != POLICY:
@@ -172,7 +198,7 @@ def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
 
 def _queue_limit_unreachable(
     application: ApplicationEntry, entry: DeploymentEntry
-) -> Iterator[Finding]:
+) -> Iterator[KeyFinding]:
     """Check a limit that replaces the one that `build_app` sets."""
     if "max_ongoing_requests" not in entry.raw:
         return
@@ -195,7 +221,7 @@ def _queue_limit_unreachable(
 
 def _channel_without_hooks(
     application: ApplicationEntry, entry: DeploymentEntry
-) -> Iterator[Finding]:
+) -> Iterator[KeyFinding]:
     transport = AppArgs.model_fields["transport"].default
     if _mapping(application.raw, "args").get("transport", transport) != "channel":
         return
@@ -215,7 +241,7 @@ def _channel_without_hooks(
         )
 
 
-def _required_at_zero(entry: DeploymentEntry) -> Iterator[Finding]:
+def _required_at_zero(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     if _mapping(entry.raw, "autoscaling_config").get("min_replicas") == 0:
         yield (
             (*entry.path, "autoscaling_config", "min_replicas"),
@@ -223,7 +249,7 @@ def _required_at_zero(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[Finding]:
+def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     if _scales(entry) or not isinstance(entry.raw.get("num_replicas"), int):
         key = "autoscaling_config" if "autoscaling_config" in entry.raw else "num_replicas"
         yield (
@@ -233,7 +259,7 @@ def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[Finding]:
+def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     settings = _ingress_settings(entry)
     ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
     if settings is not None and ongoing is not None and ongoing < settings.batching.max_batch_size:
@@ -244,7 +270,7 @@ def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Finding]:
+def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[KeyFinding]:
     path = ("http_options", "request_timeout_s")
     settings = _ingress_settings(entry)
     limit = _number(_mapping(config, "http_options"), "request_timeout_s", {})
@@ -260,6 +286,13 @@ def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Fi
                 f"{limit:g} s must be longer than the Ingress's user_config.{key} "
                 f"({timeout:g} s), which returns a clearer error",
             )
+    if settings is not None and limit <= settings.builds.wait_s + settings.timeout_s:
+        yield (
+            path,
+            f"{limit:g} s must be longer than the Ingress's user_config.builds.wait_s "
+            f"({settings.builds.wait_s:g} s) and timeout_s ({settings.timeout_s:g} s) together: a "
+            "request that waited for a build still has to be answered",
+        )
     if limit >= HAPROXY_TIMEOUT_S:
         yield (
             path,
@@ -268,7 +301,32 @@ def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[Fi
         )
 
 
-def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[Finding]:
+def _placement_without_effect(
+    application: ApplicationEntry, entry: DeploymentEntry
+) -> Iterator[KeyFinding]:
+    settings = _ingress_settings(entry)
+    if settings is None:
+        return
+    placement, path = settings.placement, (*entry.path, "user_config", "placement")
+    for key, limit_key in TARGETS.items():
+        target_s, limit_s = getattr(placement, key), getattr(settings, limit_key)
+        if target_s > limit_s:
+            yield (
+                (*path, key),
+                f"{target_s:g} s is longer than user_config.{limit_key} ({limit_s:g} s), which "
+                "ends the request",
+            )
+    args = _mapping(application.raw, "args")
+    gpu = Device.GPU.value
+    has_gpu = gpu in _mapping(args, "encoders") or gpu in _mapping(args, "generators")
+    if placement.default != "cpu" and not has_gpu:
+        yield (
+            (*path, "default"),
+            f"`{placement.default}` needs `{gpu}` in args.encoders or args.generators",
+        )
+
+
+def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     """Without it Serve stops the last old replica before it knows whether a new one starts."""
     if entry.name not in GPU_DEPLOYMENTS and not entry.raw.get("max_surge_percent"):
         yield (
@@ -277,8 +335,8 @@ def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[Finding]:
         )
 
 
-def _found_too_late(application: ApplicationEntry, entry: DeploymentEntry) -> Iterator[Finding]:
-    """Hold the time until Serve replaces a replica that hangs below half of `timeout_s`.
+def _found_too_late(application: ApplicationEntry, entry: DeploymentEntry) -> Iterator[KeyFinding]:
+    """Require that Serve replaces a hanging replica within half of the request timeout.
 
     Its calls can then be repeated before their deadline.
     """

@@ -21,7 +21,7 @@ from ray.serve.schema import ServeApplicationSchema
 
 from cluster.linting.document import KeyPath
 
-Finding = tuple[KeyPath, str]
+KeyFinding = tuple[KeyPath, str]
 
 # Fields that Serve declares as a dict although a model reads them later.
 READ_LATER: Mapping[tuple[type[BaseModel], str], type[BaseModel]] = {
@@ -52,7 +52,7 @@ def sections(model: type[BaseModel], value: Any, path: KeyPath) -> Iterator[Sect
     return _sections(model, value, path, is_root=True)
 
 
-def find_problems(section: Section) -> Iterator[Finding]:
+def find_problems(section: Section) -> Iterator[KeyFinding]:
     """Yield the unknown keys of a section, and its invalid values if it is a root."""
     known = section.model.model_fields
     for key in section.value:
@@ -108,7 +108,7 @@ def _sections_in(annotation: Any, value: Any, path: KeyPath, *, is_root: bool) -
 
 def _unknown_in_open_field(
     section: Section, field: str, allowed: frozenset[str]
-) -> Iterator[Finding]:
+) -> Iterator[KeyFinding]:
     path, value = (*section.path, field), section.value.get(field)
     mappings: list[tuple[KeyPath, Any]] = [(path, value)]
     if isinstance(value, list):
@@ -119,7 +119,7 @@ def _unknown_in_open_field(
                 yield (*mapping_path, str(key)), describe_unknown_key(key, allowed)
 
 
-def _invalid_values(section: Section) -> Iterator[Finding]:
+def _invalid_values(section: Section) -> Iterator[KeyFinding]:
     try:
         with warnings.catch_warnings():
             # Deprecations that a config cannot avoid in this version of Ray.

@@ -1,12 +1,14 @@
 """Manifest of a sealed artifact, and the checks before an artifact is used.
 
 `ArtifactManifest.read` accepts exactly the sealed files: no changed or additional file, no link and
-no path outside of the directory.
+no path outside of the directory. `parse` reads the manifest alone: who finds models does not read
+gigabytes, who loads one verifies it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, Self
 
@@ -37,6 +39,9 @@ REFERENCE_NAME = "reference.npz"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
+PERPLEXITY = "perplexity"  # key in the scores of a decoder and its candidates
+
+
 class Gate(FrozenModel):
     """Limits of the accuracy gate: distance of a candidate to the fp32 reference."""
 
@@ -50,7 +55,7 @@ class Gate(FrozenModel):
     # Outputs whose two best choices differ by less probability are near-ties. Rounding decides
     # them in every arithmetic, so both choices count as correct.
     near_tie_margin: float = 0.1
-    metric_drop: float = 0.3  # points (hundredths) of the task's metric, with labelled data
+    metric_drop: float = 0.3  # points (hundredths) of the task's metric, with labeled data
     # Share of equal next tokens of a decoder, near-ties excluded. Lower than `top1_agreement`:
     # each of hundreds of tokens is one of a whole vocabulary.
     next_token_agreement: float = 0.9
@@ -87,7 +92,8 @@ class EngineOptions(FrozenModel):
     compile: bool = False  # torch only
     # OpenVINO only: precision of all operators that are not int8, if the CPU supports it.
     inference_precision: Literal["fp32", "bf16"] = "fp32"
-    attention: Attention = "sdpa"  # generative models on torch and transformers
+    # Generative models on torch and transformers; flash: on transformers only.
+    attention: Attention = "sdpa"
     kv_offload: bool = False  # transformers only: KV cache in host memory
     tensor_parallel_size: int = Field(1, ge=1)  # transformers only: GPUs per replica
 
@@ -110,12 +116,21 @@ class Candidate(FrozenModel):
     excluded_nodes: tuple[str, ...] = ()  # not quantized, to pass the gate
 
     @model_validator(mode="after")
-    def _leave_placement_to_transformers(self) -> Self:
+    def _leave_options_to_transformers(self) -> Self:
         if self.engine != "transformers" and (
             self.options.tensor_parallel_size > 1 or self.options.kv_offload
         ):
             raise ValueError(f"{self.engine} has no `tensor_parallel_size` and no `kv_offload`")
+        if self.engine != "transformers" and self.options.attention == "flash":
+            raise ValueError(f"{self.engine} has no `flash` attention")
         return self
+
+
+class PruningSource(FrozenModel):
+    """How the build pruned the weights."""
+
+    fraction: float  # of attention heads and of feed-forward columns
+    data: str | None = None  # sha256 of the file that rated them; None: the probes
 
 
 class ModelSource(FrozenModel):
@@ -125,6 +140,7 @@ class ModelSource(FrozenModel):
     revision: str
     adapter: str | None = None
     adapter_revision: str | None = None
+    pruning: PruningSource | None = None
 
 
 class FileDigest(FrozenModel):
@@ -181,32 +197,59 @@ class ArtifactManifest(FrozenModel):
     def candidate_for(self, device: Device) -> Candidate | None:
         return next(iter(self.candidates_for(device)), None)
 
+    def count_bytes(self, candidate: Candidate) -> int:
+        """Return the size of the candidate's graphs and of the files with their weights."""
+        graphs = {candidate.graph, candidate.encoder or candidate.graph}
+        prefixes = tuple(f"{graph}{separator}" for graph in graphs for separator in "./")
+        return sum(
+            sealed.size
+            for name, sealed in self.files.items()
+            if name in graphs or name.startswith(prefixes)
+        )
+
     def to_json(self) -> bytes:
         return (self.model_dump_json(indent=2) + "\n").encode()
 
     @classmethod
     def read(cls, directory: Path) -> ArtifactManifest:
-        """Read the manifest in `directory` and verify the digest of every file.
+        """Parse the manifest in `directory` and verify the digest of every file.
 
         Raises ArtifactMissing, ManifestInvalid, ManifestTooNew, PathOutsideArtifact or
         DigestMismatch; each message names the file.
         """
-        manifest = cls._parse(directory / MANIFEST_NAME)
-        for name, sealed in manifest.files.items():
+        manifest = cls.parse(directory)
+        manifest.verify(directory)
+        return manifest
+
+    def verify(self, directory: Path, names: Collection[str] | None = None) -> None:
+        """Check the digests of the files in `names`; None: of all, and that there are no more.
+
+        Raises PathOutsideArtifact, DigestMismatch or ManifestInvalid.
+        """
+        for name in self.files if names is None else names:
+            sealed = self.files.get(name)
+            if sealed is None:
+                raise ManifestInvalid(f"{directory}: `{name}` is used and has no digest")
             try:
                 check_file(directory, name, sealed.sha256, sealed.size)
             except OSError as exc:
                 raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
-        graphs = [g for c in manifest.candidates for g in (c.graph, c.encoder) if g is not None]
+        if names is not None:
+            return
+        graphs = [g for c in self.candidates for g in (c.graph, c.encoder) if g is not None]
         for graph in graphs:
-            check_no_extra_files(directory, graph, manifest.files)
+            check_no_extra_files(directory, graph, self.files)
         needed = [TOKENIZER_NAME, *graphs]
-        if unsealed := sorted(set(needed) - set(manifest.files)):
+        if unsealed := sorted(set(needed) - set(self.files)):
             raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used and has no digest")
-        return manifest
 
     @classmethod
-    def _parse(cls, path: Path) -> ArtifactManifest:
+    def parse(cls, directory: Path) -> ArtifactManifest:
+        """Parse the manifest in `directory`; its files are not read.
+
+        Raises ArtifactMissing, ManifestInvalid or ManifestTooNew.
+        """
+        path = directory / MANIFEST_NAME
         try:
             raw = json.loads(path.read_bytes())
         except FileNotFoundError as exc:

@@ -1,4 +1,4 @@
-"""Layout of the store: directories, digests, atomic writes and removals.
+"""Layout of the store: directories, digests, publishing and removals.
 
 <store>/<organization>--<name>/latest             the version served by default
 <store>/<organization>--<name>/<version>/         one sealed artifact
@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from deployments.artifacts.locks import is_locked
 from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, PathOutsideArtifact
+from deployments.files import write_atomically
 
 LATEST_NAME = "latest"
 HOSTS_NAME = "hosts"
@@ -26,7 +27,6 @@ BUILDING_NAME = ".building"
 # One optional organization, then a name; never "..", never a leading dot or dash.
 MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
-TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711` is written by process 4711
 # A model id never starts with a dot, so no build has such a name.
 SCRATCH_PREFIX = ".scratch-"
 
@@ -69,8 +69,10 @@ def log_path(build: Path) -> Path:
     return build.with_name(f"{build.name}.log")
 
 
-def publish(staged: Path, store: Path, model_id: str, version: str) -> Path:
-    """Rename `staged` to its directory in the store and make it the latest version.
+def publish(
+    staged: Path, store: Path, model_id: str, version: str, *, is_latest: bool = True
+) -> Path:
+    """Rename `staged` to its directory in the store and make it the latest version if it is.
 
     The caller holds the lock of the build. An existing version is renamed away first; it is
     missing for the instant between the two renames.
@@ -80,24 +82,14 @@ def publish(staged: Path, store: Path, model_id: str, version: str) -> Path:
     if target.exists():
         remove_atomically(target, store / BUILDING_NAME)
     staged.rename(target)
-    set_latest(store, model_id, version)
+    if is_latest:
+        set_latest(store, model_id, version)
     return target
 
 
 def set_latest(store: Path, model_id: str, version: str) -> None:
     """Make `version` the one that is served by default."""
     write_atomically(model_directory(store, model_id) / LATEST_NAME, f"{version}\n".encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old or the new content. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def remove_atomically(directory: Path, building: Path) -> None:

@@ -60,4 +60,5 @@ class Device(StrEnum):
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]  # nf4: bitsandbytes, 4 bits
 EngineName = str  # a key of deployments.engines.ENGINES
 KvCacheDtype = Literal["int8"]
-Attention = Literal["sdpa", "eager"]  # torch's fused kernels, or separate MatMuls of transformers
+# torch's fused kernels, those of the package `flash_attn`, or separate MatMuls of transformers.
+Attention = Literal["sdpa", "flash", "eager"]

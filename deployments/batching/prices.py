@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable
 
 from deployments.load import WorkRate
 from deployments.messages import ModelRef
@@ -13,7 +14,7 @@ EstimateItem = Callable[[ModelRef, int], float]
 GUESS_S_PER_TOKEN = 5e-5
 # s of predicted work that the estimate outweighs as long as measurements are fewer.
 ESTIMATE_WEIGHT_S = 0.05
-# Passes after which a prediction is a measurement of the present load.
+# Passes of a model after which its predictions rest on measurements of the present load.
 MEASURED_PASSES = 20
 
 
@@ -28,15 +29,16 @@ class WorkPrices:
     rate of the replica, all threads together.
     """
 
-    def __init__(
-        self, models: Collection[ModelRef], concurrent_passes: int, estimate: EstimateItem
-    ) -> None:
+    def __init__(self, concurrent_passes: int, estimate: EstimateItem) -> None:
         self.price = estimate
         self._concurrent_passes = concurrent_passes
-        self.passes = dict.fromkeys(models, 0)  # so far
-        self._rates = {model: WorkRate() for model in models}
-        for rate in self._rates.values():
-            rate.record(ESTIMATE_WEIGHT_S, ESTIMATE_WEIGHT_S / concurrent_passes)
+        self.passes: defaultdict[ModelRef, int] = defaultdict(int)  # so far
+        self._rates: defaultdict[ModelRef, WorkRate] = defaultdict(self._estimated_rate)
+
+    def forget(self, model: ModelRef) -> None:
+        """Forget what was measured of a model."""
+        self.passes.pop(model, None)
+        self._rates.pop(model, None)
 
     def predict_s(self, model: ModelRef, price: float) -> float:
         """Return the seconds that the replica needs for work of this price, if it does no other."""
@@ -46,3 +48,8 @@ class WorkPrices:
         """Record a pass."""
         self.passes[model] += 1
         self._rates[model].record(price, forward_s / self._concurrent_passes)
+
+    def _estimated_rate(self) -> WorkRate:
+        rate = WorkRate()
+        rate.record(ESTIMATE_WEIGHT_S, ESTIMATE_WEIGHT_S / self._concurrent_passes)
+        return rate

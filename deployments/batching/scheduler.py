@@ -38,6 +38,7 @@ from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
+from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -51,6 +52,9 @@ class LonePass(NamedTuple):
 
 # Plans a pass of a model that runs alone, by items and padded tokens per item.
 PlanLonePass = Callable[[ModelRef, int, int], LonePass]
+# Is told when a pass of a model starts, and when it ends: the model must stay in between, although
+# its callers may leave.
+HoldModel = Callable[[ModelRef, bool], None]
 _USUAL = LonePass()
 # A call is accepted if its predicted time, times this, is left until its deadline.
 SAFETY_FACTOR = 1.1
@@ -78,6 +82,7 @@ class BatchScheduler:
         estimate_item: EstimateItem = guess_item_s,
     ) -> None:
         self.settings = settings
+        self.hold_model: HoldModel = lambda _model, _is_held: None
         self.health = {model: WorkerHealth(model.id) for model in engines}
         self._recorder = recorder
         self._engines = engines
@@ -86,13 +91,13 @@ class BatchScheduler:
         self._busy = 0
         self._meter = BusyMeter(concurrent_passes)
         self._token_rate = WorkRate()  # s per token of any model, of all threads
-        self.prices = WorkPrices(engines.keys(), concurrent_passes, estimate_item)
+        self.prices = WorkPrices(concurrent_passes, estimate_item)
         self._draining = False
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._is_cleaning = False
         self._last_client = ("", 0)  # and priority, of the last call
         self._shared_until_s = 0.0  # time.perf_counter
-        self._pool = ThreadPoolExecutor(concurrent_passes, thread_name_prefix="engine")
+        self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
 
     @property
     def waiting_items(self) -> int:
@@ -131,7 +136,10 @@ class BatchScheduler:
         cost = self.prices.predict_s(model, price)
         self._check_deadline(cost, deadline_s, client, priority)
         self._make_room(len(items), cost, client, priority)
-        self.health[model].admit()
+        health = self.health.get(model)
+        if health is None:
+            health = self.health[model] = WorkerHealth(model.id)
+        health.admit()
         call = QueuedCall(
             group=BatchGroup(model, unpooled),
             client=client,
@@ -154,6 +162,13 @@ class BatchScheduler:
         asyncio.get_running_loop().call_soon(self._dispatch)
         return call.future
 
+    def forget(self, model: ModelRef) -> None:
+        """Forget the measurements of a model that was closed. Its quarantine goes on."""
+        self.prices.forget(model)
+        health = self.health.get(model)
+        if health is not None and not health.is_failing:
+            del self.health[model]
+
     def clean(self) -> None:
         """Remove the items of cancelled calls soon, all at once."""
         if not self._is_cleaning:
@@ -170,7 +185,7 @@ class BatchScheduler:
     def _check_deadline(self, cost: float, deadline_s: float, client: str, priority: int) -> None:
         """Raise Overloaded if items of this cost are predicted to end after their deadline.
 
-        With nothing queued all are accepted: nothing is gained by a later try.
+        An empty queue accepts all: a later try would not start sooner.
         """
         left_s = remaining_s(deadline_s)
         has_time = SAFETY_FACTOR * (self._queue.cost + cost) <= left_s
@@ -281,6 +296,7 @@ class BatchScheduler:
         engine = lone.engine or self._engines[group.model]
         self._busy += 1
         self._meter.start()
+        self.hold_model(group.model, True)
         health = self.health[group.model]
 
         padded_tokens = len(items) * max(len(item.ids) for item in items)
@@ -304,6 +320,7 @@ class BatchScheduler:
     def _finish(self, model: ModelRef, batch: list[QueuedItem], done: PassResult) -> None:
         self._busy -= 1
         self._meter.end()
+        self.hold_model(model, False)
         health = self.health[model]
         first = done.results[0]
         if isinstance(first, EngineFailed) and all(

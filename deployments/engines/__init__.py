@@ -73,7 +73,7 @@ def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 
 
 def check_providers(settings: EncoderSettings) -> None:
-    """Raise EngineFailed if this process lacks a provider of `settings`, whatever the model."""
+    """Raise EngineFailed if this process lacks a provider of `settings`, for any model."""
     from deployments.engines.onnx import missing_provider
 
     if missing := missing_provider(settings.providers):

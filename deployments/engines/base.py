@@ -40,6 +40,8 @@ class GraphSpec:
     options: EngineOptions
     head: ModelHead
     mask_token: int | None = None  # for ModelHead.MASKS
+    # Where an engine keeps what it compiles for this kind of host; None: nowhere.
+    host_folder: Path | None = None
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:

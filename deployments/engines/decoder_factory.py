@@ -35,12 +35,7 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngin
 
 
 def _count_slots(spec: DecoderSpec, settings: GeneratorSettings, context: int) -> int:
-    config = spec.generation_config
-    source = config.encoder_decoder
-    tokens = context + (0 if source is None else source.max_source_tokens)
-    # With tensor parallelism each GPU caches its share of the heads.
-    slot_bytes = tokens * kv_bytes_per_token(config, _kv_value_bytes(spec))
-    slot_bytes //= spec.options.tensor_parallel_size
+    slot_bytes = _measure_slot(spec, context)
     slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes)
     if not slots:
         raise EngineFailed(
@@ -48,6 +43,28 @@ def _count_slots(spec: DecoderSpec, settings: GeneratorSettings, context: int) -
             f"{context} tokens needs {slot_bytes}. Increase it or reduce `max_context_tokens`."
         )
     return slots
+
+
+def _measure_slot(spec: DecoderSpec, context: int) -> int:
+    """Return the bytes of a KV slot."""
+    config = spec.generation_config
+    source = config.encoder_decoder
+    tokens = context + (0 if source is None else source.max_source_tokens)
+    # With tensor parallelism each GPU caches its share of the heads.
+    slot_bytes = tokens * kv_bytes_per_token(config, _kv_value_bytes(spec))
+    return slot_bytes // spec.options.tensor_parallel_size
+
+
+def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
+    """Return the bytes of the KV cache that `open_decoder` allocates on the devices, all together.
+
+    A cache in host memory takes none. Raises EngineFailed.
+    """
+    if spec.options.kv_offload:
+        return 0
+    context = min(settings.max_context_tokens, spec.max_tokens)
+    slots = _count_slots(spec, settings, context)
+    return slots * _measure_slot(spec, context) * spec.options.tensor_parallel_size
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,20 @@ class Batch:
     token_type_ids: NDArray[np.int64]  # [B, T], 1 = second segment
     lengths: tuple[int, ...]  # [B], tokens of each item without padding
     unpooled: bool = False  # request one vector per token from a pooling model
+
+    def halves(self) -> tuple[Self, Self]:
+        """Split the items in two batches of the same width."""
+        middle = len(self.lengths) // 2
+        return self._slice(0, middle), self._slice(middle, len(self.lengths))
+
+    def _slice(self, first: int, end: int) -> Self:
+        return replace(
+            self,
+            input_ids=self.input_ids[first:end],
+            attention_mask=self.attention_mask[first:end],
+            token_type_ids=self.token_type_ids[first:end],
+            lengths=self.lengths[first:end],
+        )
 
 
 @dataclass(frozen=True, slots=True)

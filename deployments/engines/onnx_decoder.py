@@ -141,10 +141,10 @@ class OnnxDecoder:
         arguments = (spec.path, spec.options, hardware, spec.precision)
         if CUDA in (spec.options.providers or hardware.providers):
             try:
-                return open_bare_session(*arguments, captured=True), True
+                return open_bare_session(*arguments, mode="captured"), True
             except EngineFailed as exc:  # some operator of the graph runs on the host
                 log.info("%s: no CUDA graphs for decode steps: %s", spec.path.name, exc.message)
-        return open_bare_session(*arguments), False
+        return open_bare_session(*arguments, mode="balanced"), False
 
     def _create_kv_cache(self) -> KvCache:
         if CUDA in self.session.get_providers():

@@ -9,9 +9,12 @@ from deployments.engines.decoder import DecoderEngine, DecoderSpec
 
 def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
     from deployments.engines.onnx import missing_provider
+    from deployments.engines.tensorrt import TENSORRT, missing_tensorrt
 
-    missing = missing_provider(target.options.providers or hardware.providers)
-    return f"onnxruntime has no `{missing}` here" if missing else None
+    providers = target.options.providers or hardware.providers
+    if missing := missing_provider(providers):
+        return f"onnxruntime has no `{missing}` here"
+    return missing_tensorrt() if TENSORRT in providers else None
 
 
 def _open_encoder(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:

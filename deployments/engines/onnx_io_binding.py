@@ -30,13 +30,13 @@ from deployments.engines.graph_io import (
 )
 from deployments.engines.onnx import (
     CUDA,
-    TENSORRT,
     UNCAPTURED,
     graph_options,
     open_session,
     output_names,
     providers_for,
 )
+from deployments.engines.tensorrt import TENSORRT
 from deployments.errors import EngineFailed
 
 
@@ -77,11 +77,12 @@ class IoBindingEngine:
         first = providers_for(spec, settings)[0]
         captured = first == CUDA
         self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
+        self._compiles_shapes = first == TENSORRT
         # ONNX Runtime cannot capture or replay on several threads of one session.
         self._session_lock: AbstractContextManager[object] = (
             threading.Lock() if captured else nullcontext()
         )
-        session = open_session(spec, settings, captured=captured)
+        session = open_session(spec, settings, "captured" if captured else "plain")
         self._inputs = frozenset(i.name for i in session.get_inputs())
         self._outputs = output_names(session)
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
@@ -106,6 +107,9 @@ class IoBindingEngine:
         feeds = build_feeds(batch, self._inputs, self._mask_token)
         bucket = smallest_fitting(pools, feeds)
         output = self._outputs.select(batch)
+        if bucket is None and self._compiles_shapes and len(batch.lengths) > 1:
+            # A shape beyond the buckets would be compiled for minutes.
+            return Outputs([row for half in batch.halves() for row in self.run(half).items])
         with translate_errors(self.info.compute_type):
             if bucket is None or batch.unpooled:
                 # Unpooled outputs are rare and large, so they are not bound. They are padded,

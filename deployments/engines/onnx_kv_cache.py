@@ -199,7 +199,7 @@ class DeviceKvCache:
         return lambda: np.copyto(values, buffer.numpy())
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot, all of its tokens."""
+        """Copy all tokens of a slot."""
         for array in self._arrays:
             self._copy(self._slot_address(array, source), self._slot_address(array, target))
 

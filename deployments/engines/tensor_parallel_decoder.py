@@ -49,7 +49,7 @@ _SHUTDOWN_TIMEOUT_S = 5.0
 _OPEN = "open"  # the first reply of a process
 
 
-class _Reply(NamedTuple):
+class _ProcessReply(NamedTuple):
     """Result of a call in one process."""
 
     error: str | None = None
@@ -172,11 +172,11 @@ class TensorParallelDecoder:
         return logits
 
 
-def _receive_reply(calls: Connection) -> _Reply:
+def _receive_reply(calls: Connection) -> _ProcessReply:
     try:
-        reply: _Reply = calls.recv()
+        reply: _ProcessReply = calls.recv()
     except (EOFError, OSError):
-        return _Reply("the process has ended")
+        return _ProcessReply("the process has ended")
     return reply
 
 
@@ -198,20 +198,20 @@ def _work(spec: _WorkerSpec, calls: Connection) -> None:
     except Exception as exc:
         log.exception("tensor-parallel process %d failed", spec.number)
         with suppress(OSError):  # the parent has closed the pipe
-            calls.send(_Reply(str(exc) or type(exc).__name__))
+            calls.send(_ProcessReply(str(exc) or type(exc).__name__))
 
 
 def _run_calls(spec: _WorkerSpec, calls: Connection) -> None:
     decoder = _open_shard(spec)
     shared = _view_logits(spec.logits, decoder.info)
-    calls.send(_Reply())
+    calls.send(_ProcessReply())
     while (call := _receive_call(calls)) is not None:
         name, arguments, named = call
         logits = getattr(decoder, name)(*arguments, **named)
         is_first = spec.number == 0
         if name == "decode" and is_first:
             shared[: len(logits)] = logits
-        calls.send(_Reply(logits=logits if name == "prefill" and is_first else None))
+        calls.send(_ProcessReply(logits=logits if name == "prefill" and is_first else None))
 
 
 def _receive_call(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:

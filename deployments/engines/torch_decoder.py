@@ -9,8 +9,9 @@ in place. Output: logits [B, L, V] in fp32.
 A decode step has hundreds of kernels, and launching them takes longer than running them. On CUDA
 the step is therefore captured as a graph for each number of slots, and one launch replays it from
 any thread. Attention reads as many tokens of all slots as the longest one has, so there are graphs
-for up to 256 tokens, up to 512, and so on. Prefill is not captured, because its kernels are large
-and its lengths vary. Neither are steps with a KV cache on the host or with tensor parallelism.
+for up to 256 tokens, up to 512, and so on. Prefill is neither captured nor compiled, because its
+kernels are large and its lengths vary. Steps with a KV cache on the host or with tensor parallelism
+are not captured.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _INPUTS = ("input_ids", "lengths", "wanted")
 # Uncaptured calls read the KV cache up to a multiple of this length, which suits the kernels.
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the first graph; each further graph has twice that
+_COMPILER = "inductor"
 _WARM_UP_STEPS = 3  # before a capture, because libraries allocate memory in their first calls
 
 
@@ -53,6 +55,7 @@ class _LoadedDecoder:
     """A module on its device, with tensors at fixed addresses."""
 
     module: Callable[..., torch.Tensor]
+    step_module: Callable[..., torch.Tensor]  # for decode steps; compiled if requested
     kv_cache: torch.Tensor  # [2 * layers, slots, heads, tokens, size]
     ids: torch.Tensor  # [slots, 1], input of a decode step
     lengths: torch.Tensor  # [slots]
@@ -67,7 +70,7 @@ class _LoadedDecoder:
     def step(self, slots: int, kv_length: int) -> None:
         """Decode one token for each of the first slots, which have at most `kv_length` tokens."""
         arrays = self.kv_arrays(0, slots, kv_length)
-        logits = self.module(self.ids[:slots], self.lengths[:slots], self.first, arrays)
+        logits = self.step_module(self.ids[:slots], self.lengths[:slots], self.first, arrays)
         self.logits[:slots].copy_(logits[:, 0])
 
 
@@ -168,8 +171,10 @@ class TorchDecoder:
         heads = config.kv_heads // spec.options.tensor_parallel_size
         zeros = partial(torch.zeros, device=self._device)
         int_zeros = partial(zeros, dtype=torch.int64)
+        module = _open_module(spec, self._device)
         return _LoadedDecoder(
-            module=_open_module(spec, self._device),
+            module=module,
+            step_module=_compile(module) if spec.options.compile else module,
             kv_cache=torch.zeros(
                 (2 * config.layers, slots, heads, self.info.context, config.head_dim),
                 dtype=torch_dtype(spec),
@@ -211,6 +216,17 @@ def _open_module(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
         return logits
 
     return run
+
+
+def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compile for any number of slots and tokens at the first step, and once more for one slot.
+
+    Without CUDA graphs of torch.compile, which belong to one thread: `_capture` makes them.
+    """
+    import torch
+
+    compiled: Callable[..., torch.Tensor] = torch.compile(module, dynamic=True, backend=_COMPILER)
+    return compiled
 
 
 def _capture(step: Callable[[], None], pool: object | None) -> torch.cuda.CUDAGraph:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineKind, EngineTarget
-from deployments.engines.torch_devices import missing_torch_device
+from deployments.engines.torch_devices import missing_torch_device, uses_cuda
 from deployments.engines.torch_engine import open_torch_decoder
 
 
@@ -14,6 +14,11 @@ def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> st
     # bitsandbytes computes with quantized weights.
     if target.precision in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         return "the package `bitsandbytes` is not installed"
+    if target.options.attention == "flash":
+        if find_spec("flash_attn") is None:
+            return "the package `flash_attn` is not installed"
+        if not uses_cuda(hardware):
+            return "`flash_attn` computes on GPUs only"
     return missing_torch_device(target, hardware)
 
 

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     # Takes a cache array, new keys or values, and their positions. Returns the whole array.
     _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Names under which transformers finds the attention functions.
-_ATTENTIONS: Mapping[Attention, str] = {"sdpa": "sdpa-in-rows", "eager": "eager"}
+# Names under which transformers finds the attention functions. It treats names with "flash" as its
+# own kernels, which need another cache.
+_ATTENTIONS: Mapping[Attention, str] = {
+    "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
+}  # fmt: skip
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -73,8 +76,9 @@ def with_external_kv(
 
     model.set_attn_implementation(_register_attention(attention))
     write_kv = _write_to_host if kv_offload else _write_in_place
+    build_mask = _build_lengths if attention == "flash" else _build_mask
 
-    class Program(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
+    class KvCacheProgram(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -89,19 +93,17 @@ def with_external_kv(
             # The names of the parameters are those of the inputs of stored programs.
             tokens = torch.arange(input_ids.shape[1], device=lengths.device)
             positions = lengths[:, None] + tokens
-            kv_positions = torch.arange(memory[0].shape[2], device=lengths.device)
-            masked = kv_positions > positions[:, None, :, None]  # [B, 1, T, kv_length]
             output = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                attention_mask=masked.to(memory[0].dtype).masked_fill(masked, float("-inf")),
+                attention_mask=build_mask(positions, memory[0]),
                 past_key_values=_build_cache(memory, positions, write_kv),
                 use_cache=True,
                 logits_to_keep=wanted,
             )
             return output.logits.float()
 
-    return Program()
+    return KvCacheProgram()
 
 
 def _placement_arguments(tensor_parallel_size: int, device: str) -> Mapping[str, Any]:
@@ -113,11 +115,26 @@ def _placement_arguments(tensor_parallel_size: int, device: str) -> Mapping[str,
 
 
 def _register_attention(attention: Attention) -> str:
-    """Register `_attend`. Return the name of the attention for transformers."""
+    """Register the attention functions. Return the name of `attention` for transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_ATTENTIONS["sdpa"], _attend)
+    AttentionInterface.register(_ATTENTIONS["flash"], _attend_by_length)
     return _ATTENTIONS[attention]
+
+
+def _build_mask(positions: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+    """An additive mask [B, 1, T, kv_length]: each token sees those before it."""
+    import torch
+
+    kv_positions = torch.arange(cached.shape[2], device=positions.device)
+    masked = kv_positions > positions[:, None, :, None]
+    return masked.to(cached.dtype).masked_fill(masked, float("-inf"))
+
+
+def _build_lengths(positions: torch.Tensor, _cached: torch.Tensor) -> torch.Tensor:
+    """Tokens per slot with the new ones, [B, 1, 1, 1]: transformers passes four dimensions on."""
+    return (positions[:, -1] + 1).int().reshape(-1, 1, 1, 1)
 
 
 def _attend(
@@ -148,6 +165,36 @@ def _attend(
         scale=options.get("scaling"),
     )
     return output.reshape(rows, queries, tokens, size).transpose(1, 2), None
+
+
+def _attend_by_length(
+    _module: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """`_attend` by the package `flash_attn`, which reads no more tokens than each slot has.
+
+    `attention_mask` has the result of `_build_lengths`. The last T tokens of a slot are the
+    queries, aligned with its end. https://github.com/Dao-AILab/flash-attention
+    """
+    from flash_attn import flash_attn_with_kvcache
+
+    unsupported = [name for name in ("s_aux", "position_bias") if options.get(name)]
+    if unsupported:
+        raise NotImplementedError(f"flash attention with `{unsupported[0]}`")
+    output: torch.Tensor = flash_attn_with_kvcache(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        cache_seqlens=attention_mask.flatten(),
+        softmax_scale=options.get("scaling"),
+        softcap=options.get("softcap") or 0.0,
+        causal=True,
+    )
+    return output, None
 
 
 def _build_cache(

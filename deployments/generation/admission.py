@@ -11,9 +11,7 @@ from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_o
 from deployments.fair_queue import FairQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
-
-# A job is admitted if its predicted time, times this, is left until its deadline.
-SAFETY_FACTOR = 1.1
+from deployments.generation.safety_factor import Prediction, SafetyFactor
 
 
 class DroppedJob(NamedTuple):
@@ -30,39 +28,44 @@ class AdmissionQueue:
         self._forecast = forecast
         self._slots = slots
         self._jobs: FairQueue[Job] = FairQueue()
+        self._safety = SafetyFactor()
+        self._predictions: dict[int, Prediction] = {}  # of waiting and running jobs, by number
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def predict_s(self) -> float:
-        """Return the seconds of the decoder for all jobs; 0 before the first measurement."""
+        """Return the seconds of the decoder for all jobs now; 0 before the first measurement."""
         if not self._forecast.is_measured:
             return 0.0
         return sum(self._forecast.price(job.demand) for job in self._jobs)
 
     @property
     def waiting_s(self) -> float:
-        """Predicted time of the decoder for all waiting jobs."""
+        """The same as predicted when each job was queued; known without a pass over all jobs."""
         return self._jobs.cost
 
-    def check(self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings) -> None:
-        """Raise Overloaded if the queue is full or the deadline cannot be kept.
+    def check(
+        self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings
+    ) -> Prediction:
+        """Predict the end of a job. Raise Overloaded if the queue is full or it ends too late.
 
         An idle decoder admits every job: nothing could be gained by waiting.
         """
+        left_s = remaining_s(demand.deadline_s)
         if not running and not self._jobs:
-            return
+            return Prediction(0.0, left_s, demand.deadline_s)
         cost = self._forecast.price(demand)
         ahead = self._jobs.ahead(cost=cost, client=demand.client, priority=demand.priority)
         if len(ahead) >= settings.max_waiting_requests:
             raise self._full(demand, settings)
-        needed_s = SAFETY_FACTOR * self._forecast.predict_end_s(
+        predicted_s = self._forecast.predict_end_s(
             demand,
             (job.demand for job in running),
             (job.demand for job in ahead),
             settings.max_prefill_stall_ms / 1e3,
         )
-        left_s = remaining_s(demand.deadline_s)
+        needed_s = self._safety.value * predicted_s
         if needed_s > left_s:
             raise build_overloaded(
                 f"The answer would take about {needed_s:.1f} s and its deadline is in "
@@ -71,14 +74,19 @@ class AdmissionQueue:
                 needed_s - left_s,
                 needed_s,
             )
+        return Prediction(predicted_s, left_s, demand.deadline_s)
 
-    def push(self, job: Job, settings: SchedulingSettings) -> list[DroppedJob]:
+    def push(
+        self, job: Job, prediction: Prediction, settings: SchedulingSettings
+    ) -> list[DroppedJob]:
         """Queue a job. Return the last one if the queue then has too many."""
         cost = self._forecast.price(job.demand)
+        self._predictions[job.number] = prediction
         self._jobs.push(job, cost=cost, client=job.client, priority=job.priority)
         if len(self._jobs) <= settings.max_waiting_requests:
             return []
         last = self._jobs.take_last()
+        del self._predictions[last.number]
         return [DroppedJob(last, self._full(last.demand, settings))]
 
     def take(self, free_slots: int) -> Job | None:
@@ -88,9 +96,16 @@ class AdmissionQueue:
             return None
         return self._jobs.take_first()
 
+    def record_end(self, number: int) -> None:
+        """Learn from the end of a job that was queued, answered or late."""
+        if (prediction := self._predictions.pop(number, None)) is not None:
+            self._safety.record_end(prediction)
+
     def discard(self, numbers: Iterable[int]) -> None:
-        """Remove jobs by number."""
+        """Forget jobs by number, and remove those that wait."""
         unwanted = set(numbers)
+        for number in unwanted:
+            self._predictions.pop(number, None)
         if unwanted:
             self._jobs.discard(lambda job: job.number in unwanted)
 
@@ -115,14 +130,16 @@ class AdmissionQueue:
                     lacking_s,
                 )
                 dropped.append(DroppedJob(job, error))
+        for each in dropped:
+            self.record_end(each.job.number)
         self.discard(each.job.number for each in dropped)
         return dropped
 
     def _full(self, demand: Demand, settings: SchedulingSettings) -> Overloaded:
         limit = settings.max_waiting_requests
+        free_slot_s = self._forecast.predict_service_s(demand, self._slots) / self._slots
         return build_overloaded(
             f"The generation queue is full: {limit} requests wait, the maximum is {limit}. "
             "Retry later.",
-            self._forecast.predict_service_s(demand, self._slots)
-            / self._slots,  # until a KV slot is free
+            free_slot_s,
         )

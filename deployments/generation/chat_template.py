@@ -38,7 +38,7 @@ class ChatTemplate:
 
         Raises InvalidField for an invalid template, because the model still serves text prompts.
         """
-        self._environment = _Environment(
+        self._environment = _TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
         self._special_tokens = dict(special_tokens)
@@ -78,7 +78,7 @@ class ChatTemplate:
             raise _invalid_messages(exc) from exc
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _TemplateSandbox(ImmutableSandboxedEnvironment):
     """Sandbox with the functions that templates on the Hub expect, and a limit on steps."""
 
     steps_left = MAX_STEPS

@@ -12,17 +12,21 @@ from typing import NamedTuple
 
 from deployments.generation.job import Demand
 from deployments.generation.lengths import AnswerLengths
+from deployments.load import WorkRate
 
 # Weight of a new measurement: seconds of steps, in which prompts of others come and go.
 _MIN_WEIGHT = 0.01
-# Weight of the earlier prefills when one is added.
-_PREFILL_MEMORY = 0.98
+# Share of the earlier prefills that one more leaves: the last fifty weigh most.
+_PREFILL_DECAY = 0.98
+# Assumed seconds of the decoder per token before the first measurement. Too low rather than too
+# high: jobs with this price arrived first.
+GUESS_TOKEN_S = 1e-3
 # A new answer is assumed to be as long as this share of the answers: how long queued answers take
 # averages out, the length of one does not.
 LENGTH_SHARE = 0.8
 
 
-class Work(NamedTuple):
+class JobWork(NamedTuple):
     """Work until the end of a job."""
 
     prompt_tokens: int  # to prefill
@@ -49,14 +53,12 @@ class StepTimes:
         self._measured = [_Average() for _ in range(slots + 1)]  # decode steps by sequences
         self._decode = [0.0] * (slots + 1)  # estimates from them
         self._mean_decode, self._mean_prefill = _Average(), _Average()  # per step
-        self._prefill_s = 0.0
-        self._prefill_tokens = 0.0
+        self._prefill = WorkRate(_PREFILL_DECAY)
 
     def record_prefill(self, tokens: int, elapsed_s: float) -> None:
         """Add a prefill of `tokens` prompt tokens, those from the prefix cache included."""
         if tokens:
-            self._prefill_s = self._prefill_s * _PREFILL_MEMORY + elapsed_s
-            self._prefill_tokens = self._prefill_tokens * _PREFILL_MEMORY + tokens
+            self._prefill.record(tokens, elapsed_s)
 
     def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
         """Add a step: durations per token of each sequence."""
@@ -68,7 +70,7 @@ class StepTimes:
     @property
     def prefill_token_s(self) -> float:
         """Seconds per prompt token."""
-        return self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
+        return self._prefill.predict_s(1)
 
     def decode_s(self, used_slots: int) -> float:
         """Seconds of a decode step."""
@@ -105,7 +107,7 @@ class Forecast:
 
     @property
     def is_measured(self) -> bool:
-        """Whether prices are seconds."""
+        """Whether prices are measured, not guessed."""
         return self.times.decode_s(self._slots) > 0
 
     def price(self, demand: Demand) -> float:
@@ -115,7 +117,7 @@ class Forecast:
         price_s = self._prefill_s(work.prompt_tokens) + work.steps * share * times.decode_s(
             self._slots
         )
-        return price_s or work.steps + 1  # tokens before the first measurement
+        return price_s or (work.steps + 1) * GUESS_TOKEN_S
 
     def predict_end_s(
         self,
@@ -138,7 +140,7 @@ class Forecast:
         longest = self.lengths.find_percentile(
             LENGTH_SHARE, demand.min_new_tokens, demand.max_new_tokens
         )
-        own = Work(demand.prompt_tokens, longest, demand.slots)
+        own = JobWork(demand.prompt_tokens, longest, demand.slots)
         for work in (*map(self._expect, ahead), own):
             while ends and used + work.slots > self._slots:
                 end, freed = heappop(ends)
@@ -158,11 +160,11 @@ class Forecast:
         used = min(used_slots + work.slots, self._slots)
         return self._prefill_s(work.prompt_tokens) + work.steps * self.times.step_s(used)
 
-    def _expect(self, demand: Demand) -> Work:
+    def _expect(self, demand: Demand) -> JobWork:
         steps = self.lengths.expect_remaining(
             demand.generated_tokens, demand.min_new_tokens, demand.max_new_tokens
         )
-        return Work(demand.prompt_tokens, steps, demand.slots)
+        return JobWork(demand.prompt_tokens, steps, demand.slots)
 
     def _prefill_s(self, tokens: int) -> float:
         return tokens * self.times.prefill_token_s

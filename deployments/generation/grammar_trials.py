@@ -89,7 +89,7 @@ class GrammarTrials:
 
     def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer = orjson.dumps((tokenizer_json, eos_token_ids))
-        self._server: _Server | None = None
+        self._process: _TrialProcess | None = None
         self._is_closed = False
         self._lock = Lock()
 
@@ -100,7 +100,7 @@ class GrammarTrials:
         """
         request = orjson.dumps((*limits, source))
         for _ in range(2):
-            server = self._get_server()
+            server = self._get_process()
             answer = server.ask(request)
             if len(answer) > len(STARTED):
                 return Trial(*orjson.loads(answer.removeprefix(STARTED)))
@@ -112,25 +112,25 @@ class GrammarTrials:
     def close(self) -> None:
         """End the server and its children."""
         self._is_closed = True
-        if self._server is not None:
-            self._discard(self._server)
+        if self._process is not None:
+            self._discard(self._process)
 
-    def _get_server(self) -> _Server:
+    def _get_process(self) -> _TrialProcess:
         with self._lock:
             if self._is_closed:
                 raise EngineFailed("this replica is stopping")
-            if self._server is None:
-                self._server = _Server(self._tokenizer)
-            return self._server
+            if self._process is None:
+                self._process = _TrialProcess(self._tokenizer)
+            return self._process
 
-    def _discard(self, server: _Server) -> None:
+    def _discard(self, server: _TrialProcess) -> None:
         with self._lock:
-            if self._server is server:
-                self._server = None
+            if self._process is server:
+                self._process = None
         server.close()
 
 
-class _Server:
+class _TrialProcess:
     """The replica's end of a server process."""
 
     def __init__(self, tokenizer: bytes) -> None:

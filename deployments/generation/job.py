@@ -37,6 +37,7 @@ _NUMBERS = count()
 class JobTimes:
     """Milestones of a job, in seconds of time.perf_counter; 0 before the event."""
 
+    tokenize_s: float = 0.0  # a duration, before submission
     submitted_s: float = field(default_factory=time.perf_counter)
     started_s: float = 0.0  # assignment of KV slots
     first_token_s: float = 0.0
@@ -47,7 +48,10 @@ class JobTimes:
         started_s = self.started_s or now_s
         first_token_s = self.first_token_s or now_s
         return GenerationTimings(
-            started_s - self.submitted_s, first_token_s - started_s, now_s - first_token_s
+            queue_s=started_s - self.submitted_s,
+            prefill_s=first_token_s - started_s,
+            decode_s=now_s - first_token_s,
+            tokenize_s=self.tokenize_s,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable
+from operator import neg
 from typing import NamedTuple, Self
 
 # Finished answers that the estimate considers, the last ones.
@@ -80,6 +81,6 @@ class AnswerLengths:
         """Tokens that no more than `1 - share` of the answers exceed, within the bounds."""
         survival = self._survival
         # Shares descend; bisection requires ascending values.
-        index = bisect_left([-each for each in survival.shares], share - 1)
+        index = bisect_left(survival.shares, share - 1, key=neg)
         tokens = survival.tokens[index] if index < len(survival.tokens) else limit
         return float(min(max(tokens, minimum), limit))

@@ -209,7 +209,7 @@ class RequestPreparer:
         )
 
     def build_job(self, call: GenerationCall, constraint: Constraint | None) -> Job:
-        """The job of a call with its compiled `constraint`.
+        """Build the job of a call with its compiled `constraint`.
 
         Raises InvalidField, InputTooLong, UnknownToken, EmptyInput or EngineFailed.
         """
@@ -234,7 +234,8 @@ class RequestPreparer:
             return params
         if params.is_explicit:
             raise InvalidField(
-                f"`num_beams` is {params.num_beams}; the maximum is {self._slots}",
+                f"`num_beams` is {params.num_beams}; the maximum is {self._slots}, the KV slots of "
+                "this server. Ask for fewer beams.",
                 field="num_beams",
             )
         return params._replace(num_beams=self._slots) if self._slots > 1 else None

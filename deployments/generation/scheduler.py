@@ -25,10 +25,12 @@ from deployments.errors import (
 from deployments.generation.admission import AdmissionQueue, DroppedJob
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
+from deployments.generation.safety_factor import Prediction
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.health import WorkerHealth
 from deployments.messages import Chunk, FinishReason
 from deployments.records import StepRecord, StepRecorder
+from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -64,12 +66,12 @@ class GenerationLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def check(self, demand: Demand) -> None:
+    def check(self, demand: Demand) -> Prediction:
         """Raise Overloaded if a job would be rejected now. Spares its preparation."""
         with self._changed:
             if self._is_closing:
                 raise Overloaded("this replica is stopping; retry")
-            self._waiting.check(demand, list(self._executor.active.values()), self.settings)
+            return self._waiting.check(demand, list(self._executor.active.values()), self.settings)
 
     def submit(self, job: Job) -> None:
         """Queue a job. It may still be dropped when others are served before it.
@@ -78,9 +80,9 @@ class GenerationLoop:
         closing, ModelUnavailable in quarantine.
         """
         with self._changed:
-            self.check(job.demand)
+            prediction = self.check(job.demand)
             self.health.admit()
-            dropped = self._waiting.push(job, self.settings)
+            dropped = self._waiting.push(job, prediction, self.settings)
             self._changed.notify()
         if dropped:
             self._publish([JobEvent(each.job.number, each.error) for each in dropped])
@@ -119,6 +121,7 @@ class GenerationLoop:
             self._thread.join()
 
     def _run(self) -> None:
+        lower_priority()
         while self._wait_for_work():
             self.run_step()
 
@@ -211,9 +214,13 @@ class GenerationLoop:
 
     def _publish_events(self) -> None:
         events, self._executor.events = self._executor.events, []
-        for event in events:
-            if isinstance(event.payload, Chunk) and (finished := event.payload.finished):
+        for number, payload in events:
+            finished = payload.finished if isinstance(payload, Chunk) else None
+            if finished is not None:
                 is_cut = finished.reason is FinishReason.LENGTH
                 self._forecast.lengths.record(finished.generated_tokens, is_cut=is_cut)
+            if finished is not None or isinstance(payload, ServeError):
+                with self._changed:
+                    self._waiting.record_end(number)
         if events:
             self._publish(events)

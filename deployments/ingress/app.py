@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 
+from starlette.requests import Request
+
+from deployments.errors import ServeError, missing_model
 from deployments.idle_cores import IdleCores
-from deployments.ingress.apis.context import ApiContext, Scrape
+from deployments.ingress.apis.context import ApiContext, ModelServices, Scrape
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
+from deployments.ingress.apis.management.routes import ManagementRoutes
 from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
 from deployments.ingress.apis.openai.routes import OpenAIRoutes
 from deployments.ingress.apis.operations.routes import OperationsRoutes
+from deployments.ingress.apis.playground.routes import PlaygroundRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.gate import Gate
+from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
+from deployments.ingress.http.request_options import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.pipeline import RequestPipeline
 
 # Every API but the documentation, which describes the others. To add one, write its package and add
 # its line here. Where two routes match a path the earlier one wins, so the last has the broadest.
 APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
+    PlaygroundRoutes,
     OperationsRoutes,
     OpenInferenceRoutes,
+    ManagementRoutes,
     RerankRoutes,
     TextEmbeddingsRoutes,
     OpenAIRoutes,
@@ -38,13 +46,26 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
 
 def build_http_app(
     pipeline: RequestPipeline,
-    gate: Gate,
+    gate: AccessGate,
     cors: Cors,
     scrape_metrics: Scrape,
+    services: ModelServices,
     idle_cores: IdleCores | None = None,
 ) -> HttpApplication:
     """Build the application over a pipeline; `scrape_metrics` returns the metrics text."""
-    apis = build_apis(ApiContext(pipeline, scrape_metrics))
+    apis = build_apis(ApiContext(pipeline, scrape_metrics, services))
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        async with pipeline.monitor.refreshing(), services.builds.running():
+            yield
+
+    async def recover(error: ServeError, request: Request) -> None:
+        model_id = missing_model(error)
+        if model_id is None:
+            raise error
+        await services.builds.wait_for_missing(model_id, error, waits=waits_for_model(request))
+
     return HttpApplication(
         RouteTable(build_routes(apis)),
         gate,
@@ -54,7 +75,7 @@ def build_http_app(
             pipeline.admission.response_bytes, lambda: pipeline.settings.stream_write_timeout_s
         ),
         hooks=ServerHooks(
-            pipeline.record_rejection, pipeline.monitor.refreshing, idle_cores or nullcontext()
+            pipeline.record_rejection, lifespan, idle_cores or nullcontext(), recover
         ),
     )
 

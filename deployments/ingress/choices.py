@@ -62,6 +62,7 @@ def sum_timings(
     """Combine the timings of a request. The tokens of a prompt count once for all candidates."""
     timings = [completion.timings for completion in finished]
     return EncoderTimings(
+        tokenize_s=max((one.tokenize_s for one in timings), default=0.0),
         queue_s=max((one.queue_s for one in timings), default=0.0),
         forward_s=max((one.prefill_s + one.decode_s for one in timings), default=0.0),
         tokens=sum(one.prompt_tokens for one in started[::candidates_per_prompt])

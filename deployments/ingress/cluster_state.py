@@ -1,8 +1,4 @@
-"""State of the encoder and generator deployments, and the device of a request.
-
-The caller chooses the device and the CPU is the default. A policy that weighs queue lengths against
-the tuned cost table would be one more branch of `choose_device`.
-"""
+"""State of the encoder and generator deployments, and which device can run a request."""
 
 from __future__ import annotations
 
@@ -12,26 +8,25 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import HardwareSettings
 from deployments.errors import HardwareUnavailable, ModelLoading
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.start_times import StartTimes
 from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 # s between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole status
-# from validated models. The longer interval applies once every required deployment runs.
+# from validated models. The longer interval applies once every required deployment runs and no
+# replica starts.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 STATUS_TIMEOUT_S = 1.0
-# s after which the state says nothing any more: three reads failed or hang.
+# s after which a state is too old to use: three reads failed or hang.
 MAX_AGE_S = 3 * REFRESH_S
-# s, reported to clients: start of a process, imports, graphs.
-ESTIMATED_START_S = 20.0
 INGRESS = "Ingress"
 TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
@@ -42,6 +37,14 @@ GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
 }
 
 
+class ReplicaTarget(NamedTuple):
+    """Desired replicas of a deployment and the bounds of autoscaling; equal without it."""
+
+    target: int
+    min: int
+    max: int
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """The cluster at the time of one status read."""
@@ -49,6 +52,8 @@ class ClusterSnapshot:
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
+    starting: Mapping[str, int] = field(default_factory=dict)  # those with such replicas
+    targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,14 @@ class ClusterMonitor:
         self._generators = generators or {}
         self._read_status = read_status
         self._refreshing: asyncio.Future[None] | None = None
+        self._starts = StartTimes()
         self.apply(ClusterSnapshot())
 
     def apply(self, snapshot: ClusterSnapshot) -> None:
         """Replace the state."""
         self._applied_s = time.monotonic()
-        self._snapshot = snapshot
+        self.snapshot = snapshot
+        self._starts.note(snapshot.starting, snapshot.running, self._applied_s)
         self.states = self._read_states(self._encoders, ENCODER_DEPLOYMENTS)
         self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
@@ -92,7 +99,7 @@ class ClusterMonitor:
         missing = [
             f"no {kind} is running"
             for kind, name in required.items()
-            if not self._snapshot.running.get(name)
+            if not self.snapshot.running.get(name)
         ]
         age_s = time.monotonic() - self._applied_s
         if age_s > MAX_AGE_S:
@@ -104,7 +111,11 @@ class ClusterMonitor:
 
     def count_ingress_replicas(self) -> int:
         """Return the running replicas of the Ingress, this one included."""
-        return max(1, self._snapshot.running.get(INGRESS, 1))
+        return max(1, self.snapshot.running.get(INGRESS, 1))
+
+    def expect_start_s(self, model: RegisteredModel, device: Device) -> float:
+        """Return the seconds that the first replica for the model on a device takes to start."""
+        return self._starts.expect_s(name_deployment(model, device))
 
     async def refresh(self) -> None:
         """Read the status once. Concurrent callers share one read; a failed one changes nothing."""
@@ -142,7 +153,8 @@ class ClusterMonitor:
 
     async def _refresh_periodically(self) -> None:
         while True:
-            await asyncio.sleep(REFRESH_STARTING_S if self.missing() else REFRESH_S)
+            is_starting = self.missing() or self.snapshot.starting
+            await asyncio.sleep(REFRESH_STARTING_S if is_starting else REFRESH_S)
             await self.refresh()
 
     def _read_states(
@@ -155,53 +167,86 @@ class ClusterMonitor:
 
     def _read_state(self, device: Device, settings: HardwareSettings, name: str) -> DeploymentState:
         # The engine may be unable to use a GPU that Ray sees; waiting would not help then.
-        usable_gpu = self._snapshot.gpus > 0 and name not in self._snapshot.failing
+        usable_gpu = self.snapshot.gpus > 0 and name not in self.snapshot.failing
         available = device is Device.CPU or usable_gpu or settings.available == "always"
-        return DeploymentState(available, self._snapshot.running.get(name, 0))
+        return DeploymentState(available, self.snapshot.running.get(name, 0))
 
 
 def read_serve_status(app_name: str) -> ClusterSnapshot:
-    """Read the status of the deployments of `app_name` inside a replica."""
+    """Read the status of the deployments of `app_name` inside a replica.
+
+    `ray.serve.status` leaves out the targets of the autoscaler. The document of Serve's REST API,
+    from which it is made, has them.
+    """
     import ray
-    from ray import serve
+    from ray.serve.context import _get_global_client
     from ray.serve.schema import ReplicaState
 
     # Replicas that take a new `user_config`, or that a new controller finds, serve too.
     serving = (ReplicaState.RUNNING, ReplicaState.UPDATING, ReplicaState.RECOVERING)
-    app = serve.status().applications.get(app_name)
-    deployments = {} if app is None else app.deployments
-    running = {
-        name: sum(status.replica_states.get(state, 0) for state in serving)
-        for name, status in deployments.items()
+    app = _get_global_client().get_serve_details()["applications"].get(app_name, {})
+    deployments = app.get("deployments", {})
+    states = {
+        name: [ReplicaState(replica["state"]) for replica in details["replicas"]]
+        for name, details in deployments.items()
     }
     failing = frozenset(
-        name for name, status in deployments.items() if status.status in FAILING_STATUSES
+        name for name, details in deployments.items() if details["status"] in FAILING_STATUSES
     )
-    return ClusterSnapshot(running, ray.cluster_resources().get("GPU", 0.0), failing)
+    return ClusterSnapshot(
+        running={name: sum(map(serving.__contains__, each)) for name, each in states.items()},
+        gpus=ray.cluster_resources().get("GPU", 0.0),
+        failing=failing,
+        starting={
+            name: count
+            for name, each in states.items()
+            if (count := each.count(ReplicaState.STARTING))
+        },
+        targets={name: _read_target(details) for name, details in deployments.items()},
+    )
+
+
+def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
+    target = details["target_num_replicas"]
+    scaling = details["deployment_config"].get("autoscaling_config")
+    if not scaling:
+        return ReplicaTarget(target, target, target)
+    # The document leaves out what has its default: Serve's is 1.
+    return ReplicaTarget(target, scaling.get("min_replicas", 1), scaling.get("max_replicas", 1))
 
 
 class DeviceChoice(NamedTuple):
-    """The device of a request; `fallback` repeats it when `use_gpu` could not be met."""
+    """The device of a request; `fallback` repeats it when a hint could not be met."""
 
     device: Device
     fallback: Device | None = None
 
 
+def list_devices(
+    manifest: ArtifactManifest, states: Mapping[Device, DeploymentState]
+) -> list[Device]:
+    """List the devices that can run the model. Raises HardwareUnavailable if none can."""
+    devices = [device for device in Device if _check_device(device, manifest, states) is None]
+    if not devices and (error := _check_device(Device.CPU, manifest, states)) is not None:
+        raise error
+    return devices
+
+
 def choose_device(
-    options: RequestOptions,
+    device: Device,
     manifest: ArtifactManifest,
     states: Mapping[Device, DeploymentState],
+    *,
+    is_required: bool = False,
 ) -> DeviceChoice:
-    """Choose the requested device, by default the CPU.
+    """Choose the wanted device. Unless it is required, the CPU computes where it is missing.
 
-    `use_gpu` is a hint: without a GPU the CPU computes. Raises HardwareUnavailable when a required
-    device has no deployment or the model has no graph for it.
+    Raises HardwareUnavailable when the device has no deployment or the model has no graph for it.
     """
-    device = options.device or Device.CPU
     error = _check_device(device, manifest, states)
     if error is None:
         return DeviceChoice(device)
-    if options.requires_device or _check_device(Device.CPU, manifest, states) is not None:
+    if is_required or _check_device(Device.CPU, manifest, states) is not None:
         raise error
     return DeviceChoice(Device.CPU, fallback=Device.CPU)
 
@@ -225,8 +270,15 @@ def _check_device(
     return None
 
 
-def model_loading_error(model_id: str) -> ModelLoading:
+def name_deployment(model: RegisteredModel, device: Device) -> str:
+    return (GENERATOR_DEPLOYMENTS if model.is_generative else ENCODER_DEPLOYMENTS)[device]
+
+
+def model_loading_error(
+    monitor: ClusterMonitor, model: RegisteredModel, device: Device = Device.CPU
+) -> ModelLoading:
     """Build the error for a model that no running replica has."""
     return ModelLoading(
-        f"Model {model_id} is currently loading", estimated_time_s=ESTIMATED_START_S
+        f"Model {model.ref.id} is currently loading",
+        estimated_time_s=round(monitor.expect_start_s(model, device), 1),
     )

@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 
 from deployments.artifacts.types import Device
-from deployments.errors import DeadlineExceeded
+from deployments.errors import DeadlineExceeded, ModelLoading
 from deployments.ingress.cluster_state import ClusterMonitor, model_loading_error
 from deployments.registry import RegisteredModel
 
@@ -46,11 +46,14 @@ class limit_cold_start:
             try:
                 await self._timeout.__aexit__(kind, error, traceback)
             except TimeoutError as exc:
-                raise model_loading_error(self._model.ref.id) from exc
+                raise self._build_error() from exc
         if isinstance(error, DeadlineExceeded):
             await self._monitor.refresh_with_timeout()
             if self._is_cold():
-                raise model_loading_error(self._model.ref.id) from None
+                raise self._build_error() from None
+
+    def _build_error(self) -> ModelLoading:
+        return model_loading_error(self._monitor, self._model, self._device)
 
     def _is_cold(self) -> bool:
         return self._monitor.states_for(self._model)[self._device].running == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded
@@ -13,11 +14,11 @@ from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
 from deployments.ingress.routing import MicroBatchRouter
 from deployments.keys.caller import current_caller
-from deployments.messages import BatchKey, Call, CallResult, EncoderTimings
+from deployments.messages import BatchKey, Call, CallResult, EncoderTimings, ModelRef
 
 
 class EncoderExecutor:
-    """Cached results, else a call in a micro-batch."""
+    """Answers a call from the response cache, otherwise through a micro-batch of an encoder."""
 
     def __init__(
         self, router: MicroBatchRouter, monitor: ClusterMonitor, settings: IngressUserConfig
@@ -59,6 +60,10 @@ class EncoderExecutor:
             variant=(bool(request.options.wait_for_model), request.options.priority),
         )
         return result, False
+
+    async def load(self, model: ModelRef, device: Device) -> None:
+        """Let a replica load a model, which it probes then. Raises ServeError."""
+        await self._router.load(model, device)
 
     async def _compute(
         self, key: BatchKey, request: ResolvedRequest, deadline_s: float

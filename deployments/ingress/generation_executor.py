@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after, enforce_deadline
+from deployments.errors import Overloaded
 from deployments.ingress.choices import gather_or_cancel, offset_seed
 from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice
 from deployments.ingress.cold_start import limit_cold_start
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.errors import rename_error_fields
+from deployments.ingress.pool_forecasts import RequestWork
+from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import GenerationRequest
 from deployments.keys.caller import current_caller
-from deployments.messages import Completion, GenerationCall
+from deployments.messages import (
+    PRIORITIES,
+    Completion,
+    GenerationCall,
+    GenerationOptions,
+    ModelRef,
+    count_prompt,
+)
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
+
+REPEAT_TIMEOUT_S = 120.0  # of answers that are only compared
+PROBE_PROMPT = "a"  # of the answer of one token that a new version has to give
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
     """The calls of one request and the generator that runs them."""
 
-    model: RegisteredModel
+    work: RequestWork
     device: Device
     fallback: Device | None
     calls: tuple[GenerationCall, ...]  # `candidates` for each prompt
@@ -34,6 +47,30 @@ class GenerationPlan:
     prompts: int
     deadline_s: float  # see deployments.deadlines
     waits_for_model: bool  # until the deadline, whether or not a replica runs
+
+    @property
+    def model(self) -> RegisteredModel:
+        return self.work.model
+
+    def repeat_with(self, model: RegisteredModel, seeds: Sequence[int]) -> GenerationPlan:
+        """Return the plan of the same answers by another model, at the lowest priority."""
+        deadline_s = deadline_after(REPEAT_TIMEOUT_S)
+        calls = (
+            call._replace(
+                model=model.ref,
+                options=call.options._replace(sampling=call.options.sampling._replace(seed=seed)),
+                deadline_s=deadline_s,
+                priority=len(PRIORITIES) - 1,
+            )
+            for call, seed in zip(self.calls, seeds, strict=True)
+        )
+        return replace(
+            self,
+            work=self.work._replace(model=model),
+            calls=tuple(calls),
+            deadline_s=deadline_s,
+            waits_for_model=True,
+        )
 
     def call_field_names(self, number: int) -> Mapping[str, str]:
         """Map fields of call `number` to fields of the request, for errors."""
@@ -52,15 +89,18 @@ class GenerationExecutor:
         self._clients = clients
         self._monitor = monitor
         self._settings = settings
+        self._refusals = RecentRefusals()
+        self._in_flight = 0  # calls
 
     def configure(self, settings: IngressUserConfig) -> None:
         """Apply other settings to new requests."""
         self._settings = settings
 
     def plan(
-        self, request: GenerationRequest, model: RegisteredModel, choice: DeviceChoice
+        self, request: GenerationRequest, work: RequestWork, choice: DeviceChoice
     ) -> GenerationPlan:
         """Build one call per candidate of each prompt; all share one deadline."""
+        model = work.model
         timeout_s = self._settings.generation_timeout_s
         deadline_s = deadline_after(request.request_options.limit_timeout(timeout_s))
         client = current_client(self._settings.limits.trusted_proxies)
@@ -70,7 +110,7 @@ class GenerationExecutor:
         if not self._settings.cache.shared:
             options = options._replace(prefix_cache_scope=current_caller().name)
         return GenerationPlan(
-            model=model,
+            work=work,
             device=choice.device,
             fallback=choice.fallback,
             calls=tuple(
@@ -89,6 +129,14 @@ class GenerationExecutor:
             prompts=len(request.prompts),
             deadline_s=deadline_s,
             waits_for_model=bool(request.request_options.wait_for_model),
+        )
+
+    async def load(self, model: ModelRef, device: Device) -> None:
+        """Let a replica load a model, and generate one token. Raises ServeError."""
+        options = GenerationOptions(max_new_tokens=1)
+        deadline_s = deadline_after(self._settings.generation_timeout_s)
+        await self._clients[device].complete(
+            GenerationCall(model, PROBE_PROMPT, options, deadline_s, priority=1)
         )
 
     async def complete(self, plan: GenerationPlan) -> list[Completion]:
@@ -122,12 +170,28 @@ class GenerationExecutor:
 
     @asynccontextmanager
     async def _with_timeout(self, plan: GenerationPlan, number: int) -> AsyncIterator[None]:
-        """Bound a call by its deadline and the cold start; rename the fields of its errors."""
+        """Bound a call by its deadline and the cold start; rename the fields of its errors.
+
+        Raises Overloaded without asking a replica if one has just refused a similar call.
+        """
+        call = plan.calls[number]
+        limits = (call.options.min_new_tokens, call.options.max_new_tokens)
+        queue = (plan.device, call.model, call.client, call.priority, limits)
+        length = count_prompt(call.prompt)
+        if self._in_flight:  # else nothing is queued, whatever a replica said before
+            self._refusals.check(queue, length, call.deadline_s)
         wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
         message = f"generation took longer than {self._settings.generation_timeout_s:g} s"
-        async with (
-            limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
-            enforce_deadline(plan.deadline_s, message),
-        ):
-            with rename_error_fields(plan.call_field_names(number)):
-                yield
+        self._in_flight += 1
+        try:
+            async with (
+                limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
+                enforce_deadline(plan.deadline_s, message),
+            ):
+                with rename_error_fields(plan.call_field_names(number)):
+                    yield
+        except Overloaded as error:
+            self._refusals.note(queue, length, error)
+            raise
+        finally:
+            self._in_flight -= 1

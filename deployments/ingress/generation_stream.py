@@ -49,10 +49,12 @@ class GenerationStream:
     ) -> None:
         self.model = model
         self.fallback = fallback
-        # One per choice, once a choice of each prompt has started; that of the first choice of the
-        # prompt stands in for choices that wait for a KV slot.
+        # One per choice; empty until a choice of every prompt has started. A choice that waits for
+        # a KV slot has the value of the first choice of its prompt.
         self.started: tuple[Started, ...] = ()
         self.finished: list[Finished] = []  # in the order of their end
+        self.texts: list[str] = []  # of the completions so far
+        self.ended_early = False  # at a limit that only this stream had
         self._on_end = on_end
         self._choices_per_prompt = choices_per_prompt
         self._started_choices: dict[int, Started] = {}
@@ -75,6 +77,7 @@ class GenerationStream:
         raise its exception.
         """
         self._running = len(sources)
+        self.texts = [""] * len(sources)
         self._token_counts = dict.fromkeys(range(len(sources)), 0)
         self._tasks = [
             asyncio.create_task(self._read(choice, source, with_timeout(choice)))
@@ -113,6 +116,7 @@ class GenerationStream:
         """
         if self._failure is not None:
             raise self._failure
+        self.ended_early = bool(self._token_counts)
         timings = GenerationTimings(decode_s=time.perf_counter() - self._started_s)
         for choice, tokens in list(self._token_counts.items()):
             finished = Finished(FinishReason.LENGTH, tokens, timings)
@@ -167,7 +171,7 @@ class GenerationStream:
             return
         if not self.started:
             self._started_s = time.perf_counter()
-            self._buffered_tokens = 0  # nobody could read them
+            self._buffered_tokens = 0  # no client could read them
         self.started = tuple(
             self._started_choices.get(i, self._started_prompts[i // per_prompt])
             for i in range(choices)
@@ -176,6 +180,7 @@ class GenerationStream:
 
     def _add_chunk(self, chunk: ChoiceChunk) -> None:
         self._chunks.append(chunk)
+        self.texts[chunk.choice] += chunk.chunk.text
         tokens = len(chunk.chunk.tokens)
         self._token_counts[chunk.choice] += tokens
         self._buffered_tokens += tokens

@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 
-from deployments.errors import ArtifactError
+from deployments.errors import ArtifactError, ArtifactMissing, UnknownModel
+from deployments.ingress.http.clients import current_client
 from deployments.keys.caller import current_caller
+from deployments.plan.resolution import split_name
 from deployments.registry import ModelRegistry, RegisteredModel
 
 
 class PermittedModels:
     """The registry as the caller may see it: defaults and lists have permitted models only."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
+        """`trusted_proxies` as in `limits`: who is a client, for splits."""
+        self.trusted_proxies = trusted_proxies
         self._registry = registry
+
+    @property
+    def configured(self) -> Mapping[str, str]:
+        """The versions in the configuration by model id."""
+        return self._registry.configured
 
     def open_models(self) -> Iterator[RegisteredModel]:
         may_use = current_caller().may_use_model
         return (model for model in self._registry.open_models() if may_use(model.ref.id))
 
+    def pinned(self) -> list[RegisteredModel]:
+        """Return the models that replicas keep in memory, for every caller."""
+        return self._registry.pinned()
+
     def rejected(self) -> dict[str, ArtifactError]:
         """Return the errors of the unusable models by model id."""
         may_use = current_caller().may_use_model
-        return {k: e for k, e in self._registry.rejected().items() if may_use(k)}
+        return {name: error for name, error in self._registry.rejected().items() if may_use(name)}
 
-    def find(self, model_id: str) -> RegisteredModel:
-        """Return the model. Raises Forbidden, UnknownModel or the ArtifactError of the artifact."""
+    def find(self, name: str) -> RegisteredModel:
+        """Return the model that answers the caller for `id` or `id@selector`.
+
+        Raises Forbidden, UnknownModel or the ArtifactError of the artifact.
+        """
+        model_id = split_name(name)[0]
         current_caller().require_model(model_id)
-        return self._registry.find(model_id)
+        try:
+            return self._registry.find(name, self._identify_client)
+        except (UnknownModel, ArtifactMissing) as error:
+            error.model_id = model_id  # it may be built
+            raise
+
+    def list_versions(self, model_id: str) -> list[RegisteredModel]:
+        """Return the versions that requests may name. Raises Forbidden."""
+        current_caller().require_model(model_id)
+        return self._registry.list_versions(model_id)
+
+    def _identify_client(self) -> str:
+        """Return who asks; a random one, with a random version, if nothing tells."""
+        return current_client(self.trusted_proxies) or os.urandom(8).hex()

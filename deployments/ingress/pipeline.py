@@ -7,18 +7,21 @@ HTTP nor Ray.
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
-from deployments.errors import InvalidField, ServeError
+from deployments.errors import InvalidField, Overloaded, ServeError
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import select_best, sum_timings
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
+from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
+from deployments.ingress.pool_forecasts import RequestWork
 from deployments.ingress.request_log import (
     RequestContext,
     RequestSpan,
@@ -33,13 +36,15 @@ from deployments.ingress.requests import (
     ResolvedRequest,
 )
 from deployments.ingress.resolver import ModelSelection, RequestResolver, resolve_task
+from deployments.ingress.shadow_traffic import ShadowTraffic
 from deployments.ingress.tokenization import (
     TokenIdInputs,
     TokenizationService,
     TokenizedText,
     replace_ids_with_texts,
 )
-from deployments.messages import count_characters
+from deployments.ingress.version_prober import VersionProber
+from deployments.messages import CallResult, count_characters
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
@@ -60,7 +65,12 @@ class RequestPipeline:
     ) -> None:
         self.resolver = resolver
         self.registry = resolver.registry
+        self.shadows = ShadowTraffic(resolver.models, encoders.execute, generators.complete)
+        self._prober = VersionProber(resolver.models, self._load)
+        self.registry.trusted_proxies = settings.limits.trusted_proxies
         self.monitor = resolver.monitor
+        self._forecasts = resolver.forecasts
+        self._forecasts.settings = settings.placement
         self.admission = Admission(settings.limits)
         self.settings = settings
         self._encoders = encoders
@@ -72,8 +82,18 @@ class RequestPipeline:
         """Apply other settings to new requests."""
         self.settings = settings
         self.admission.limits = settings.limits
+        self.registry.trusted_proxies = settings.limits.trusted_proxies
+        self._forecasts.settings = settings.placement
         self._encoders.configure(settings)
         self._generators.configure(settings)
+
+    def serves_model(self, model_id: str) -> bool:
+        """Whether a request of the present caller finds the model."""
+        try:
+            self.registry.find(model_id)
+        except ServeError:
+            return False
+        return True
 
     def add_recorder(self, recorder: RequestRecorder) -> None:
         self._recorder = RecorderGroup(self._recorder, recorder)
@@ -89,8 +109,21 @@ class RequestPipeline:
         with record_request(self._recorder, self._encoders.cache) as context:
             resolved = await self._resolve(request, selection, context)
             items = len(resolved.inputs.texts)
+            work = RequestWork.of_texts(resolved.model, resolved.characters, items)
             with self.admission.items.hold(items, resolved.client):
-                result, from_cache = await self._encoders.execute(resolved)
+                try:
+                    result, from_cache = await self._execute(resolved, work)
+                except Overloaded:
+                    device = self.resolver.choose_after_refusal(
+                        request.options, work, resolved.device
+                    )
+                    if device is None:
+                        raise
+                    resolved = replace(resolved, device=device)
+                    result, from_cache = await self._execute(resolved, work)
+            if not from_cache:
+                self._forecasts.record_result(work, resolved.device, items, result.timings)
+            self.shadows.mirror(resolved, result)
             context.compute, context.timings = result.compute_type, result.timings
             if self._encoders.uses_cache(request.options):
                 context.cache = "hit" if from_cache else "miss"
@@ -110,7 +143,7 @@ class RequestPipeline:
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
         """Tokenize the texts in `inputs`, with their prompts. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
-            model = self._select_model(request, "tokenize", context)
+            model = await self._select_model(request, "tokenize", context)
             texts = self._tokenization.read_texts(
                 request.inputs, request.parameters, model.manifest
             )
@@ -128,22 +161,26 @@ class RequestPipeline:
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """Decode each sequence of `inputs`, which are TokenIdInputs. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
-            model = self._select_model(request, "decode", context)
+            model = await self._select_model(request, "decode", context)
             return await self._decode(request, model, context, skip_special=skip_special)
 
     async def complete(self, request: GenerationRequest) -> GenerationResponse:
         """Generate all completions of a request. Raises ServeError."""
         span = RequestSpan(self._recorder)
         with span.close_on_error() as context:
-            plan = self._plan_generation(request, context)
+            plan = await self._plan_generation(request, context)
             self.admission.reserve_generations(len(plan.calls))
+            end_work = self._forecasts.start(plan.work, plan.device)
             try:
                 completions = await self._generators.complete(plan)
             finally:
+                end_work()
                 self.admission.generations.release(len(plan.calls))
             context.compute = completions[0].started.compute_type
             started = [completion.started for completion in completions]
             finished = [completion.finished for completion in completions]
+            self._forecasts.record_answers(plan.model, plan.device, finished)
+            self.shadows.mirror_answers(plan, started, [one.text for one in completions])
             context.timings = sum_timings(started, finished, plan.candidates)
         span.close(200)
         best, discarded = select_best(completions, plan.candidates, request.choices)
@@ -157,17 +194,38 @@ class RequestPipeline:
         with span.close_on_error() as context:
             if request.candidates != request.choices:
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
-            plan = self._plan_generation(request, context)
+            plan = await self._plan_generation(request, context)
             self.admission.reserve_generations(len(plan.calls))
+            end_work = self._forecasts.start(plan.work, plan.device)
 
             def end(stream: GenerationStream, status: int) -> None:
+                end_work()
+                self._forecasts.record_answers(plan.model, plan.device, stream.finished)
                 self.admission.generations.release(len(plan.calls))
                 if stream.started:
                     context.compute = stream.started[0].compute_type
                 context.timings = sum_timings(stream.started, stream.finished, plan.candidates)
+                if len(stream.finished) == len(plan.calls) and not stream.ended_early:
+                    self.shadows.mirror_answers(plan, stream.started, stream.texts)
                 span.close(status)
 
             return await self._generators.stream(plan, end)
+
+    async def _execute(
+        self, resolved: ResolvedRequest, work: RequestWork
+    ) -> tuple[CallResult, bool]:
+        """Return the result of an encoder, and whether it came from the cache."""
+        end_work = self._forecasts.start(work, resolved.device)
+        try:
+            return await self._encoders.execute(resolved)
+        finally:
+            end_work()
+
+    async def _load(self, model: RegisteredModel) -> None:
+        """Load a model where requests without options run. Raises ServeError."""
+        choice = self.resolver.choose_device(NO_OPTIONS, RequestWork(model, 0))
+        executor = self._generators if model.is_generative else self._encoders
+        await executor.load(model.ref, choice.device)
 
     async def _resolve(
         self,
@@ -176,7 +234,8 @@ class RequestPipeline:
         context: RequestContext,
     ) -> ResolvedRequest:
         selection = selection or self.resolver.select(request)
-        model = selection.model
+        model = await self._settle(request.model_id, selection.model)
+        selection = selection._replace(model=model)
         context.model = model.ref.id
         task = resolve_task(selection)
         context.task = task
@@ -187,12 +246,14 @@ class RequestPipeline:
         )
         inputs = self.admission.limit_texts(parsed)
         context.items = len(inputs.texts)
-        choice = self.resolver.choose_device(request.options, model)
+        characters = sum(map(count_characters, inputs.texts))
+        work = RequestWork.of_texts(model, characters, len(inputs.texts))
+        choice = self.resolver.choose_device(request.options, work)
         return ResolvedRequest(
             model=model,
             task=task,
             inputs=inputs,
-            characters=sum(map(count_characters, inputs.texts)),
+            characters=characters,
             shortened=sum(map(operator.ne, inputs.texts, parsed.texts)),
             device=choice.device,
             fallback=choice.fallback,
@@ -231,21 +292,32 @@ class RequestPipeline:
                 skip_special=skip_special,
             )
 
-    def _select_model(
+    async def _settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
+        """Return the model that answers for a name: not one that fails its first trial now."""
+        name = name or model.ref.id
+        while await self._prober.refuses(name, model):
+            model = self.registry.find(name)
+        return model
+
+    async def _select_model(
         self, request: InferenceRequest, task: str, context: RequestContext
     ) -> RegisteredModel:
         context.task = task
-        model = self.resolver.select(request).model
+        model = await self._settle(request.model_id, self.resolver.select(request).model)
         context.model = model.ref.id
         return model
 
-    def _plan_generation(
+    async def _plan_generation(
         self, request: GenerationRequest, context: RequestContext
     ) -> GenerationPlan:
         context.task = TaskName.TEXT_GENERATION.value
         model = self.resolver.find_generator(request.model_id)
+        model = await self._settle(request.model_id, model)
         context.model, context.task = model.ref.id, request.task or model.tasks[0]
         context.items = len(request.prompts)
         self.admission.check_generation(request.prompts, request.choices, request.candidates)
-        choice = self.resolver.choose_device(request.request_options, model)
-        return self._generators.plan(request, model, choice)
+        answers = len(request.prompts) * request.candidates
+        tokens = self._forecasts.expect_tokens(model, request.options.max_new_tokens)
+        work = RequestWork(model, answers * tokens)
+        choice = self.resolver.choose_device(request.request_options, work)
+        return self._generators.plan(request, work, choice)

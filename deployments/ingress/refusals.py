@@ -13,26 +13,28 @@ from deployments.errors import Overloaded, build_overloaded
 MAX_KEPT = 1_024
 
 
-class _Refusal(NamedTuple):
-    characters: int
+class _RefusedRequest(NamedTuple):
+    size: int
     ends_s: float  # predicted end of the request; see deployments.deadlines
 
 
 class RecentRefusals:
-    """The last refusal per queue: a key of device, priority and client. Use from one event loop.
+    """The last refusal per queue. Use from one event loop.
 
-    A replica knows its queue, prices and other clients, so it predicts the end of a request. What
-    it refused is refused again here, at the cost of a look-up: requests of the same client and
-    priority that are at least as long and have no later deadline than the predicted end.
+    A key of a queue names all that the order of service and the cost depend on, such as device,
+    priority and client, but for the size: the characters of a request. A replica knows its queue,
+    prices and other clients, so it predicts the end of a request. What it refused is refused again
+    here, at the cost of a look-up: requests of the same queue that are at least as large and have
+    no later deadline than the predicted end.
     """
 
     def __init__(self) -> None:
-        self._refusals: dict[Hashable, _Refusal] = {}
+        self._refusals: dict[Hashable, _RefusedRequest] = {}
 
-    def check(self, queue: Hashable, characters: int, deadline_s: float) -> None:
+    def check(self, queue: Hashable, size: int, deadline_s: float) -> None:
         """Raise Overloaded if the queue is known to be too long."""
         refusal = self._refusals.get(queue)
-        if refusal is None or characters < refusal.characters or deadline_s > refusal.ends_s:
+        if refusal is None or size < refusal.size or deadline_s > refusal.ends_s:
             return
         lacking_s = refusal.ends_s - deadline_s
         raise build_overloaded(
@@ -41,7 +43,7 @@ class RecentRefusals:
             lacking_s,
         )
 
-    def note(self, queue: Hashable, characters: int, error: Overloaded) -> None:
+    def note(self, queue: Hashable, size: int, error: Overloaded) -> None:
         """Remember a refusal of a replica."""
         if error.needed_s is None:
             return
@@ -51,4 +53,4 @@ class RecentRefusals:
                 key: refusal for key, refusal in self._refusals.items() if refusal.ends_s > now_s
             }
         if len(self._refusals) < MAX_KEPT:
-            self._refusals[queue] = _Refusal(characters, deadline_after(error.needed_s))
+            self._refusals[queue] = _RefusedRequest(size, deadline_after(error.needed_s))

@@ -1,17 +1,17 @@
-"""One record for the metrics and one log line for every request."""
+"""One record for the metrics for every request; a log line for slow and failed ones."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
-from deployments.errors import ServeError
+from deployments.errors import ServeError, missing_model
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
 from deployments.messages import EncoderTimings
@@ -21,6 +21,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Slower requests are logged at INFO.
 SLOW_REQUEST_S = 1.0
+# A line takes a fifth of the time of a refusal: in a flood, lines would cost accepted requests.
+MAX_LINES_PER_S = 20
 # Status in the records when the client disconnects first; never sent.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -43,7 +45,10 @@ class RequestContext:
 
 
 class record_request:
-    """Record the request that the block answers or fails with a ServeError."""
+    """Record the request that the block answers or fails with a ServeError.
+
+    Not if its model is missing: it may be built, and then the request runs again.
+    """
 
     __slots__ = ("_cache", "_span")
 
@@ -62,7 +67,7 @@ class record_request:
     ) -> None:
         if error is None:
             self._span.close(200, self._cache.bytes)
-        elif isinstance(error, ServeError):
+        elif isinstance(error, ServeError) and missing_model(error) is None:
             error.recorded = True
             self._span.close(error.status, self._cache.bytes)
 
@@ -82,8 +87,9 @@ class RequestSpan:
         try:
             yield self.context
         except ServeError as error:
-            error.recorded = True
-            self.close(error.status)
+            if missing_model(error) is None:
+                error.recorded = True
+                self.close(error.status)
             raise
         except asyncio.CancelledError:
             self.close(CLIENT_CLOSED_REQUEST)
@@ -106,8 +112,9 @@ def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: floa
 def _record(
     recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
 ) -> None:
-    if context.caller.meter is not None:
-        context.caller.meter.use_tokens(context.timings.tokens)
+    tokens = context.timings.tokens
+    if context.caller.meter is not None and tokens:  # a refused request says nothing about others
+        context.caller.meter.use_tokens(tokens)
     recorder.record(
         RequestRecord(
             model=context.model,
@@ -123,17 +130,46 @@ def _record(
         )
     )
     level = select_log_level(status, context.total_s)
-    if log.isEnabledFor(level):
+    if not log.isEnabledFor(level):
+        return
+    omitted = 0 if level == logging.DEBUG else _lines.take()
+    if omitted is not None:
         log.log(
             level,
-            "%s %s status=%d compute=%s items=%d total=%.1fms",
+            "%s %s status=%d compute=%s items=%d total=%.1fms%s",
             context.task,
             context.model,
             status,
             context.compute,
             context.items,
             context.total_s * 1e3,
+            f"; {omitted} requests before it have no line" if omitted else "",
         )
+
+
+class LineLimit:
+    """Limits lines above DEBUG to MAX_LINES_PER_S."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._second = 0
+        self._lines = 0  # in that second
+        self._omitted = 0  # since the last line
+
+    def take(self) -> int | None:
+        """Return the number of omitted lines before this one, or None if it is omitted too."""
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._lines = second, 0
+        if self._lines >= MAX_LINES_PER_S:
+            self._omitted += 1
+            return None
+        self._lines += 1
+        omitted, self._omitted = self._omitted, 0
+        return omitted
+
+
+_lines = LineLimit()
 
 
 def select_log_level(status: int, total_s: float) -> int:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
 from deployments.errors import InvalidField, WrongTask
-from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice, choose_device
+from deployments.ingress.cluster_state import (
+    ClusterMonitor,
+    DeploymentState,
+    DeviceChoice,
+    choose_device,
+    list_devices,
+)
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.permitted_models import PermittedModels
+from deployments.ingress.placement import choose_after_refusal, choose_pool
+from deployments.ingress.pool_forecasts import PoolForecasts, RequestWork
 from deployments.ingress.requests import InferenceRequest
 from deployments.keys.caller import current_caller
 from deployments.keys.key import Scope
@@ -29,9 +37,13 @@ class ModelSelection(NamedTuple):
 class RequestResolver:
     """Finds models, by default those of the one rule below, and devices that can run them."""
 
-    def __init__(self, registry: ModelRegistry, monitor: ClusterMonitor) -> None:
+    def __init__(
+        self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: PoolForecasts
+    ) -> None:
+        self.models = registry
         self.registry = PermittedModels(registry)
         self.monitor = monitor
+        self.forecasts = forecasts
 
     def select(
         self, request: InferenceRequest, *, may_generate: bool = False, streams: bool = False
@@ -66,17 +78,58 @@ class RequestResolver:
             )
         return model
 
-    def choose_device(self, options: RequestOptions, model: RegisteredModel) -> DeviceChoice:
-        """Raises HardwareUnavailable, or Forbidden if the caller requires a GPU without its scope.
+    def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
+        """Choose the hardware that a request names, by default that of the settings.
 
-        As without a GPU, the hint `use_gpu` then falls back to the CPU.
+        Raises HardwareUnavailable, or Forbidden if the caller requires a GPU without its scope. As
+        without a GPU, a hint then falls back to the CPU, and `auto` means the CPU.
         """
-        states = self.monitor.states_for(model)
-        if options.device is Device.GPU and Scope.GPU not in current_caller().scopes:
+        states = self._usable_states(options, work)
+        compute = self._requested_compute(options)
+        if compute != "auto":
+            return choose_device(
+                Device(compute),
+                work.model.manifest,
+                states,
+                is_required=options.requires_device,
+            )
+        devices = list_devices(work.model.manifest, states)
+        if len(devices) == 1:
+            return DeviceChoice(devices[0])
+        forecasts = [self.forecasts.forecast(work, device) for device in devices]
+        return DeviceChoice(choose_pool(forecasts, self._deadline_s(options, work)).device)
+
+    def choose_after_refusal(
+        self, options: RequestOptions, work: RequestWork, refused: Device
+    ) -> Device | None:
+        """Return another device that answers in time; None if there is none, or none may be."""
+        if self._requested_compute(options) != "auto":
+            return None
+        devices = list_devices(work.model.manifest, self._usable_states(options, work))
+        forecasts = [self.forecasts.forecast(work, device) for device in devices]
+        other = choose_after_refusal(forecasts, refused, self._deadline_s(options, work))
+        return None if other is None else other.device
+
+    def _requested_compute(self, options: RequestOptions) -> str:
+        return options.requested_compute or self.forecasts.settings.default
+
+    def _usable_states(
+        self, options: RequestOptions, work: RequestWork
+    ) -> Mapping[Device, DeploymentState]:
+        """Return the states of the devices that the caller may use. Raises Forbidden."""
+        states = self.monitor.states_for(work.model)
+        if self._requested_compute(options) != "cpu" and Scope.GPU not in current_caller().scopes:
             if options.requires_device:
                 current_caller().require_scope(Scope.GPU)
             states = {device: state for device, state in states.items() if device != Device.GPU}
-        return choose_device(options, model.manifest, states)
+        return states
+
+    def _deadline_s(self, options: RequestOptions, work: RequestWork) -> float:
+        """Return the seconds in which the client, or else the setting, wants the answer."""
+        if options.deadline_ms is not None:
+            return options.deadline_ms / 1e3
+        settings = self.forecasts.settings
+        return settings.generation_target_s if work.model.is_generative else settings.target_s
 
     def _generators(self) -> list[RegisteredModel]:
         return [model for model in self.registry.open_models() if model.is_generative]

@@ -27,14 +27,14 @@ STRING_BYTES = 60
 
 
 @dataclass(slots=True)
-class _Entry(Generic[V]):
+class _CachedResponse(Generic[V]):
     value: V
     size: int
     expires_s: float
 
 
 @dataclass(slots=True)
-class _InFlight(Generic[V]):
+class _SharedComputation(Generic[V]):
     task: asyncio.Task[V]
     waiters: int
 
@@ -55,8 +55,8 @@ class ResponseCache(Generic[V]):
         self.bytes = 0
         self._size_of = size_of
         self._clock = clock
-        self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
-        self._in_flight: dict[Hashable, _InFlight[V]] = {}
+        self._entries: OrderedDict[Hashable, _CachedResponse[V]] = OrderedDict()
+        self._in_flight: dict[Hashable, _SharedComputation[V]] = {}
 
     def configure(self, settings: CacheSettings) -> None:
         """Apply other bounds and evict at once."""
@@ -81,7 +81,7 @@ class ResponseCache(Generic[V]):
             return
         if key in self._entries:
             self._remove(key)
-        self._entries[key] = _Entry(value, size, self._clock() + self.settings.ttl_s)
+        self._entries[key] = _CachedResponse(value, size, self._clock() + self.settings.ttl_s)
         self.bytes += size
         self._evict()
 
@@ -95,9 +95,9 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers with the same key share it.
 
-        `compute` ends at the caller's deadline itself. Who joins waits until the own one,
-        and computes again if the first caller had less time and got no result. Callers with
-        another `variant` do not share. The computation is cancelled with its last caller.
+        `compute` ends at the deadline of its caller. A caller that joins waits until its own
+        deadline, and computes again if the first one had less time and got no result. Callers
+        with another `variant` do not share. The computation is cancelled with its last caller.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:
@@ -108,11 +108,11 @@ class ResponseCache(Generic[V]):
                 if is_expired(deadline_s):
                     raise
         task = asyncio.ensure_future(self._compute(key, flight_key, compute()))
-        flight = _InFlight(task, waiters=0)
+        flight = _SharedComputation(task, waiters=0)
         self._in_flight[flight_key] = flight
         return await self._join(flight_key, flight)
 
-    async def _join(self, flight_key: Hashable, flight: _InFlight[V]) -> V:
+    async def _join(self, flight_key: Hashable, flight: _SharedComputation[V]) -> V:
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)

@@ -24,11 +24,14 @@ from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
+    CallOutcome,
     CallResult,
-    Outcome,
+    ModelRef,
     count_characters,
 )
 from deployments.transports.base import EncoderClient
+
+MAX_KEYS = 1_000  # whose micro-batches are collected; a store may have more models
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
 Submit = Callable[["PendingCall"], Awaitable[None]]
@@ -40,11 +43,11 @@ class PendingCall:
     """A call whose caller waits for `outcome`."""
 
     call: Call
-    outcome: asyncio.Future[Outcome]
+    outcome: asyncio.Future[CallOutcome]
     sent: _Sent | None = None
     characters: int = 0  # that wait with the call; 0 once it is sent
 
-    def settle(self, outcome: Outcome | Exception) -> None:
+    def settle(self, outcome: CallOutcome | Exception) -> None:
         """Set the outcome, unless the caller left or has it. Errors of a call are outcomes too."""
         if self.outcome.done():
             return
@@ -54,7 +57,7 @@ class PendingCall:
             self.outcome.set_result(outcome)
 
     def abandon(self) -> None:
-        """Note that the caller left; end the micro-batch if nobody waits for it any more."""
+        """Note that the caller left; end the micro-batch if no caller waits for it any more."""
         self.outcome.cancel()
         sent = self.sent
         if sent is None or sent.timeout.expired():
@@ -112,9 +115,16 @@ class MicroBatchRouter:
             raise outcome
         return outcome
 
+    async def load(self, model: ModelRef, device: Device) -> None:
+        """Let a replica load a model. Raises its ServeError."""
+        key = BatchKey(model, task="", device=device, long=False)
+        await self._clients[device].infer(CallBatch(key, ()), lambda _index, _outcome: None)
+
     def _find_submitter(self, key: BatchKey) -> Submit:
         submit = self._submitters.get(key)
         if submit is None:
+            if len(self._submitters) >= MAX_KEYS:  # open micro-batches finish with theirs
+                self._submitters = {}
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
         return submit
@@ -128,7 +138,7 @@ class MicroBatchRouter:
             self._stop_waiting(key.device, pending)
         batch = CallBatch(key, tuple(pending.call for pending in calls), self._waiting[key.device])
 
-        def deliver(index: int, outcome: Outcome) -> None:
+        def deliver(index: int, outcome: CallOutcome) -> None:
             calls[index].settle(outcome)
 
         error: Exception = EngineFailed("bug: the encoder ended without an outcome of this call")
@@ -164,7 +174,7 @@ class MicroBatchRouter:
             if pending.outcome.done():
                 continue
 
-            def deliver(_index: int, outcome: Outcome, pending: PendingCall = pending) -> None:
+            def deliver(_index: int, outcome: CallOutcome, pending: PendingCall = pending) -> None:
                 pending.settle(outcome)
 
             try:
@@ -239,9 +249,7 @@ class BatchSlots:
             try:
                 await entered
             except asyncio.CancelledError:
-                if (
-                    not entered.cancelled()
-                ):  # admitted, but its caller has left: the next ones enter
+                if not entered.cancelled():  # admitted, but its caller left: the next ones enter
                     self._admit()
                 raise
         await collect(call)

@@ -13,7 +13,10 @@ from deployments.keys.limits import KeyMeter
 
 
 class Caller:
-    """What one key permits; the same object for all requests with this key."""
+    """The permissions and limits of one key. All requests with the key share the object.
+
+    `models` are patterns such as `org/*`. `meter` counts requests and tokens; None: no limits.
+    """
 
     __slots__ = ("_models", "meter", "name", "scopes")
 
@@ -22,7 +25,7 @@ class Caller:
         name: str,
         scopes: Iterable[Scope] = Scope,
         models: Iterable[str] = (ANY_MODEL,),
-        meter: KeyMeter | None = None,  # None: unlimited
+        meter: KeyMeter | None = None,
     ) -> None:
         self.name = name
         self.meter = meter
@@ -52,15 +55,15 @@ class Caller:
 
 
 # Without configured keys every caller may use everything.
-EVERYONE = Caller("")
+UNRESTRICTED = Caller("")
 
 # Set for the task that handles a request, and inherited by the tasks that it starts. A parameter
 # would pass through every API, although only model selection, limits and records read it.
-_CURRENT: ContextVar[Caller] = ContextVar("caller", default=EVERYONE)
+_CURRENT: ContextVar[Caller] = ContextVar("caller", default=UNRESTRICTED)
 
 
 def current_caller() -> Caller:
-    """Return the caller of the request that the running task belongs to; EVERYONE without keys."""
+    """Return the caller of the request of the running task; UNRESTRICTED without keys."""
     return _CURRENT.get()
 
 

@@ -1,7 +1,7 @@
 """API keys: their text, their digest, and what a key permits.
 
 A key is `hk-<id>-<secret>`. The id is public: it finds the entry, so that each request compares one
-digest. The secret has 256 random bits. Nobody guesses it however fast the hash is, so SHA-256 is
+digest. The secret has 256 random bits. No guess finds it however fast the hash is, so SHA-256 is
 enough; a slow hash for passwords would cost milliseconds per request, also for wrong keys.
 """
 
@@ -19,25 +19,25 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 KEY_PREFIX = "hk-"
 ID_CHARS = 8  # hexadecimal
 SECRET_BYTES = 32
-MAX_KEY_CHARS = 128  # of what is hashed; a header may have thousands
+MAX_KEY_CHARS = 128  # longer texts are not hashed; a header may have thousands
 # Names are labels of metrics and appear in messages.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 ANY_MODEL = "*"
 
 
 class Scope(StrEnum):
-    """A permission of a key. None includes another."""
+    """A permission of a key. No scope includes another."""
 
     INFER = "infer"  # run models on CPUs, and read about them
     GPU = "gpu"  # run them on GPUs too
     ADMIN = "admin"  # metrics, usage and operation
 
 
-class Record(BaseModel):
+class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class KeyLimits(Record):
+class KeyLimits(KeyRecord):
     """What a key may use of the whole cluster; None: unlimited."""
 
     requests_per_minute: int | None = Field(None, ge=1)
@@ -45,7 +45,7 @@ class KeyLimits(Record):
     concurrent_requests: int | None = Field(None, ge=1)
 
 
-class ApiKey(Record):
+class ApiKey(KeyRecord):
     """An entry of the key file. It has the digest of the key, never the key."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{ID_CHARS}}}$")

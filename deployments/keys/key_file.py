@@ -8,8 +8,6 @@ all of one state. A secret of Kubernetes mounted as a file works too.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +15,11 @@ from pydantic import ValidationError, field_validator
 
 from deployments.artifacts.locks import exclusive_lock
 from deployments.errors import BadSetting
-from deployments.keys.key import ApiKey, Record
+from deployments.files import write_atomically
+from deployments.keys.key import ApiKey, KeyRecord
 
 
-class KeyFile(Record):
+class KeyFile(KeyRecord):
     """All keys, in the order in which they were added."""
 
     keys: tuple[ApiKey, ...] = ()
@@ -57,19 +56,8 @@ def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(path.with_name(f"{path.name}.lock"), lambda _: None):
-            _write(path, change(read_key_file(path) if path.exists() else KeyFile()))
+            changed = change(read_key_file(path) if path.exists() else KeyFile())
+            content = changed.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+            write_atomically(path, content.encode(), mode=0o600)
     except OSError as exc:
         raise BadSetting(f"cannot write the key file `{path}`: {exc.strerror}") from exc
-
-
-def _write(path: Path, content: KeyFile) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content.model_dump_json(indent=1, exclude_defaults=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +13,16 @@ from deployments.keys.caller import Caller
 from deployments.keys.key import ApiKey, KeyLimits, has_key_form, key_id, matches_digest
 from deployments.keys.key_file import read_key_file
 from deployments.keys.limits import KeyMeter
+from deployments.watched_file import WatchedFile
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-CHECK_INTERVAL_S = 1.0  # between looks at the file; a look takes microseconds
-# Compared with keys of an unknown id, so that these take as long as others.
+# Digest that keys of an unknown id are compared with, so that they take as long as others.
 NO_DIGEST = bytes(32)
 UNLIMITED = KeyLimits()
 
 
-class _Entry(NamedTuple):
+class _StoredKey(NamedTuple):
     key: ApiKey
     digest: bytes
     caller: Caller
@@ -32,17 +31,15 @@ class _Entry(NamedTuple):
 class KeyRing:
     """The keys of one file. Use from one event loop.
 
-    A changed file counts CHECK_INTERVAL_S later at most. If it is missing or invalid, the last
-    valid keys stay: neither does a slip of the pen lock everybody out, nor does it let anybody in.
+    A changed file takes effect within CHECK_INTERVAL_S. If it is missing or invalid, the last valid
+    keys stay: a mistake in the file neither rejects valid keys nor admits other ones.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises BadSetting if the file is missing or invalid."""
         self.path = path
-        self._clock = clock
-        self._checked_s = clock()
-        self._state = _file_state(path)
-        self._entries: dict[str, _Entry] = {}
+        self._file = WatchedFile(path, clock)
+        self._entries: dict[str, _StoredKey] = {}
         self._load()
 
     def authenticate(self, key: str) -> Caller:
@@ -51,7 +48,7 @@ class KeyRing:
         key = key if has_key_form(key) else ""  # nothing long is hashed
         entry = self._entries.get(key_id(key))
         digest = NO_DIGEST if entry is None else entry.digest
-        # One message for all: it must not tell which ids exist.
+        # One message for all: it must not reveal which ids exist.
         if not matches_digest(key, digest) or entry is None:
             raise Unauthorized("the API key is not valid")
         if entry.key.is_expired():
@@ -59,14 +56,8 @@ class KeyRing:
         return entry.caller
 
     def _reload_if_changed(self) -> None:
-        now_s = self._clock()
-        if now_s - self._checked_s < CHECK_INTERVAL_S:
+        if not self._file.has_changed():
             return
-        self._checked_s = now_s
-        state = _file_state(self.path)
-        if state == self._state:
-            return
-        self._state = state
         try:
             self._load()
             log.info("read %d keys from %s", len(self._entries), self.path)
@@ -76,7 +67,7 @@ class KeyRing:
     def _load(self) -> None:
         keys = read_key_file(self.path).keys
         self._entries = {
-            key.id: _Entry(key, bytes.fromhex(key.sha256), self._caller(key)) for key in keys
+            key.id: _StoredKey(key, bytes.fromhex(key.sha256), self._caller(key)) for key in keys
         }
 
     def _caller(self, key: ApiKey) -> Caller:
@@ -87,12 +78,3 @@ class KeyRing:
             meter = (previous and previous.caller.meter) or KeyMeter(key.name, key.limits)
             meter.limits = key.limits
         return Caller(key.name, key.scopes, key.models, meter)
-
-
-def _file_state(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with the contents; None without the file. Links are followed."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -24,7 +24,7 @@ ESTIMATE_WEIGHT = 0.1
 RawHeaders = list[tuple[bytes, bytes]]
 
 
-class Bucket:
+class TokenBucket:
     """Token bucket: units that may be used now. Below zero if requests used more than expected."""
 
     __slots__ = ("header_names", "kind", "level", "per_minute", "updated_s")
@@ -61,25 +61,28 @@ class KeyMeter:
         self.limits = limits  # replaced when the key file changes
         self._clock = clock
         self._in_flight = 0
-        self._requests = Bucket("requests", clock())
-        self._tokens = Bucket("tokens", clock())
+        self._requests = TokenBucket("requests", clock())
+        self._tokens = TokenBucket("tokens", clock())
         self._expected_tokens = 0.0  # of one request
 
-    def enter(self, replicas: int) -> Lease:
+    def enter(self, replicas: int) -> MeteredRequest:
         """Count a request that starts, in one of so many replicas. Raises RateLimited."""
-        limits, now_s = self.limits, self._clock()
-        if limits.concurrent_requests is not None:
-            self._check_concurrency(math.ceil(limits.concurrent_requests / replicas))
+        now_s = self._clock()
         limited = self._limited_buckets()
         for bucket, limit in limited:
             bucket.refill(limit / replicas, now_s)
-            if bucket.level < 1:
-                raise self._exceeded(bucket, limit)
+        error = self._find_exceeded(limited, replicas)
+        if error is not None:
+            known = {
+                name.decode(): value.decode() for name, value in build_headers(limited, replicas)
+            }
+            error.headers = {**known, **error.headers}
+            raise error
         self._requests.level -= 1
         # What concurrent requests are going to use is not left for others.
         self._tokens.level -= self._expected_tokens
         self._in_flight += 1
-        return Lease(self, self._expected_tokens, build_headers(limited, replicas))
+        return MeteredRequest(self, self._expected_tokens, build_headers(limited, replicas))
 
     def use_tokens(self, tokens: int) -> None:
         """Count the tokens of a request, once they are known."""
@@ -91,7 +94,7 @@ class KeyMeter:
         self._tokens.level += expected_tokens
         self._in_flight -= 1
 
-    def _limited_buckets(self) -> list[tuple[Bucket, int]]:
+    def _limited_buckets(self) -> list[tuple[TokenBucket, int]]:
         """Return the buckets with a limit, and its value for the whole cluster."""
         found = []
         if (requests := self.limits.requests_per_minute) is not None:
@@ -100,17 +103,23 @@ class KeyMeter:
             found.append((self._tokens, tokens))
         return found
 
-    def _check_concurrency(self, share: int) -> None:
-        if self._in_flight >= share:
-            raise build_error(
-                f"the key `{self.name}` may have {self.limits.concurrent_requests} requests at a "
-                "time. Send this one when another is answered.",
+    def _find_exceeded(
+        self, limited: Sequence[tuple[TokenBucket, int]], replicas: int
+    ) -> RateLimited | None:
+        """Build the error of the limit that a request would exceed; None without one."""
+        concurrent = self.limits.concurrent_requests
+        if concurrent is not None and self._in_flight >= math.ceil(concurrent / replicas):
+            return build_rate_limited(
+                f"the key `{self.name}` may have {concurrent} requests at a time. Send this one "
+                "when another is answered.",
                 wait_s=CONCURRENCY_RETRY_S,
             )
+        exceeded = (self._exceeded(bucket, limit) for bucket, limit in limited if bucket.level < 1)
+        return next(exceeded, None)
 
-    def _exceeded(self, bucket: Bucket, limit: int) -> RateLimited:
+    def _exceeded(self, bucket: TokenBucket, limit: int) -> RateLimited:
         wait_s = bucket.seconds_until(1)
-        return build_error(
+        return build_rate_limited(
             f"the key `{self.name}` may use {limit} {bucket.kind} per minute. Retry in "
             f"{wait_s:.1f} s.",
             wait_s=wait_s,
@@ -125,7 +134,7 @@ class KeyMeter:
         )
 
 
-class Lease:
+class MeteredRequest:
     """A request in flight. `headers` are those of its response."""
 
     __slots__ = ("_expected_tokens", "_meter", "headers")
@@ -140,7 +149,7 @@ class Lease:
         self._meter.leave(self._expected_tokens)
 
 
-def build_headers(limited: Sequence[tuple[Bucket, int]], replicas: int) -> RawHeaders:
+def build_headers(limited: Sequence[tuple[TokenBucket, int]], replicas: int) -> RawHeaders:
     """Build the headers that OpenAI's clients read: of the whole cluster, as seen from here."""
     headers: RawHeaders = []
     for bucket, limit in limited:
@@ -155,7 +164,7 @@ def build_headers(limited: Sequence[tuple[Bucket, int]], replicas: int) -> RawHe
     return headers
 
 
-def build_error(
+def build_rate_limited(
     message: str, *, wait_s: float, headers: Mapping[str, str] = MappingProxyType({})
 ) -> RateLimited:
     error = RateLimited(message)

@@ -9,34 +9,48 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.calls import CallOutputs
+from deployments.batching.passes import run_pass
 from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
-from deployments.errors import InputTooLong, ServeError, hide_details
+from deployments.errors import (
+    EngineFailed,
+    InputTooLong,
+    ServeError,
+    UnknownModel,
+    hide_details,
+)
 from deployments.health import check_workers
 from deployments.load import Load
 from deployments.machine import usable_cores
 from deployments.messages import (
     BatchKey,
+    CallOutcome,
     CallResult,
     ModelRef,
-    Outcome,
     TokenizedBatch,
     TokenizedCall,
     TokenizedItem,
 )
 from deployments.records import ForwardPassRecorder
-from deployments.registry import ModelRegistry, load_error
+from deployments.registry import RegisteredModel
+from deployments.replicas.device_memory import open_device_memory
+from deployments.replicas.model_pool import ModelLoader, ModelPool
+from deployments.replicas.pinned_models import PinnedModels
+from deployments.replicas.pool_memory import leave_room_for_arena
 from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner
 from deployments.tuning.costs import TuningTarget
-from deployments.tuning.lone_passes import LonePassPlanner
+from deployments.tuning.lone_passes import LonePassPlanner, measure_graphs
 from deployments.tuning.opening import open_tuned_engine
 from deployments.tuning.prices import TablePrices
 
@@ -51,6 +65,17 @@ MAX_TOKEN_VALUES = 1 << 22
 MAX_MASK_VALUES = 1 << 27
 # Both kinds of values of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27
+
+
+# Bytes of a session besides its weights.
+ENGINE_BYTES = 1 << 20
+PROBE_TOKENS = 4
+
+
+class _LoadedEncoder(NamedTuple):
+    model: RegisteredModel
+    vocabulary: TokenVocabulary | None
+    is_tuned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,100 +114,114 @@ class EncoderReplica:
 
     def __init__(self, args: AppArgs, device: Device, recorder: ForwardPassRecorder) -> None:
         settings = args.encoders[device]
+        self._device, self._settings = device, settings
         self._hang_timeout_s = args.hang_timeout_s
         check_providers(settings)
-        registry = ModelRegistry.of(args)
-        self._registered = {model.ref: model for model in registry.open_models()}
-        targets = {
-            ref: TuningTarget(model.directory, model.manifest, device, settings)
-            for ref, model in self._registered.items()
-        }
-        opened, self._failed = registry.load_each(
-            lambda model: open_tuned_engine(targets[model.ref]), generative=False
-        )
-        self._engines = {ref: engine for ref, (engine, _) in opened.items()}
-        self._vocabularies = {
-            ref: TokenVocabulary(self._registered[ref].directory)
-            for ref in opened
-            if any(TASKS[task].needs_vocabulary for task in self._registered[ref].tasks)
-        }
+        self._engines: dict[ModelRef, EncoderEngine] = {}  # of the loaded models
         self._output_values = Capacity(lambda: MAX_OUTPUT_VALUES, "values of large outputs")
         self._lone_passes = LonePassPlanner(
-            {ref: targets[ref] for ref in opened if device is Device.CPU},
             threads=max(usable_cores(), settings.intra_op_threads),
             max_bytes=settings.lone_pass_bytes,
         )
+        self._prices = TablePrices(lambda: self._scheduler.settings)
         self._scheduler = BatchScheduler(
             self._engines,
             BatchSettings(),
             concurrent_passes=settings.concurrent_passes,
             recorder=recorder,
             plan_lone_pass=self._lone_passes.plan,
-            estimate_item=TablePrices(
-                {ref: targets[ref] for ref in opened}, lambda: self._scheduler.settings
-            ).estimate_s,
+            estimate_item=self._prices.estimate_s,
         )
-        untuned = {ref: targets[ref] for ref, (_, is_tuned) in opened.items() if not is_tuned}
+        self._scheduler.hold_model = self._hold_model
+        self._pinned = PinnedModels(args, self._serves)
+        self.pool = ModelPool(
+            args.store_path(),
+            ModelLoader(self._measure, self._load, self._close),
+            leave_room_for_arena(settings.pool_bytes, device, settings.concurrent_passes),
+            self._pinned.refs,
+            device_memory=open_device_memory(args.gpu_memory, device),
+        )
+        self._pinned.load_into(self.pool)
+        untuned = {
+            loaded.model.ref: self._target(loaded.model)
+            for loaded in self.pool.models()
+            if not loaded.is_tuned
+        }
         self._tuner = BackgroundTuner(
             untuned if settings.tune == "background" else {}, self._swap_engine
         )
 
     def start(self) -> None:
-        """Start tuning the models without measurements for this host, in the background."""
+        """Follow the pinned models; tune those without measurements for this host."""
+        self._pinned.start(self.pool)
         self._tuner.start()
 
     def configure(self, settings: BatchSettings) -> None:
         """Apply `settings` from the next pass on."""
         self._scheduler.settings = settings
 
-    async def infer(self, batch: TokenizedBatch) -> list[Outcome]:
+    async def infer(self, batch: TokenizedBatch) -> list[CallOutcome]:
         """Return one outcome per call, in order. Cancelling drops the items still in the queue."""
-        outcomes: dict[int, Outcome] = {}
-        async with aclosing(self.stream(batch)) as parts:
-            async for part in parts:
-                outcomes |= part
+        outcomes: dict[int, CallOutcome] = {}
+        try:
+            async with aclosing(self.stream(batch)) as parts:
+                async for part in parts:
+                    outcomes |= part
+        except ServeError as error:
+            if not batch.calls:
+                raise
+            return [error] * len(batch.calls)
         return [outcomes[index] for index in range(len(batch.calls))]
 
-    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, Outcome], None]:
+    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, CallOutcome], None]:
         """Yield the outcome of each call by its index: those that one pass completes together.
 
-        Closing drops the items still in the queue.
+        A batch without calls loads its model. Raises the ServeError of a model that cannot be
+        loaded. Closing drops the items still in the queue.
         """
-        items = iter(batch.items())
-        submitted = [self._submit(batch.key, call, items) for call in batch.calls]
-        done = _DoneCalls(submitted)
-        answered = 0
-        try:
-            while answered < len(submitted):
-                indices = await done.take()
-                yield {index: await self._finish(batch, submitted[index]) for index in indices}
-                answered += len(indices)
-        finally:
-            for call in submitted:
-                if isinstance(call, _Submitted):
-                    if call.outputs.cancel():
-                        self._scheduler.clean()
-                    self._output_values.release(call.large_values)
+        async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
+            items = iter(batch.items())
+            submitted = [self._submit(batch.key, call, items, loaded) for call in batch.calls]
+            done = _DoneCalls(submitted)
+            answered = 0
+            try:
+                while answered < len(submitted):
+                    indices = await done.take()
+                    yield {
+                        index: await self._finish(batch, submitted[index], loaded)
+                        for index in indices
+                    }
+                    answered += len(indices)
+            finally:
+                self._drop(submitted)
+
+    def _drop(self, submitted: Sequence[_Submitted | ServeError]) -> None:
+        """Cancel what is not computed yet, and release the space for large outputs."""
+        for call in submitted:
+            if isinstance(call, _Submitted):
+                if call.outputs.cancel():
+                    self._scheduler.clean()
+                self._output_values.release(call.large_values)
 
     def _submit(
-        self, key: BatchKey, call: TokenizedCall | ServeError, items: Iterator[TokenizedItem]
+        self,
+        key: BatchKey,
+        call: TokenizedCall | ServeError,
+        items: Iterator[TokenizedItem],
+        loaded: _LoadedEncoder,
     ) -> _Submitted | ServeError:
         if isinstance(call, ServeError):
             return call
-        model, unpooled = key.model, TASKS[key.task].unpooled
+        unpooled = TASKS[key.task].unpooled
         call_items = list(islice(items, len(call.lengths)))
-        if model not in self._engines:
-            return load_error(model, self._failed)
         try:
-            values = _count_large_values(
-                call_items, self._registered[model].manifest, unpooled=unpooled
-            )
+            values = _count_large_values(call_items, loaded.model.manifest, unpooled=unpooled)
             self._output_values.reserve(values)
         except ServeError as error:
             return error
         try:
             outputs = self._scheduler.submit(
-                model,
+                key.model,
                 call_items,
                 call.deadline_s,
                 unpooled=unpooled,
@@ -194,7 +233,9 @@ class EncoderReplica:
             return error
         return _Submitted(call, call_items, outputs, values)
 
-    async def _finish(self, batch: TokenizedBatch, submitted: _Submitted | ServeError) -> Outcome:
+    async def _finish(
+        self, batch: TokenizedBatch, submitted: _Submitted | ServeError, loaded: _LoadedEncoder
+    ) -> CallOutcome:
         if isinstance(submitted, ServeError):
             return submitted
         call = submitted.call
@@ -202,13 +243,12 @@ class EncoderReplica:
             done = await submitted.outputs
         except ServeError as error:
             return error
-        model = batch.key.model
         context = DecodeContext(
             rows=done.rows,
             items=submitted.items,
             token_offsets=call.token_offsets,
-            manifest=self._registered[model].manifest,
-            vocabulary=self._vocabularies.get(model),
+            manifest=loaded.model.manifest,
+            vocabulary=loaded.vocabulary,
         )
         try:
             decode = partial(TASKS[batch.key.task].decode, context, call.options)
@@ -236,15 +276,68 @@ class EncoderReplica:
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""
+        self._pinned.close()
         await asyncio.to_thread(self._tuner.close)
         await self._scheduler.drain()
+        await self.pool.close()
         self._lone_passes.close()
-        for engine in self._engines.values():
+
+    def _serves(self, model: RegisteredModel) -> bool:
+        has_candidate = model.manifest.candidate_for(self._device) is not None
+        return has_candidate and not model.is_generative
+
+    def _target(self, model: RegisteredModel) -> TuningTarget:
+        return TuningTarget(model.directory, model.manifest, self._device, self._settings)
+
+    def _measure(self, model: RegisteredModel) -> int:
+        return ENGINE_BYTES + measure_graphs(self._target(model))
+
+    def _load(self, model: RegisteredModel) -> _LoadedEncoder:
+        """Open the engine and try it. Blocks."""
+        if model.is_generative:
+            raise UnknownModel(f"Model {model.ref.id} is not an encoder", field="model")
+        model.manifest.verify(model.directory)
+        target = self._target(model)
+        engine, is_tuned = open_tuned_engine(target)
+        try:
+            probe_engine(engine, model)
+            needs_vocabulary = any(TASKS[task].needs_vocabulary for task in model.tasks)
+            vocabulary = TokenVocabulary(model.directory) if needs_vocabulary else None
+        except BaseException:
             engine.close()
+            raise
+        self._prices.add(model.ref, target)
+        if self._device is Device.CPU:
+            self._lone_passes.add(model.ref, target)
+        self._engines[model.ref] = engine
+        return _LoadedEncoder(model, vocabulary, is_tuned)
+
+    def _close(self, ref: ModelRef, _: _LoadedEncoder) -> None:
+        """Close the engine after its last pass. Blocks."""
+        self._lone_passes.remove(ref)
+        self._prices.remove(ref)
+        self._scheduler.forget(ref)
+        self._engines.pop(ref).close()
+
+    def _hold_model(self, ref: ModelRef, is_held: bool) -> None:
+        (self.pool.hold if is_held else self.pool.release)(ref)
 
     def _swap_engine(self, model: ModelRef, engine: EncoderEngine) -> None:
-        # Running passes hold the previous engine; the last of them releases it.
-        self._engines[model] = engine
+        if model in self._engines:
+            # Running passes hold the previous engine; the last of them releases it.
+            self._engines[model] = engine
+        else:  # evicted meanwhile
+            engine.close()
+
+
+def probe_engine(engine: EncoderEngine, model: RegisteredModel) -> None:
+    """Run one pass, so that a version that cannot compute is never used. Raises EngineFailed."""
+    ids = np.arange(PROBE_TOKENS, dtype=np.int32)
+    if model.manifest.mask_token is not None:
+        ids[1] = model.manifest.mask_token
+    (result,) = run_pass(engine, [TokenizedItem(ids, PROBE_TOKENS)], False).results
+    if isinstance(result, ServeError):
+        raise EngineFailed(f"model {model.ref.name} fails its probe: {result.message}")
 
 
 def _count_large_values(

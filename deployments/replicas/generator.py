@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from deployments.artifacts.manifest import Candidate
 from deployments.artifacts.types import Device
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
-from deployments.engines.decoder_factory import close_on_error, open_decoder, select_candidate
+from deployments.engines.decoder_factory import (
+    close_on_error,
+    measure_kv_cache,
+    open_decoder,
+    select_candidate,
+)
 from deployments.errors import HardwareUnavailable, ServeError
 from deployments.generation.grammar import Constraint, GrammarTooCostly
 from deployments.generation.grammar_trials import FULL, QUICK
@@ -27,11 +34,16 @@ from deployments.messages import (
     Completion,
     GenerationCall,
     Grammar,
+    ModelRef,
     Started,
     merge_chunks,
 )
 from deployments.records import StepRecorder
-from deployments.registry import ModelRegistry, RegisteredModel, load_error
+from deployments.registry import RegisteredModel
+from deployments.replicas.device_memory import open_device_memory
+from deployments.replicas.model_pool import ModelLoader, ModelPool
+from deployments.replicas.pinned_models import PinnedModels
+from deployments.replicas.pool_memory import leave_room_for_arena
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -98,17 +110,28 @@ class GeneratorReplica:
         self._prompt_health = WorkerHealth("the prompt thread")
         self._grammar_health = WorkerHealth("a grammar thread")
         self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
-        self._models, self._failed = ModelRegistry.of(args).load_each(self._open, generative=True)
+        self._has_started = False
+        self._pinned = PinnedModels(args, self._serves)
+        self.pool = ModelPool(
+            args.store_path(),
+            ModelLoader(self._measure, self._load, self._close),
+            leave_room_for_arena(self._hardware.pool_bytes, device, concurrent_passes=1),
+            self._pinned.refs,
+            device_memory=open_device_memory(args.gpu_memory, device),
+        )
+        self._pinned.load_into(self.pool)
 
     def start(self) -> None:
-        """Start the loop of every model."""
-        for model in self._models.values():
+        """Start the loop of every model, now and of those that are loaded later."""
+        self._has_started = True
+        for model in self.pool.models():
             model.loop.start()
+        self._pinned.start(self.pool)
 
     def configure(self, settings: SchedulingSettings) -> None:
         """Apply `settings` from the next step on."""
         self._settings = settings
-        for model in self._models.values():
+        for model in self.pool.models():
             model.loop.settings = settings
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
@@ -146,26 +169,26 @@ class GeneratorReplica:
 
     @asynccontextmanager
     async def _run_job(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
-        model = self._models.get(call.model)
-        if model is None:
-            raise load_error(call.model, self._failed)
-        model.loop.check(model.preparer.estimate(call))
-        constraint = None
-        if call.options.grammar is not None:
-            constraint = await self._compile(model.preparer, call.options.grammar)
-        with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
-            with_health = self._prompt_health.wrap(model.preparer.build_job)
-            job = await self._event_loop.run_in_executor(
-                self._prompt_executor, with_health, call, constraint
-            )
-            buffer = StreamBuffer()
-            self._readers[job.number] = buffer
-            try:
-                model.loop.submit(job)
-                yield buffer
-            finally:
-                del self._readers[job.number]
-                model.loop.cancel(job)
+        async with self.pool.lease(call.model, calls=1) as model:
+            model.loop.check(model.preparer.estimate(call))
+            constraint = None
+            if call.options.grammar is not None:
+                constraint = await self._compile(model.preparer, call.options.grammar)
+            with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
+                with_health = self._prompt_health.wrap(model.preparer.build_job)
+                received_s = time.perf_counter()
+                job = await self._event_loop.run_in_executor(
+                    self._prompt_executor, with_health, call, constraint
+                )
+                job.times.tokenize_s = time.perf_counter() - received_s
+                buffer = StreamBuffer()
+                self._readers[job.number] = buffer
+                try:
+                    model.loop.submit(job)
+                    yield buffer
+                finally:
+                    del self._readers[job.number]
+                    model.loop.cancel(job)
 
     async def _compile(self, preparer: RequestPreparer, grammar: Grammar) -> Constraint:
         run = self._event_loop.run_in_executor
@@ -182,7 +205,7 @@ class GeneratorReplica:
         wait here, none in the ingress.
         """
         busy = queued_s = 0.0
-        for model in self._models.values():
+        for model in self.pool.models():
             active, _ = model.loop.load
             busy += active / model.decoder.info.slots
             queued_s += model.loop.queued_s
@@ -190,7 +213,7 @@ class GeneratorReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        loops = [model.loop for model in self._models.values()]
+        loops = [model.loop for model in self.pool.models()]
         for loop in loops:
             loop.check_thread()
         workers = (*(loop.health for loop in loops), self._prompt_health, self._grammar_health)
@@ -198,22 +221,34 @@ class GeneratorReplica:
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""
-        for model in self._models.values():
+        self._pinned.close()
+        for model in self.pool.models():
             await asyncio.to_thread(model.loop.close)
-            model.decoder.close()
         for executor in (self._prompt_executor, self._quick_grammars, self._long_grammars):
             executor.shutdown()
-        for model in self._models.values():
-            model.preparer.close()
+        await self.pool.close()
 
-    def _open(self, model: RegisteredModel) -> _LoadedGenerator:
+    def _serves(self, model: RegisteredModel) -> bool:
+        return model.is_generative and model.manifest.candidate_for(self._device) is not None
+
+    def _measure(self, model: RegisteredModel) -> int:
+        candidate = self._select_candidate(model)
+        spec = DecoderSpec.of(model.directory, model.manifest, candidate)
+        return model.manifest.count_bytes(candidate) + measure_kv_cache(spec, self._hardware)
+
+    def _select_candidate(self, model: RegisteredModel) -> Candidate:
         candidate = select_candidate(model.manifest, self._device, self._hardware)
         if candidate is None:
             raise HardwareUnavailable(
                 f"model {model.ref.id} has no candidate for `{self._device}`; build it for that "
                 "device"
             )
-        spec = DecoderSpec.of(model.directory, model.manifest, candidate)
+        return candidate
+
+    def _load(self, model: RegisteredModel) -> _LoadedGenerator:
+        """Open a decoder, which computes a few tokens, and start its loop. Blocks."""
+        model.manifest.verify(model.directory)
+        spec = DecoderSpec.of(model.directory, model.manifest, self._select_candidate(model))
         decoder = open_decoder(spec, self._hardware)
         info = decoder.info
         log.info(
@@ -223,7 +258,15 @@ class GeneratorReplica:
         with close_on_error(decoder):
             preparer = RequestPreparer(model, info)
         loop = GenerationLoop(decoder, self._settings, self._publish, self._recorder, model.ref.id)
+        if self._has_started:
+            loop.start()
         return _LoadedGenerator(decoder, loop, preparer)
+
+    def _close(self, _: ModelRef, model: _LoadedGenerator) -> None:
+        """End the loop of a model that no call uses, and release its memory. Blocks."""
+        model.loop.close()
+        model.decoder.close()
+        model.preparer.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
         """Pass events from a loop's thread to the event loop."""

@@ -8,10 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.deadlines import is_expired, remaining_s
 from deployments.errors import (
@@ -35,8 +37,10 @@ from deployments.messages import (
     count_characters,
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
-from deployments.registry import ModelRegistry, load_error
+from deployments.registry import RegisteredModel
 from deployments.replicas.fair_thread import FairThread
+from deployments.replicas.model_pool import ModelLoader, ModelPool
+from deployments.replicas.pinned_models import PinnedModels
 from deployments.tokenization.encodings import translate_panics
 from deployments.tokenization.slices import (
     SLICE_CHARACTERS,
@@ -44,7 +48,7 @@ from deployments.tokenization.slices import (
     cut_calls,
     merge_parts,
 )
-from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
+from deployments.tokenization.tokenizer import CachingTokenizer, TokenCache, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -63,6 +67,31 @@ class _SliceResult(NamedTuple):
     elapsed_s: float
 
 
+# Bytes of an open tokenizer per byte of its file, and of the smallest one.
+BYTES_PER_FILE_BYTE = 10
+MIN_TOKENIZER_BYTES = 1 << 16
+
+
+class _LoadedTokenizer:
+    """The tokenizer of a model, which one call may use at a time, and its inspector."""
+
+    def __init__(self, tokenizer: CachingTokenizer, directory: Path) -> None:
+        self.tokenizer = tokenizer
+        self._directory = directory
+        self._inspector: TokenInspector | None = None
+
+    def inspector(self) -> TokenInspector:
+        """Return the inspector, opened on first use."""
+        if self._inspector is None:
+            self._inspector = TokenInspector(self._directory)
+        return self._inspector
+
+
+def _measure(model: RegisteredModel) -> int:
+    file = model.manifest.files.get(TOKENIZER_NAME)
+    return MIN_TOKENIZER_BYTES + BYTES_PER_FILE_BYTE * (file.size if file else 0)
+
+
 class TokenizerReplica:
     """Tokenizes long texts on a thread of its own, so that they never block the event loop."""
 
@@ -76,13 +105,17 @@ class TokenizerReplica:
         """`generative` limits the models to one kind."""
         self._recorder = recorder
         self._hang_timeout_s = args.hang_timeout_s
-        registry = ModelRegistry.of(args)
-        self._directories = {model.ref: model.directory for model in registry.open_models()}
-        self._tokenizers, self._failed = registry.load_each(
-            lambda model: CachingTokenizer(model.directory, model.manifest.max_tokens),
-            generative=generative,
+        self._cache = TokenCache(0)
+        self._pinned = PinnedModels(
+            args, lambda model: generative is None or model.is_generative is generative
         )
-        self._inspectors: dict[ModelRef, TokenInspector] = {}  # opened on first use
+        self.pool = ModelPool(
+            args.store_path(),
+            ModelLoader(_measure, self._load, lambda _ref, _loaded: None),
+            args.tokenizer_pool_bytes,
+            self._pinned.refs,
+        )
+        self._pinned.load_into(self.pool)
         self._thread = FairThread("tokenizer")
         self._health = WorkerHealth("the tokenizer thread")
         self._meter = BusyMeter(1)
@@ -92,20 +125,29 @@ class TokenizerReplica:
         # disconnected, so the event loop needs the lock as well.
         self._tokenizers_in_use = threading.Lock()
 
+    def start(self) -> None:
+        """Follow the pinned models."""
+        self._pinned.start(self.pool)
+
     def configure(self, settings: TokenizerUserConfig) -> None:
-        """Divide the cache bytes equally among the models."""
-        self._thread.submit(partial(self._resize_caches, settings.cache_bytes))
+        """Apply another size of the cache, which all models share."""
+        self._thread.submit(partial(self._resize_cache, settings.cache_bytes))
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         """Replace the texts of all calls by token ids; a call that fails becomes its error.
 
         Long calls take several turns of the thread. A slice with calls of several clients has the
-        turn of the first.
+        turn of the first. A batch without calls loads its model. Raises the ServeError of a model
+        that cannot be loaded.
         """
-        tokenizer = self._tokenizers.get(batch.key.model)
-        if tokenizer is None:
-            error = load_error(batch.key.model, self._failed)
-            return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
+        async with self.pool.lease(batch.key.model) as loaded:
+            if not batch.calls:
+                return TokenizedBatch(batch.key, b"", (), 0.0)
+            return await self._tokenize_batch(batch, loaded.tokenizer)
+
+    async def _tokenize_batch(
+        self, batch: CallBatch, tokenizer: CachingTokenizer
+    ) -> TokenizedBatch:
         outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
         waiting = _count_characters(batch.calls)
         # Short calls of several clients travel together: none is refused for another.
@@ -160,27 +202,35 @@ class TokenizerReplica:
 
     def close(self) -> None:
         """Stop the thread after its queued calls."""
+        self._pinned.close()
+        self.pool.shut_down()
         self._thread.close()
 
-    def _resize_caches(self, cache_bytes: int) -> None:
+    def _resize_cache(self, cache_bytes: int) -> None:
         with self._tokenizers_in_use:
-            for tokenizer in self._tokenizers.values():
-                tokenizer.resize_cache(cache_bytes // len(self._tokenizers))
+            self._cache.resize(cache_bytes)
+
+    def _load(self, model: RegisteredModel) -> _LoadedTokenizer:
+        """Open the tokenizer of a model. Blocks."""
+        model.manifest.verify(model.directory, (TOKENIZER_NAME,))
+        tokenizer = CachingTokenizer(model.directory, model.manifest.max_tokens, self._cache)
+        return _LoadedTokenizer(tokenizer, model.directory)
 
     async def _inspect(
         self, model: ModelRef, call: Callable[[TokenInspector], T], units: int
     ) -> T | ServeError:
-        if model not in self._tokenizers:
-            return load_error(model, self._failed)
-
-        def run() -> T | ServeError:
+        def run(loaded: _LoadedTokenizer) -> T | ServeError:
             try:
                 with translate_panics():
-                    return call(self._inspector(model))
+                    return call(loaded.inspector())
             except ServeError as error:
                 return error
 
-        return await self._in_thread(run, units)
+        try:
+            async with self.pool.lease(model) as loaded:
+                return await self._in_thread(partial(run, loaded), units)
+        except ServeError as error:
+            return error
 
     async def _in_thread(
         self, work: Callable[[], T], units: int, *, client: str = "", priority: int = 0
@@ -192,11 +242,6 @@ class TokenizerReplica:
                 return work()
 
         return await self._thread.run(run, cost=1 + units, client=client, priority=priority)
-
-    def _inspector(self, model: ModelRef) -> TokenInspector:
-        if model not in self._inspectors:
-            self._inspectors[model] = TokenInspector(self._directories[model])
-        return self._inspectors[model]
 
     def _refuse(self, call: Call, characters: int) -> Overloaded | None:
         """Return an error for a long call that cannot be tokenized before its deadline.

@@ -103,7 +103,7 @@ class WindowTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledSpans:
+class LabeledSpans:
     """N tokens or words with one label each, in text order."""
 
     labels: NDArray[np.intp]  # [N] index of the best label
@@ -113,13 +113,13 @@ class LabelledSpans:
     word: Callable[[int], str]  # spelling of span i; computed on demand for the few returned
 
 
-def label_tokens(tokens: WindowTokens) -> LabelledSpans:
+def label_tokens(tokens: WindowTokens) -> LabeledSpans:
     """Label each token."""
     starts, ends = tokens.offsets.T
     return _build_spans(tokens.scores, starts, ends, tokens.word)
 
 
-def label_words(tokens: WindowTokens, rule: WordRule) -> LabelledSpans:
+def label_words(tokens: WindowTokens, rule: WordRule) -> LabeledSpans:
     """Label whole words; `rule` combines the scores of their tokens."""
     if not len(tokens.ids):
         return label_tokens(tokens)
@@ -139,8 +139,8 @@ def _build_spans(
     starts: NDArray[np.int32],
     ends: NDArray[np.int32],
     word: Callable[[int], str],
-) -> LabelledSpans:
-    return LabelledSpans(scores.argmax(axis=1), scores.max(axis=1), starts, ends, word)
+) -> LabeledSpans:
+    return LabeledSpans(scores.argmax(axis=1), scores.max(axis=1), starts, ends, word)
 
 
 def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -188,7 +188,7 @@ def list_token_entities(
 
 
 def group_entities(
-    spans: LabelledSpans, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
+    spans: LabeledSpans, labels: Sequence[str], ignored: Sequence[str], vocabulary: TokenVocabulary
 ) -> list[EntityGroup]:
     """Join adjacent spans of one tag to entities; skip the entity types in `ignored`.
 

@@ -88,7 +88,7 @@ def _detect_form(value: Any) -> str:
     return "<together>" if is_together or isinstance(value, QuestionListInput) else "<one>"
 
 
-_Questions = Annotated[
+_QuestionField = Annotated[
     Annotated[QuestionInput, Tag("<one>")]
     | Annotated[QuestionListInput, Tag("<together>")]
     | Annotated[Many[QuestionInput], Tag("<many>")],
@@ -102,7 +102,7 @@ class QuestionAnswering(Task):
     name: ClassVar = TaskName.QUESTION_ANSWERING
     head: ClassVar = ModelHead.SPAN
     inputs: ClassVar[Inputs[QuestionInput | QuestionListInput | list[QuestionInput]]] = Inputs(
-        _Questions,
+        _QuestionField,
         "an object with `question` and `context`, a list of these, or an object with lists in both",
     )
     parameters: ClassVar[type[TextParameters]] = QuestionParameters

@@ -71,7 +71,7 @@ class ZeroShotOptions(NamedTuple):
     single: bool  # one text, not sent as a list
 
 
-class LabelledSequence(TypedDict):
+class LabeledSequence(TypedDict):
     """A text and its candidate labels with scores, best first."""
 
     sequence: str
@@ -93,7 +93,7 @@ class ZeroShotClassification(Task):
     )
     parameters: ClassVar[type[TextParameters]] = ZeroShotParameters
     options_type: ClassVar[Any] = ZeroShotOptions
-    response_type: ClassVar[Any] = LabelledSequence | list[LabelledSequence]
+    response_type: ClassVar[Any] = LabeledSequence | list[LabeledSequence]
     example: ClassVar[Mapping[str, Any]] = {
         "inputs": "A film.",
         "parameters": {"candidate_labels": ["art", "food"]},
@@ -132,7 +132,7 @@ class ZeroShotClassification(Task):
 
     def decode(
         self, context: DecodeContext, options: ZeroShotOptions
-    ) -> LabelledSequence | list[LabelledSequence]:
+    ) -> LabeledSequence | list[LabeledSequence]:
         """Return one object for one text, a list for a list; equal scores in label order."""
         shape = (len(options.sequences), len(options.labels), -1)
         logits = np.stack(context.rows).reshape(shape)
@@ -141,7 +141,7 @@ class ZeroShotClassification(Task):
         )
         best = np.argsort(-scores, axis=1, kind="stable")
         results = [
-            LabelledSequence(
+            LabeledSequence(
                 sequence=sequence,
                 labels=[options.labels[i] for i in order],
                 scores=[float(row[i]) for i in order],

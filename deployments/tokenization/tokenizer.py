@@ -40,21 +40,19 @@ class TokenizedTexts:
 class CachingTokenizer:
     """The tokenizer of one model. Not thread-safe."""
 
-    def __init__(self, directory: Path, max_tokens: int, cache_bytes: int = 0) -> None:
+    def __init__(self, directory: Path, max_tokens: int, cache: TokenCache | None = None) -> None:
+        """Several tokenizers may share one `cache`; None: no cache."""
         self.max_tokens = max_tokens
         self._directory = directory
+        self._name = str(directory)  # of its entries in the cache
         self._plain = open_tokenizer(directory)
         self._windowing: WindowTokenizer | None = None  # opened on first use
-        self._cache = TokenCache(cache_bytes)
+        self._cache = TokenCache(0) if cache is None else cache
 
     @property
     def lookups(self) -> tuple[int, int]:
         """Return the cache look-ups and hits so far."""
         return self._cache.lookups, self._cache.hits
-
-    def resize_cache(self, cache_bytes: int) -> None:
-        """Change the limit of the cache and evict entries above it."""
-        self._cache.resize(cache_bytes)
 
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokenize every text of every call, special tokens included.
@@ -80,12 +78,13 @@ class CachingTokenizer:
         return outcomes
 
     def _tokenize_texts(self, texts: list[Text]) -> list[TokenizedItem]:
-        items: list[TokenizedItem | None] = [self._cache.get(text) for text in texts]
+        name, cache = self._name, self._cache
+        items: list[TokenizedItem | None] = [cache.get(name, text) for text in texts]
         missing = [i for i, item in enumerate(items) if item is None]
         encodings = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
         for i, encoding in zip(missing, encodings, strict=True):
             item = build_item(encoding, pair=_is_pair(texts[i]))
-            self._cache.put(texts[i], item)
+            cache.put(name, texts[i], item)
             items[i] = item
         return [item for item in items if item is not None]
 
@@ -149,29 +148,29 @@ def _is_pair(text: Text) -> bool:
 
 
 class TokenCache:
-    """Tokens of recent texts; evicts the least recently used above `max_bytes`."""
+    """Tokens of recent texts by tokenizer; evicts the least recently used above `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.lookups = 0
         self.hits = 0
-        self._entries: OrderedDict[Text, TokenizedItem] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, Text], TokenizedItem] = OrderedDict()
 
-    def get(self, text: Text) -> TokenizedItem | None:
+    def get(self, tokenizer: str, text: Text) -> TokenizedItem | None:
         self.lookups += 1
-        item = self._entries.get(text)
+        item = self._entries.get((tokenizer, text))
         if item is not None:
             self.hits += 1
-            self._entries.move_to_end(text)
+            self._entries.move_to_end((tokenizer, text))
         return item
 
-    def put(self, text: Text, item: TokenizedItem) -> None:
+    def put(self, tokenizer: str, text: Text, item: TokenizedItem) -> None:
         """Cache `item` unless it alone exceeds the limit."""
         size = _entry_bytes(text, item)
-        if size > self.max_bytes or text in self._entries:
+        if size > self.max_bytes or (tokenizer, text) in self._entries:
             return
-        self._entries[text] = item
+        self._entries[tokenizer, text] = item
         self.bytes += size
         self._evict()
 
@@ -181,7 +180,7 @@ class TokenCache:
 
     def _evict(self) -> None:
         while self.bytes > self.max_bytes:
-            text, item = self._entries.popitem(last=False)
+            (_, text), item = self._entries.popitem(last=False)
             self.bytes -= _entry_bytes(text, item)
 
 

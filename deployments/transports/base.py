@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol, TypeVar
 
 from deployments.errors import ServeError
 from deployments.messages import (
     CallBatch,
+    CallOutcome,
     Chunk,
     Completion,
     DecodeRequest,
     GenerationCall,
-    Outcome,
+    ModelRef,
     Started,
     TextTokens,
     TokenizeRequest,
 )
+from deployments.pool_messages import PoolRequest, PoolState
 
 T = TypeVar("T")
 
 # Takes the index and the outcome of a call as soon as it is known.
-Deliver = Callable[[int, Outcome], None]
+Deliver = Callable[[int, CallOutcome], None]
 
 
 class EncoderClient(Protocol):
@@ -36,7 +38,7 @@ class EncoderClient(Protocol):
 
 
 class TokenizerClient(Protocol):
-    """The tokenizer alone. Raises like EncoderClient, and the ServeError of the request."""
+    """Tokenizer calls without an encoder. Raises ServeError, as EncoderClient does."""
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         """Return the tokens of each text, in order."""
@@ -56,6 +58,18 @@ class GeneratorClient(Protocol):
 
     def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         """Yield one Started, then chunks until one is finished. Closing releases the KV slot."""
+        ...
+
+
+class PoolManager(Protocol):
+    """The models in the memory of all replicas of one deployment."""
+
+    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+        """Let every replica do what the request says; return the outcomes by replica."""
+        ...
+
+    def has_model(self, model: ModelRef) -> bool:
+        """Whether a replica has the model in its memory, as far as known here."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from deployments.errors import ServeError
@@ -12,10 +12,12 @@ from deployments.messages import (
     Completion,
     DecodeRequest,
     GenerationCall,
+    ModelRef,
     Started,
     TextTokens,
     TokenizeRequest,
 )
+from deployments.pool_messages import PoolRequest, PoolState
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
@@ -59,3 +61,22 @@ class LocalGeneratorClient:
                 if isinstance(event, ServeError):
                     raise event
                 yield event
+
+
+class LocalPoolManager:
+    """A PoolManager of one replica, or of several of one kind, by name."""
+
+    def __init__(self, replicas: Mapping[str, EncoderReplica | GeneratorReplica]) -> None:
+        self._replicas = replicas
+
+    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+        states: dict[str, PoolState | ServeError] = {}
+        for name, replica in self._replicas.items():
+            try:
+                states[name] = await replica.pool.handle(request)
+            except ServeError as error:
+                states[name] = error
+        return states
+
+    def has_model(self, model: ModelRef) -> bool:
+        return any(model in replica.pool for replica in self._replicas.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import ray
@@ -17,16 +17,18 @@ from deployments.deadlines import deadline_after, remaining_s
 from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ServeError
 from deployments.messages import (
     CallBatch,
+    CallOutcome,
     Chunk,
     Completion,
     DecodeRequest,
     GenerationCall,
-    Outcome,
+    ModelRef,
     Started,
     TextTokens,
     TokenizedBatch,
     TokenizeRequest,
 )
+from deployments.pool_messages import PoolRequest, PoolState
 from deployments.transports.base import Deliver, unwrap
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -34,6 +36,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 B = TypeVar("B", CallBatch, TokenizedBatch)
 
+MODEL_TRIES = 3  # of a call whose model a replica cannot load: Ray Serve may choose another
 # Plain pickle instead of cloudpickle: messages are data, and cloudpickle runs a Python hook for
 # every object.
 PICKLE_OPTIONS = {"request_serialization": "pickle", "response_serialization": "pickle"}
@@ -95,10 +98,13 @@ class ServeEncoderClient:
         self._infer = encoder.infer.options(**PICKLE_OPTIONS)
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
-        outcomes: list[Outcome] = await retry(
-            lambda: self._infer.remote(self._tokenize_batch.remote(to_remaining(batch))),
-            replicas=2,
-        )
+        for _ in range(MODEL_TRIES):
+            outcomes: list[CallOutcome] = await retry(
+                lambda: self._infer.remote(self._tokenize_batch.remote(to_remaining(batch))),
+                replicas=2,
+            )
+            if not any(_is_elsewhere(outcome) for outcome in outcomes):
+                break
         for index, outcome in enumerate(outcomes):
             deliver(index, outcome)
 
@@ -111,14 +117,10 @@ class ServeTokenizerClient:
         self._decode = tokenizer.decode.options(**PICKLE_OPTIONS)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        outcome: tuple[TextTokens, ...] | ServeError = await retry(
-            lambda: self._tokenize.remote(request)
-        )
-        return unwrap(outcome)
+        return unwrap(await _retry_elsewhere(lambda: self._tokenize.remote(request)))
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        outcome: tuple[str, ...] | ServeError = await retry(lambda: self._decode.remote(request))
-        return unwrap(outcome)
+        return unwrap(await _retry_elsewhere(lambda: self._decode.remote(request)))
 
 
 class ServeGeneratorClient:
@@ -129,10 +131,11 @@ class ServeGeneratorClient:
         self._stream = generator.stream.options(stream=True, **PICKLE_OPTIONS)
 
     async def complete(self, call: GenerationCall) -> Completion:
-        outcome: Completion | ServeError = await retry(
-            lambda: cancel_with_caller(self._complete.remote(_with_remaining(call)))
+        return unwrap(
+            await _retry_elsewhere(
+                lambda: cancel_with_caller(self._complete.remote(_with_remaining(call)))
+            )
         )
-        return unwrap(outcome)
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         """Stream from a replica; retry once if it is lost before the first event."""
@@ -152,6 +155,42 @@ class ServeGeneratorClient:
                 log.warning("replica lost, retrying once: %s", exc)
             finally:
                 response.cancel()
+
+
+class ServePoolManager:
+    """A PoolManager over a handle, which does not tell what is loaded."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+
+    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+        try:
+            answers = await self._replicas.broadcast("manage_pool", request).results_async(
+                return_exceptions=True
+            )
+        except DeploymentUnavailableError:
+            return {}
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                log.warning("a replica did not answer %s: %r", request, answer)
+        return dict(answer for answer in answers if not isinstance(answer, BaseException))
+
+    def has_model(self, _model: ModelRef) -> bool:
+        return True
+
+
+def _is_elsewhere(outcome: object) -> bool:
+    """Whether another replica may have the model, or room for it."""
+    return isinstance(outcome, ServeError) and outcome.elsewhere
+
+
+async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T | ServeError:
+    """Await `send`; repeat it if the replica cannot load the model."""
+    for _ in range(MODEL_TRIES):
+        outcome = await retry(send)
+        if not _is_elsewhere(outcome):
+            break
+    return outcome
 
 
 async def cancel_with_caller(response: DeploymentResponse[T]) -> T:

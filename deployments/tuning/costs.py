@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
-from deployments.artifacts.store import HOSTS_NAME, write_atomically
+from deployments.artifacts.store import HOSTS_NAME
 from deployments.artifacts.types import Device, Precision
 from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
+from deployments.files import write_atomically
 from deployments.tuning.host import Host, read_engine_versions, read_host
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -190,8 +191,8 @@ class TuningTarget:
         return costs_path(self.artifact, self.host, self.settings.intra_op_threads)
 
     def spec(self, candidate: Candidate) -> GraphSpec:
-
-        return GraphSpec.of(self.artifact, self.manifest, candidate)
+        spec = GraphSpec.of(self.artifact, self.manifest, candidate)
+        return replace(spec, host_folder=self.costs_path.parent)
 
 
 def costs_path(artifact: Path, host: Host, threads: int) -> Path:

@@ -9,18 +9,22 @@ at its first use.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from deployments.batching.scheduler import LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
+from deployments.thread_priority import lower_priority
 from deployments.tuning.costs import CostTable, Shape, TuningTarget, read_costs, selected_times
 from deployments.tuning.opening import open_tuned_engine
 from deployments.tuning.selection import nearest_shape
+from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -36,27 +40,38 @@ _USUAL = LonePass()
 
 
 class LonePassPlanner:
-    """Plans the passes that run alone; opens engines in the background. Use from one event loop.
+    """Plans the passes that run alone; opens engines in the background.
 
-    `targets` are those of the replica's engines with one thread; `max_bytes` bounds the sum of the
-    graph files that are opened a second time.
+    `max_bytes` bounds the sum of the graph files that are opened a second time. Models come and go
+    from any thread.
     """
 
-    def __init__(
-        self, targets: Mapping[ModelRef, TuningTarget], *, threads: int, max_bytes: int
-    ) -> None:
-        all_cores = {ref: _with_threads(target, threads) for ref, target in targets.items()}
-        self._times = {
-            ref: times
-            for ref, target in targets.items()
-            if (times := _read_times(target, all_cores[ref])) is not None
-        }
-        self._unopened = {
-            ref: target for ref, target in all_cores.items() if target != targets[ref]
-        }
+    def __init__(self, *, threads: int, max_bytes: int) -> None:
+        self._threads = threads
+        self._times: dict[ModelRef, _LoneTimes] = {}
+        self._unopened: dict[ModelRef, TuningTarget] = {}
         self._free_bytes = max_bytes
-        self._engines: dict[ModelRef, EncoderEngine] = {}
-        self._opener = ThreadPoolExecutor(1, thread_name_prefix="lone-passes")
+        self._engines: dict[ModelRef, _LoneEngine] = {}
+        self._opener = ThreadPoolExecutor(1, "lone-passes", lower_priority)
+        self._lock = threading.Lock()  # of what the opener and `remove` change
+
+    def add(self, model: ModelRef, target: TuningTarget) -> None:
+        """Add a model. `target` is that of its usual engine, with one thread."""
+        all_cores = _with_threads(target, self._threads)
+        if (times := _read_times(target, all_cores)) is not None:
+            self._times[model] = times
+            if all_cores != target:
+                self._unopened[model] = all_cores
+
+    def remove(self, model: ModelRef) -> None:
+        """Remove a model that no pass uses, and close its second session."""
+        self._times.pop(model, None)
+        with self._lock:
+            self._unopened.pop(model, None)
+            lone = self._engines.pop(model, None)
+            self._free_bytes += 0 if lone is None else lone.size
+        if lone is not None:
+            lone.engine.close()
 
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
         """Plan a lone pass of this shape. While the second session is opened, it is not used."""
@@ -64,18 +79,18 @@ class LonePassPlanner:
         if times is None:
             return _USUAL
         gains, is_brief = times.at(items, tokens)
-        engine = self._engines.get(model) if gains else None
-        if gains and model in self._unopened:
-            self._opener.submit(self._open, model, self._unopened.pop(model))
-        return LonePass(engine, is_brief)
+        lone = self._engines.get(model) if gains else None
+        if gains and (target := self._unopened.pop(model, None)) is not None:
+            self._opener.submit(self._open, model, target)
+        return LonePass(None if lone is None else lone.engine, is_brief)
 
     def close(self) -> None:
         self._opener.shutdown(cancel_futures=True)
-        for engine in self._engines.values():
-            engine.close()
+        for lone in self._engines.values():
+            lone.engine.close()
 
     def _open(self, model: ModelRef, target: TuningTarget) -> None:
-        size = _graph_bytes(target)
+        size = measure_graphs(target)
         if size > self._free_bytes:
             log.info(
                 "%s: no session for lone passes, %d bytes are free", model.id, self._free_bytes
@@ -86,10 +101,21 @@ class LonePassPlanner:
         except ServeError as error:
             log.warning("%s: the session for lone passes cannot be opened: %s", model.id, error)
             return
-        self._free_bytes -= size
-        self._engines[model] = engine
+        with self._lock:
+            is_gone = model not in self._times
+            if not is_gone:
+                self._free_bytes -= size
+                self._engines[model] = _LoneEngine(engine, size)
+        if is_gone:
+            engine.close()
+            return
         threads = target.settings.intra_op_threads
         log.info("%s: lone passes use %d threads; graphs of %d bytes", model.id, threads, size)
+
+
+class _LoneEngine(NamedTuple):
+    engine: EncoderEngine
+    size: int  # bytes of its graphs
 
 
 class _LoneTimes:
@@ -129,11 +155,9 @@ def _precisions(table: CostTable) -> frozenset[str]:
     return frozenset(row.precision for row in table.rows if row.variant in selected)
 
 
-def _graph_bytes(target: TuningTarget) -> int:
-    table = read_costs(target)
+def measure_graphs(target: TuningTarget) -> int:
+    """Return the bytes of the graphs that `open_tuned_engine` opens."""
+    table = find_selecting_costs(target)
     names = {variant.candidate for variant in table.selected_variants()} if table else set()
-    return sum(
-        (target.artifact / candidate.graph).stat().st_size
-        for candidate in target.candidates
-        if candidate.name in names
-    )
+    chosen = [each for each in target.candidates if each.name in names] or target.candidates[:1]
+    return sum(target.manifest.count_bytes(candidate) for candidate in chosen)

@@ -12,8 +12,9 @@ from deployments.engines import EncoderEngine, missing_requirement, open_engine
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed, HardwareUnavailable
-from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant, read_costs
+from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant
 from deployments.tuning.selection import nearest_shape_variant
+from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -55,22 +56,27 @@ class ShapeDispatchEngine:
 
 
 def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
-    """Open the fastest known engine. The flag tells whether a cost table selected it.
+    """Open the fastest known engine. The flag tells whether a cost table of this host selected it.
 
+    Models that are loaded on demand are not measured here; the table of the most similar host on
+    which they compute alike selects for them.
     Raises HardwareUnavailable if the model has no graph for the encoder's device, EngineFailed if
     none of its graphs can be opened.
     """
-    table = read_costs(target)
+    table = find_selecting_costs(target)
     if table is None:
         return open_default_engine(target), False
     try:
-        return _open_selected(target, table), True
+        engine = _open_selected(target, table)
     except EngineFailed as exc:
         log.warning(
             "%s: the tuned variants cannot be opened, the default candidate is used: %s",
             target.manifest.id,
             exc,
         )
+    else:
+        here = (target.host, target.settings.intra_op_threads)
+        return engine, (table.host, table.threads) == here
     # After the except block, which would keep the partly opened engines alive.
     return open_default_engine(target, table.rejected), False
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-
-import psutil
 
 import deployments
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
+from deployments.background_process import end_with_standard_input, lower_priority
 from deployments.config import EncoderSettings
 from deployments.errors import ServeError
 from deployments.tuning.costs import TuningTarget
@@ -66,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune as the command line requests. Write the result as one line to standard error."""
     args = _build_parser().parse_args(arguments)
     if args.for_replica:
-        _end_with_standard_input()
-        _lower_priority()
+        end_with_standard_input()
+        lower_priority()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
     options = {
         "intra_op_threads": args.threads,
@@ -114,23 +110,3 @@ def _build_parser() -> argparse.ArgumentParser:
         help="use the lowest priority; end when standard input is closed",
     )
     return parser
-
-
-def _end_with_standard_input() -> None:
-    """End this process as soon as the process that started it is gone, even if it was killed."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(ExitCode.FAILED)
-
-    threading.Thread(target=watch, name="watch", daemon=True).start()
-
-
-def _lower_priority() -> None:
-    """Take the lowest priority for CPU, disk and memory."""
-    os.nice(19)
-    with suppress(psutil.Error, OSError):
-        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    with suppress(OSError):  # on low memory the kernel kills this process first
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")

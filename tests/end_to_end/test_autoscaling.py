@@ -46,4 +46,4 @@ def test_encoder_without_requests_ends_and_starts_for_the_next(
             assert reply.headers["x-compute-type"] == "gpu-fp16"
             wait_for(lambda: cluster.replicas("GpuEncoder") == [], 60)
     finally:
-        cluster.deploy(config)
+        cluster.settle(config)

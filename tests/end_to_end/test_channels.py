@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from deployments.transports.channel.client import CHECK_S, LOST_S
 from tests.support.cluster_faults import changed, count_sockets, has_channels
 from tests.support.cluster_load import embed, load
 from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.served_models import EMBEDDER
 
 PAIRED = ("Tokenizer", "CpuEncoder")
 
@@ -25,6 +23,7 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
     def has_one_of_each() -> bool:
         return all(has_channels(cluster, name, 1) for name in PAIRED)
 
+    assert embed(cluster, "text").status_code == 200  # the first call opens the channels
     wait_for(has_one_of_each, 60)
     paths = [Path(path) for path in count_sockets(cluster.replicas("CpuEncoder"))]
     assert paths
@@ -40,10 +39,25 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
         cluster.deploy(handles)
         wait_for(uses_handles, 120)
         assert not any(path.parent.exists() for path in paths)
+        check_memory_routes(cluster)
     finally:
-        cluster.deploy(config)
+        cluster.settle(config)
     wait_for(has_one_of_each, 120)
     assert embed(cluster, "text").status_code == 200
+
+
+def check_memory_routes(cluster: Cluster) -> None:
+    """List, load and unload models through handles."""
+
+    def are_listed() -> bool:
+        listed = httpx.get(f"{cluster.url}/models/ps", timeout=60).json()
+        return {entry["deployment"] for entry in listed} >= {"CpuEncoder", "CpuGenerator"}
+
+    wait_for(are_listed, 60)
+    loaded = httpx.post(f"{cluster.url}/models/{EMBEDDER}/load", timeout=60)
+    assert [entry["model"] for entry in loaded.json()] == [EMBEDDER], loaded.text
+    kept = httpx.post(f"{cluster.url}/models/{EMBEDDER}/unload", timeout=60)
+    assert (kept.status_code, kept.json()["field"]) == (400, "model")  # it is pinned
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +66,13 @@ def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]
     two = {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}
     pairs = changed(config, **dict.fromkeys(PAIRED, two))
     cluster.deploy(pairs)
+    assert embed(cluster, "text").status_code == 200  # the first call opens the channels
     wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 90)
     yield pairs
     one = {"autoscaling_config": {"downscale_delay_s": 0}}
     cluster.deploy(changed(config, **dict.fromkeys(PAIRED, one)))
     wait_for(lambda: all(len(cluster.replicas(name)) == 1 for name in PAIRED), 90)
-    cluster.deploy(config)
+    cluster.settle(config)
 
 
 def statuses_during(
@@ -78,41 +93,19 @@ def pids(cluster: Cluster) -> set[int]:
     return {replica.pid for name in PAIRED for replica in cluster.replicas(name)}
 
 
+@pytest.mark.parametrize("fault", ["kill", "suspend"])
 @pytest.mark.parametrize("deployment", PAIRED)
-def test_killed_replica_loses_no_request(
-    cluster: Cluster, paired: dict[str, Any], deployment: str
+def test_lost_replica_loses_no_request(
+    cluster: Cluster, paired: dict[str, Any], deployment: str, fault: str
 ) -> None:
+    """The launcher kills a stopped one; until then its calls go to the other one."""
     assert paired
     (victim, _) = cluster.replicas(deployment)
 
     def is_replaced() -> bool:
         return victim.pid not in pids(cluster) and has_channels(cluster, deployment, 2)
 
-    assert set(statuses_during(cluster, victim.kill, is_replaced)) == {200}
-
-
-@pytest.mark.parametrize("deployment", PAIRED)
-def test_stopped_replica_loses_no_request(
-    cluster: Cluster, paired: dict[str, Any], deployment: str
-) -> None:
-    assert paired
-    (victim, _) = cluster.replicas(deployment)
-    stopped_s = 0.0
-
-    def stop() -> None:
-        nonlocal stopped_s
-        os.kill(victim.pid, signal.SIGSTOP)
-        stopped_s = time.monotonic()
-
-    def is_given_up() -> bool:
-        return time.monotonic() > stopped_s + LOST_S + CHECK_S
-
-    try:
-        statuses = statuses_during(cluster, stop, is_given_up)
-    finally:
-        victim.send_signal(signal.SIGCONT)
-    assert set(statuses) == {200}
-    wait_for(lambda: has_channels(cluster, deployment, 2), 60)
+    assert set(statuses_during(cluster, getattr(victim, fault), is_replaced)) == {200}
 
 
 def test_rolling_update_loses_no_request(cluster: Cluster, paired: dict[str, Any]) -> None:

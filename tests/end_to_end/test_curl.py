@@ -63,11 +63,11 @@ def test_options_are_read_from_body_and_headers(cluster: Cluster) -> None:
 
 def test_zero_shot_is_a_list_without_legacy_format(cluster: Cluster) -> None:
     body = {"inputs": FILM, "parameters": {"candidate_labels": "film, food"}}
-    _, judged = curl(cluster, f"/models/{NLI_MODEL}", body)
-    assert {one["label"] for one in judged} == {"film", "food"}
+    _, scored = curl(cluster, f"/models/{NLI_MODEL}", body)
+    assert {one["label"] for one in scored} == {"film", "food"}
     old = {**body, "options": {"legacy_format": True}}
     _, classic = curl(cluster, f"/models/{NLI_MODEL}", old)
-    assert classic["labels"] == [one["label"] for one in judged]
+    assert classic["labels"] == [one["label"] for one in scored]
     assert classic["sequence"] == FILM
 
 

@@ -16,6 +16,7 @@ VERSION = "/v2/models/{id}/versions/{version}"
 GETS = {
     *("/", "/health", "/ping", "/ready", "/metrics", "/info", "/models", "/models/{id}"),
     *("/models/{id}/info", "/models/{id}/health", "/status/{id}", "/v1/models", "/v1/models/{id}"),
+    *("/models/ps", "/models/{id}/versions"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{id}", "/v2/models/{id}/ready"),
     *(VERSION, f"{VERSION}/ready", "/v2/models/{id}/config", "/v2/models/{id}/stats"),
 }
@@ -26,6 +27,7 @@ POSTS = {
     *("/rerank", "/v1/rerank", "/v2/rerank", "/classify"),
     *("/v2/models/{id}/infer", f"{VERSION}/infer", "/v2/repository/index"),
     *("/v2/repository/models/{id}/load", "/v2/repository/models/{id}/unload"),
+    *("/models", "/models/{id}/load", "/models/{id}/unload", "/models/{id}/promote"),
 }
 ROUTES = {"get": GETS, "post": POSTS}
 

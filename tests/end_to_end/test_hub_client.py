@@ -199,10 +199,10 @@ def test_masks_are_filled(ask: Ask) -> None:
 
 def test_candidate_labels_are_classified(ask: Ask) -> None:
     path, labels = f"/models/{NLI_MODEL}", ["film", "food", "city"]
-    judged = ask(path, "zero_shot_classification", "a good film", labels)
-    assert {j.label for j in judged} == set(labels)
-    assert sum(j.score for j in judged) == pytest.approx(1)
-    assert judged[0].score == max(j.score for j in judged)
+    scored = ask(path, "zero_shot_classification", "a good film", labels)
+    assert {j.label for j in scored} == set(labels)
+    assert sum(j.score for j in scored) == pytest.approx(1)
+    assert scored[0].score == max(j.score for j in scored)
     each = ask(
         path,
         "zero_shot_classification",

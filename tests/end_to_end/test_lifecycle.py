@@ -139,4 +139,4 @@ def test_config_with_unknown_key_is_rejected_before_start(
     )
     assert refused.returncode == 1
     assert "max_ongoing_request" in refused.stderr
-    assert "starting Ray" not in refused.stdout
+    assert "starting Ray" not in refused.stderr

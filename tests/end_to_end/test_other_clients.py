@@ -80,7 +80,7 @@ def test_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) -> N
 
 
 def test_old_hub_client_gets_zero_shot_in_the_legacy_format(cluster: Cluster) -> None:
-    judged = old_hub(
+    scored = old_hub(
         cluster,
         "zero_shot_classification",
         text=FILM,
@@ -88,12 +88,12 @@ def test_old_hub_client_gets_zero_shot_in_the_legacy_format(cluster: Cluster) ->
         multi_label=True,
         model=NLI_MODEL,
     )
-    assert {one["label"] for one in judged} == {*LABELS}
+    assert {one["label"] for one in scored} == {*LABELS}
     again = old_hub(
         cluster, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True,
         model=f"{cluster.url}/models/{NLI_MODEL}",
     )  # fmt: skip
-    assert again == judged
+    assert again == scored
 
 
 def test_old_hub_client_lists_loaded_models(cluster: Cluster) -> None:

@@ -38,6 +38,5 @@ def test_refused_version_leaves_the_old_replicas_serving(
         assert httpx.get(f"{cluster.url}/ready", timeout=5).status_code == 200
     finally:
         outcomes = prober.stop()
-        cluster.deploy(config)
-        wait_for(lambda: cluster.status()["status"] == "RUNNING", 120)
+        cluster.settle(config)
     assert set(outcomes) == {"200"}, outcomes

@@ -1,4 +1,4 @@
-"""Processes of Ray killed: what serves nobody is started again alone, the rest all together."""
+"""Processes of Ray killed: what serves no request is started again alone, the rest all together."""
 
 from __future__ import annotations
 

@@ -62,18 +62,18 @@ def test_server_and_models_have_metadata(triton: InferenceServerClient) -> None:
 
 def test_index_has_every_model_and_its_state(triton: InferenceServerClient) -> None:
     index = {entry["name"]: entry for entry in triton.get_model_repository_index()}
-    assert {name for name, entry in index.items() if entry["state"] == "READY"} == {*SOUND}
+    assert {name for name, entry in index.items() if entry["state"] == "READY"} >= {*SOUND}
     assert index[DAMAGED]["state"] == "UNAVAILABLE"
     assert "tokenizer.json" in index[DAMAGED]["reason"]
 
 
-def test_models_are_loaded_and_cannot_be_unloaded(triton: InferenceServerClient) -> None:
+def test_models_are_loaded_and_pinned_ones_stay(triton: InferenceServerClient) -> None:
     triton.load_model(EMBEDDER)
     with pytest.raises(InferenceServerException, match="nobody/nothing does not exist"):
         triton.load_model("nobody/nothing")
     with pytest.raises(InferenceServerException, match=r"tokenizer\.json"):
         triton.load_model(DAMAGED)
-    with pytest.raises(InferenceServerException, match="cannot be unloaded"):
+    with pytest.raises(InferenceServerException, match="stays loaded"):
         triton.unload_model(EMBEDDER)
     assert triton.is_model_ready(EMBEDDER)
 
@@ -167,7 +167,7 @@ def test_concurrent_requests_are_answered(triton: InferenceServerClient, cluster
     [
         ("nobody/nothing", "text", {}, "404.*nobody/nothing does not exist"),
         (DAMAGED, "text", {}, "503.*tokenizer.json"),
-        (EMBEDDER, "text", {"model_version": "9"}, "404.*no version 9"),
+        (EMBEDDER, "text", {"model_version": "9"}, "404.*no version `9`"),
         (EMBEDDER, "text", {"parameters": {"dimensions": 0}}, "400.*dimensions"),
         (EMBEDDER, "text", {"outputs": [InferRequestedOutput("logits")]}, "400.*logits"),
         (QA_MODEL, "text", {}, "400.*question"),

@@ -66,12 +66,12 @@ def test_wrapper_of_haproxy_is_executable(wheel: Path) -> None:
     assert mode & 0o111 == 0o111
 
 
-def test_wheel_contains_the_serve_config_and_the_licences(wheel: Path) -> None:
+def test_wheel_contains_the_serve_config_and_the_licenses(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     expected = (REPOSITORY / "serve_config.yaml").read_bytes()
     assert archive.read("cluster/serve_config.yaml") == expected
-    licences = {Path(name).name for name in archive.namelist() if "/licenses/" in name}
-    assert licences == {"LICENSE", "NOTICE"}
+    licenses = {Path(name).name for name in archive.namelist() if "/licenses/" in name}
+    assert licenses == {"LICENSE", "NOTICE"}
 
 
 def test_check_without_a_config_reads_the_installed_one(installed: Path, tmp_path: Path) -> None:

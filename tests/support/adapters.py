@@ -6,7 +6,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.models import LOADERS
 from deployments.artifacts.types import ModelHead
-from tests.support.builders import write_json
+from tests.support.tiny_encoders import write_json
 
 # peft's task type and the fully trained layer, by head.
 _KINDS = {

@@ -24,9 +24,9 @@ from tests.support.artifacts import (
     with_tasks,
     word_vectors,
 )
-from tests.support.builders import tiny_tokenizer
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.engine_programs import write_model
+from tests.support.tiny_encoders import tiny_tokenizer
 
 NLI_MODEL = "tiny/judge"  # of entailment
 RANKER = "tiny/ranker"

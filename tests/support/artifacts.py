@@ -27,7 +27,7 @@ from deployments.artifacts.store import file_sha256, model_directory, set_latest
 from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.engines.graph_io import TOKENS_OUTPUT
 from deployments.tasks import find_head
-from tests.support.builders import tiny_tokenizer
+from tests.support.tiny_encoders import tiny_tokenizer
 
 EMBEDDER = "tiny/embedder"
 CLASSIFIER = "tiny/classifier"
@@ -55,15 +55,32 @@ def seal_tiny(
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
     if tasks:
         manifest = with_tasks(manifest, *tasks)
-    directory = model_directory(store, model_id) / manifest.version
+    return _seal_words(store, manifest, labels=len(labels), nan_word=nan_word)
+
+
+def seal_tiny_version(store: Path, model_id: str, version: str) -> Path:
+    """Seal another version of an embedder, with other weights, and make it the latest one."""
+    manifest = tiny_manifest(model_id).model_copy(update={"version": version})
+    return _seal_words(store, manifest, seed=int(version, 16))
+
+
+def _seal_words(
+    store: Path,
+    manifest: ArtifactManifest,
+    *,
+    labels: int = 0,
+    nan_word: str | None = None,
+    seed: int = 7,
+) -> Path:
+    directory = model_directory(store, manifest.id) / manifest.version
     tiny_tokenizer(directory)
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
-    vectors = word_vectors(tokenizer.get_vocab_size())
+    vectors = word_vectors(tokenizer.get_vocab_size(), seed)
     if nan_word is not None:
         vectors[tokenizer.token_to_id(nan_word)] = np.nan
-    write_graph(directory / GRAPH_NAME, vectors, labels=len(labels), unpooled=not labels)
+    write_graph(directory / GRAPH_NAME, vectors, labels=labels, unpooled=not labels)
     seal(directory, manifest)
-    set_latest(store, model_id, manifest.version)
+    set_latest(store, manifest.id, manifest.version)
     return directory
 
 
@@ -128,9 +145,9 @@ def seal(directory: Path, manifest: ArtifactManifest) -> None:
     (directory / MANIFEST_NAME).write_bytes(sealed.to_json())
 
 
-def word_vectors(vocabulary: int) -> NDArray[np.float32]:
+def word_vectors(vocabulary: int, seed: int = 7) -> NDArray[np.float32]:
     """Return a seeded random table [vocabulary, WIDTH]."""
-    return np.random.default_rng(7).standard_normal((vocabulary, WIDTH), dtype=np.float32)
+    return np.random.default_rng(seed).standard_normal((vocabulary, WIDTH), dtype=np.float32)
 
 
 def write_graph(

@@ -21,7 +21,14 @@ class AsgiClient:
     """
 
     def __init__(
-        self, app: ASGIApp, path: str, body: Any, *, max_messages: int = 1_000_000
+        self,
+        app: ASGIApp,
+        path: str,
+        body: Any,
+        *,
+        method: str = "POST",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        max_messages: int = 1_000_000,
     ) -> None:
         self.messages: list[Message] = []
         self._max_messages = max_messages
@@ -32,13 +39,13 @@ class AsgiClient:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
-            "headers": [],
+            "headers": list(headers),
             "client": ("127.0.0.1", 1),
             "server": ("test", 80),
         }

@@ -19,7 +19,7 @@ from deployments.engines.onnx_decoder import OnnxDecoder
 from tests.support.decoder_artifacts import ATTENTION_HEADS, HEAD_DIM, KV_HEADS
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_graph
 
-Change = Callable[[onnx.GraphProto], None]
+GraphChange = Callable[[onnx.GraphProto], None]
 
 _DRAW = np.random.default_rng(17)
 # Many texts: random embeddings share no structure, and values beyond the scales are clipped.
@@ -72,7 +72,7 @@ def interleaved(graph: onnx.GraphProto) -> None:
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
 
 
-def half_rotated_neighbours(graph: onnx.GraphProto) -> None:
+def half_rotated_neighbors(graph: onnx.GraphProto) -> None:
     half_rotated(graph)
     interleaved(graph)
 
@@ -110,23 +110,23 @@ def sinking(graph: onnx.GraphProto) -> None:
     attentions(graph)[-1].input.extend(["", "", "sinks"])
 
 
-KINDS: Mapping[str, Change] = {
+KINDS: Mapping[str, GraphChange] = {
     change.__name__: change
     for change in (
         packed,
         unpacked,
         half_rotated,
         interleaved,
-        half_rotated_neighbours,
+        half_rotated_neighbors,
         unrotated,
         windowed,
     )
 }
 # Variants without support for an int8 KV cache.
-UNKNOWN: Mapping[str, Change] = {change.__name__: change for change in (biased, sinking)}
+UNKNOWN: Mapping[str, GraphChange] = {change.__name__: change for change in (biased, sinking)}
 
 
-def float_graph(path: Path, change: Change = packed) -> Path:
+def float_graph(path: Path, change: GraphChange = packed) -> Path:
     """Write the tiny float graph with the exporters' names for attention nodes."""
     model = onnx.load(tiny_graph(path))
     for layer, node in enumerate(attentions(model.graph)):
@@ -158,7 +158,7 @@ def calibration_for(graph: Path) -> CalibrationTexts:
     return CalibrationTexts(SHOWN, spec_for(graph).generation_config)
 
 
-def int8_graph(path: Path, change: Change = packed) -> Path:
+def int8_graph(path: Path, change: GraphChange = packed) -> Path:
     """Write the same graph with an int8 KV cache."""
     float_graph(path, change)
     quantize_kv_cache(path, calibration_for(path))

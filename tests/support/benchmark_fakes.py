@@ -59,7 +59,7 @@ class FakeServer:
     async def running(self) -> AsyncIterator[FakeServer]:
         """Listen on a free port of the loopback interface."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Peer(self), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: _FakeServerConnection(self), "127.0.0.1", 0)
         self.target = ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
         try:
             yield self
@@ -88,7 +88,7 @@ class FakeServer:
             thread.join(TIMEOUT_S)
 
 
-class _Peer(asyncio.Protocol):
+class _FakeServerConnection(asyncio.Protocol):
     def __init__(self, server: FakeServer) -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from deployments.errors import InvalidField
-from deployments.transports.channel.client import Request
+from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.frames import Method
 from deployments.transports.channel.pool import ReplicaPool
@@ -104,8 +104,8 @@ async def connected_pool(
         pool.close()
 
 
-def call(message: bytes, cost: int = 1, method: Method = Method.INFER) -> Request:
-    return Request(method, message, cost, deadline_s=0.0)
+def call(message: bytes, cost: int = 1, method: Method = Method.INFER) -> ChannelRequest:
+    return ChannelRequest(method, message, cost, deadline_s=0.0)
 
 
 async def until(condition: object) -> None:
@@ -113,3 +113,15 @@ async def until(condition: object) -> None:
     assert callable(condition)
     while not condition():
         await asyncio.sleep(0.001)
+
+
+async def send(pool: ReplicaPool, message: bytes, cost: int = 1) -> bytes:
+    return bytes((await pool.call(call(message, cost))).message)
+
+
+def pool_costs(pool: ReplicaPool) -> int:
+    return sum(connection.pending_cost for connection in pool.connections())
+
+
+def server_loads(*replicas: RunningReplica) -> int:
+    return sum(running.server.load + running.server.calls for running in replicas)

@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0  # s without a byte after which a client gives up
 RECOVERY_S = 90.0  # s after a fault
 POLL_S = 0.01
 # s that a slowed process runs and stands still by turns; well below LOST_S.
-RUN_S, STAND_S = 0.05, 0.5
+RUN_S, STAND_S = 0.05, 0.4
 TOLERANCE = 1e-3  # of an embedding in other company
 
 
@@ -50,7 +50,7 @@ Send = Callable[[httpx.AsyncClient], Awaitable[Seen]]
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ObservedRequest:
     """One request under load."""
 
     kind: str
@@ -64,7 +64,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
+class ClientCounts:
     """Numbers of clients that send one request after the other."""
 
     embeddings: int = 2
@@ -87,13 +87,13 @@ class Clients:
 class Scene:
     """What was seen under load, and when the fault had been caused."""
 
-    observations: tuple[Observation, ...]
+    observations: tuple[ObservedRequest, ...]
     fault_s: float
 
-    def of(self, *kinds: str) -> list[Observation]:
+    def of(self, *kinds: str) -> list[ObservedRequest]:
         return [one for one in self.observations if one.kind in kinds]
 
-    def failed(self) -> list[Observation]:
+    def failed(self) -> list[ObservedRequest]:
         return [one for one in self.observations if not one.is_right]
 
     def describe(self) -> str:
@@ -109,7 +109,7 @@ class Scene:
 class FaultLoad:
     """Closed-loop clients of a cluster whose right answers are known."""
 
-    def __init__(self, cluster: Cluster, clients: Clients) -> None:
+    def __init__(self, cluster: Cluster, clients: ClientCounts) -> None:
         self._url = cluster.url
         self._clients = clients
         self._vectors: list[list[float]] = embed(cluster, SENTENCES).json()
@@ -156,17 +156,19 @@ class FaultLoad:
         has_answers = self._answered == self._clients.count - self._clients.long_streams
         return has_answers and self._open_streams == self._clients.stream_count
 
-    async def _observe(self, http: httpx.AsyncClient, kind: str, send: Send) -> list[Observation]:
+    async def _observe(
+        self, http: httpx.AsyncClient, kind: str, send: Send
+    ) -> list[ObservedRequest]:
         started_s = time.monotonic()
         try:
             seen = await send(http)
         except httpx.HTTPError as error:
             seen = Seen(type(error).__name__)
-        return [Observation(kind, seen, started_s, time.monotonic())]
+        return [ObservedRequest(kind, seen, started_s, time.monotonic())]
 
     async def _repeat(
         self, http: httpx.AsyncClient, kind: str, send: Send, over: asyncio.Event
-    ) -> list[Observation]:
+    ) -> list[ObservedRequest]:
         observations = await self._observe(http, kind, send)
         self._answered += 1
         while not over.is_set():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from build_artifacts.types import FloatArray
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
@@ -42,8 +43,6 @@ CHATML = (
 MERGES = (("t", "h"), ("th", "e"), ("i", "n"), ("in", "g"), ("Ġ", "the"), ("a", "n"), ("e", "r"))
 HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 2, 4, 2, 16, 96
 
-Array = NDArray[np.float32]
-
 
 def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     store: Path,
@@ -54,13 +53,14 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     max_tokens: int = 256,
     devices: tuple[Device, ...] = (Device.CPU,),
     defaults: GenerationDefaults | None = None,
+    version: str | None = None,
 ) -> Path:
     """Seal a decoder with seeded random weights; return its directory.
 
     Its text is noise and rarely ends. With `says`, it generates that text after a line feed and
     then ends its turn. No character may occur twice in `says`.
     """
-    version = hashlib.sha256(model_id.encode()).hexdigest()[:12]
+    version = version or hashlib.sha256(model_id.encode()).hexdigest()[:12]
     directory = model_directory(store, model_id) / version
     (directory / GRAPH_NAME).parent.mkdir(parents=True)
     tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME)
@@ -159,7 +159,7 @@ class _Draw:
     def __init__(self) -> None:
         self._random = np.random.default_rng(11)
 
-    def matrix(self, rows: int, columns: int) -> Array:
+    def matrix(self, rows: int, columns: int) -> FloatArray:
         drawn = self._random.standard_normal((rows, columns), dtype=np.float32)
         return drawn / np.float32(np.sqrt(HIDDEN))
 

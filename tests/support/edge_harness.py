@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +22,7 @@ from cluster.edge.supervisor import Edge
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.processes import open_listener
+from deployments.request_headers import REFUSAL_HEADER
 from tests.support.ray_cluster import free_port
 
 APP = "http-app"
@@ -36,7 +37,7 @@ class Backend(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _BackendHandler)
         self.seen: list[str] = []
         self.left = threading.Event()  # set when a client leaves `/slow`
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -49,7 +50,7 @@ class Backend(ThreadingHTTPServer):
         """Health checks reset their connections."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _BackendHandler(BaseHTTPRequestHandler):
     server: Backend
     protocol_version = "HTTP/1.1"
 
@@ -67,7 +68,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path == "/slow":
             self._wait_until_left()
-        self._answer(body)
+        if self.path == "/full":
+            self._answer(b"full", 429, {REFUSAL_HEADER: "1"})
+        elif self.path == "/limited":
+            self._answer(b"limited", 429)
+        else:
+            self._answer(body)
 
     def _wait_until_left(self) -> None:
         with suppress(ConnectionResetError):
@@ -75,8 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.recv(1)
         self.server.left.set()
 
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
+    def _answer(self, body: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -137,9 +145,11 @@ class EdgeHarness:
         """Return the processes that serve or drain."""
         return [p for p in psutil.Process().children() if p.name() == "haproxy"]
 
-    def post(self, path: str = "/echo", body: bytes = b"text") -> httpx.Response:
+    def post(
+        self, path: str = "/echo", body: bytes = b"text", headers: Mapping[str, str] = {}
+    ) -> httpx.Response:
         """Send on a connection of its own."""
-        return httpx.post(self.url + path, content=body, timeout=20)
+        return httpx.post(self.url + path, content=body, headers=headers, timeout=20)
 
     def close(self) -> None:
         if self.manager._proc is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
 from deployments.ingress.routing import MicroBatcher, PendingCall, SendMicroBatch, Submit
-from deployments.messages import Call, CallBatch, CallResult, Outcome, TokenizedItem
+from deployments.messages import Call, CallBatch, CallOutcome, CallResult, TokenizedItem
 from deployments.records import TokenizeRecord
 from deployments.transports.base import Deliver, EncoderClient
 
@@ -43,9 +44,9 @@ def far_deadline() -> float:
     return deadline_after(60.0)
 
 
-async def collect_outcomes(client: EncoderClient, batch: CallBatch) -> list[Outcome]:
+async def collect_outcomes(client: EncoderClient, batch: CallBatch) -> list[CallOutcome]:
     """Return one outcome per call, in order; all must be delivered."""
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CallOutcome] = {}
     await client.infer(batch, outcomes.__setitem__)
     return [outcomes[index] for index in range(len(batch.calls))]
 
@@ -203,3 +204,10 @@ def batch_by(size: int) -> MicroBatcher:
         return collect
 
     return batched
+
+
+class FakeTerminal(io.StringIO):
+    """A text stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True

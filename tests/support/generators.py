@@ -21,7 +21,7 @@ from deployments.messages import (
 )
 
 COMPUTE_TYPE = "cpu-fake"
-TIMINGS = GenerationTimings(queue_s=0.001, prefill_s=0.002, decode_s=0.003)
+TIMINGS = GenerationTimings(queue_s=0.001, prefill_s=0.002, decode_s=0.003, tokenize_s=0.0005)
 
 
 class ScriptedReply(NamedTuple):

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 
 from deployments.artifacts.types import Device
+from deployments.builds.queue import BuildQueue
 from deployments.config import (
     AppArgs,
     EncoderSettings,
@@ -17,14 +19,23 @@ from deployments.config import (
     IngressUserConfig,
     ModelSettings,
 )
+from deployments.ingress.apis.context import ModelServices
 from deployments.ingress.app import build_http_app
-from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.builds import BuildService, StartBuilder
+from deployments.ingress.cluster_state import (
+    ENCODER_DEPLOYMENTS,
+    ClusterMonitor,
+    ClusterSnapshot,
+    ReplicaTarget,
+)
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.gate import Gate
+from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.replica_memory import ReplicaMemory
 from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
 from deployments.ingress.tokenization import TokenizationService
@@ -33,10 +44,16 @@ from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import EncoderClient, GeneratorClient, TokenizerClient
+from deployments.transports.base import (
+    EncoderClient,
+    GeneratorClient,
+    PoolManager,
+    TokenizerClient,
+)
 from deployments.transports.local import (
     LocalEncoderClient,
     LocalGeneratorClient,
+    LocalPoolManager,
     LocalTokenizerClient,
 )
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
@@ -51,6 +68,11 @@ async def no_metrics() -> str:
     return "hundredfold_requests_total 1\n"
 
 
+def refuse_to_start(_store: Path, _max_memory_bytes: int) -> NoReturn:
+    """A `StartBuilder` for tests without builds."""
+    raise OSError("this test starts no builder")
+
+
 @dataclass
 class InProcess:
     """One ingress with its replicas, configured by the test."""
@@ -59,12 +81,14 @@ class InProcess:
     models: tuple[str, ...] = (EMBEDDER, CLASSIFIER)
     gpus: float = 0.0  # of the fake cluster
     running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
+    targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     batched: MicroBatcher = send_unbatched
     encoder: EncoderClient | None = None  # replaces the real replicas
     tokenizer: TokenizerClient | None = None  # replaces the real tokenizer of the inspection routes
     generator: GeneratorClient | None = None  # None: the cluster has no generator
     writes: GeneratorSettings | None = None  # replaces `generator` by a real one on the CPU
+    start_builder: StartBuilder = refuse_to_start
     raise_bugs: bool = True  # in the test instead of a 500 response
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
@@ -87,20 +111,31 @@ class InProcess:
             stack.callback(tokenizer.close)
             for encoder in encoders.values():
                 stack.push_async_callback(encoder.close)
+            pools: dict[str, PoolManager] = {
+                ENCODER_DEPLOYMENTS[device]: LocalPoolManager({f"{device}-1": encoder})
+                for device, encoder in encoders.items()
+            }
             generator = self.generator
             if self.writes is not None:
                 replica = GeneratorReplica(args, Device.CPU, ListRecorder())
                 stack.push_async_callback(replica.close)
                 replica.start()
+                pools["CpuGenerator"] = LocalPoolManager({"generator-1": replica})
                 generator = LocalGeneratorClient(replica)
             writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
             monitor = ClusterMonitor(
-                ENCODERS, lambda: ClusterSnapshot(self.running, self.gpus), writing
+                ENCODERS,
+                lambda: ClusterSnapshot(self.running, self.gpus, targets=self.targets),
+                writing,
             )
             router = MicroBatchRouter(clients, self.batched, self.settings.batching)
             generators = {} if generator is None else {Device.CPU: generator}
             self.pipeline = RequestPipeline(
-                resolver=RequestResolver(ModelRegistry.of(args), monitor),
+                resolver=RequestResolver(
+                    ModelRegistry.of(args),
+                    monitor,
+                    PoolForecasts(args.model_copy(update={"generators": writing}), monitor, pools),
+                ),
                 encoders=EncoderExecutor(router, monitor, self.settings),
                 generators=GenerationExecutor(generators, monitor, self.settings),
                 tokenization=TokenizationService(self.tokenizer or LocalTokenizerClient(tokenizer)),
@@ -110,9 +145,18 @@ class InProcess:
             await monitor.refresh()
             yield build_http_app(
                 self.pipeline,
-                Gate(self.settings.key_file_path(), monitor.count_ingress_replicas),
+                AccessGate(self.settings.key_file_path(), monitor.count_ingress_replicas),
                 Cors(self.settings.cors),
                 no_metrics,
+                ModelServices(
+                    BuildService(
+                        BuildQueue(self.store),
+                        self.settings.builds,
+                        self.pipeline.serves_model,
+                        self.start_builder,
+                    ),
+                    ReplicaMemory(pools, self.pipeline.registry),
+                ),
             )
 
     @asynccontextmanager

@@ -73,7 +73,7 @@ class BuildForkServer:
     def start(
         self, *arguments: str, die_after: int | None = None, die_in: str | None = None
     ) -> Build:
-        """Start a build that kills itself after `die_after` lines or in the function `die_in`."""
+        """Start a build that kills itself after `die_after` lines or ends at `die_in`."""
         self._count += 1
         output = self._root / f"output-{self._count}"
         request = {
@@ -150,17 +150,21 @@ class _KillingStream:
         return False
 
 
-def kill_self(*_arguments: object) -> None:
+def kill_self(*_arguments: object, **_options: object) -> None:
     """End this process as a power failure would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _then_die(function: Callable[..., object]) -> Callable[..., object]:
-    def run_and_die(*arguments: object) -> None:
-        function(*arguments)
+    def run_and_die(*arguments: object, **options: object) -> None:
+        function(*arguments, **options)
         kill_self()
 
     return run_and_die
+
+
+def _interrupt_self(*_arguments: object, **_options: object) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def _half_dispose(directory: Path, building: Path) -> None:
@@ -171,7 +175,8 @@ def _half_dispose(directory: Path, building: Path) -> None:
 def _run_build(request: dict[str, object]) -> int:
     """Run one build in the forked process; return its exit status."""
     from build_artifacts import __main__, pipeline, recipes
-    from build_artifacts.console import BuildProgress
+    from build_artifacts.progress import BuildProgress
+    from build_artifacts.search import graphs
     from build_artifacts.storage import workspace
     from deployments.artifacts import store
     from tests.support.prepared_build import SMALL
@@ -188,6 +193,7 @@ def _run_build(request: dict[str, object]) -> int:
     recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,
+        "the export": lambda: setattr(graphs, "export", _interrupt_self),
         "before publishing": lambda: setattr(pipeline, "publish", kill_self),
         "before the rename": lambda: setattr(
             store, "remove_atomically", _then_die(store.remove_atomically)

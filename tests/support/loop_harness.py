@@ -7,15 +7,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
+from deployments.generation.beam_search import BeamSearch
 from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
-from deployments.messages import Chunk, GenerationOptions, SamplingParams, Started
+from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams, Started
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
@@ -97,3 +99,17 @@ class LoopHarness:
             self.loop.submit(job)
         self.collector.wait_until_done(*jobs)
         return [self.collector.tokens(job) for job in jobs]
+
+
+def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
+    """Find the best beams without a KV cache."""
+    search, decoder = BeamSearch(BeamSearchParams(beams), most, (END,)), FakeDecoder(context=200)
+    while not search.is_over:
+        rows = []
+        for tokens in search.running:
+            logits = decoder.prefill(0, prompt, 0)
+            for place, token in enumerate(tokens):
+                logits = decoder.decode(np.array([token]), np.array([len(prompt) + place]))[0]
+            rows.append(logits - np.log(np.exp(logits).sum()))
+        search.advance(np.stack(rows))
+    return search.best[0].tokens

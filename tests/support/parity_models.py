@@ -14,21 +14,21 @@ from typing import Any, Literal
 import httpx
 
 from build_artifacts.checkpoints.models import LOADERS
-from build_artifacts.console import BuildProgress
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.types import TaskName
 from deployments.tasks import find_head
-from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.in_process import InProcess
+from tests.support.tiny_encoders import tiny_checkpoint, write_json
 
 PARITY_MODEL = "tiny/twin"
 UNTUNED = BuildBudget(tune_seconds=0)
-Precision = Literal["fp32", "int8"]
+ParityPrecision = Literal["fp32", "int8"]
 # One candidate each, so that no search runs; int8 passes the gate of real builds.
-RECIPES: Mapping[Precision, BuildRecipe] = {
+RECIPES: Mapping[ParityPrecision, BuildRecipe] = {
     "fp32": BuildRecipe(candidates=(CPU_FP32,)),
     "int8": BuildRecipe(candidates=(CPU_INT8,)),
 }
@@ -89,7 +89,7 @@ class ParityModel:
             name or self.task, model=self.model(), tokenizer=self.tokenizer(), device="cpu"
         )
 
-    def store(self, precision: Precision = "fp32") -> Path:
+    def store(self, precision: ParityPrecision = "fp32") -> Path:
         """Build a store with PARITY_MODEL, whose only graph has `precision`."""
         store = self.root / precision
         request = BuildRequest(
@@ -106,7 +106,7 @@ class ParityModel:
 
     @asynccontextmanager
     async def serving(
-        self, precision: Precision = "fp32", *, task: TaskName | None = None
+        self, precision: ParityPrecision = "fp32", *, task: TaskName | None = None
     ) -> AsyncIterator[ServedModel]:
         """Serve PARITY_MODEL for `task`, by default its own, within the block."""
         app = InProcess(self.store(precision), models=(PARITY_MODEL,))

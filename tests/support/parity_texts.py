@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from tests.support.builders import WORDS
+from tests.support.tiny_encoders import WORDS
 
 _PLAIN = (*WORDS, "unfamiliar", "words", "spelt", "2026", "3.14", "don't", "e-mail")
 _UPPER = ("GREAT", "Film", "NASA", "iPhone", "CITY")

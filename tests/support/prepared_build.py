@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from build_artifacts.accuracy_gate import AccuracyGate
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
-from build_artifacts.console import BuildProgress
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.encoder import EncoderBuild
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8,

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.checkpoints.models import TorchModel
+
 LAYERS, ATTENTION_HEADS, WIDTH, ROWS = 2, 4, 8, 64
 HIDDEN = ATTENTION_HEADS * WIDTH
 VOCABULARY = 320
 POSITIONS = 64
 
-Model = Any  # a transformers.PreTrainedModel
 Prune = Callable[["Layer"], None]
 
 
@@ -47,7 +48,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
+def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
     """Create a random model with clearly different outputs per text; `kind` is its auto class."""
     import torch
     import transformers
@@ -61,7 +62,7 @@ def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
     return model
 
 
-def size(model: Model) -> int:
+def size(model: TorchModel) -> int:
     """Return the number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -89,7 +90,7 @@ def _sizes(model_type: str) -> dict[str, Any]:
     return sizes
 
 
-def layer(model: Model, index: int) -> Layer:
+def layer(model: TorchModel, index: int) -> Layer:
     """Return layer `index` of a known architecture."""
     stack, *paths = _NAMES.get(model.config.model_type, _BERT)
     modules = dict(model.base_model.get_submodule(stack)[index].named_modules())
@@ -137,7 +138,7 @@ def everything(at: Layer) -> None:
         zero_rows(linear, range(linear.out_features))
 
 
-def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> Model:
+def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
     """Create an `encoder` with four kinds of zeros; `PRUNED` lists the constant parts."""
     model = encoder(model_type, kind, **settings)
     ignored_heads(layer(model, 0))
@@ -151,7 +152,7 @@ def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) ->
 PRUNED = (((1, 3), tuple(range(8, 40))), ((0,), (0, 1, 2, 3, 63)))
 
 
-def answers(model: Model) -> NDArray[np.float32]:
+def answers(model: TorchModel) -> NDArray[np.float32]:
     """Run three texts of 13, 5 and 1 tokens in one padded batch, then the longest alone.
 
     Returns all outputs without the values at padding.
@@ -175,7 +176,7 @@ def padded_batch() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.where(mask == 1, ids, 1), mask
 
 
-def exported(model: Model, graph: Path, **settings: Any) -> Path:
+def exported(model: TorchModel, graph: Path, **settings: Any) -> Path:
     """Export `model` with the build's export step."""
     import onnx_ir
     import torch

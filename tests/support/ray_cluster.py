@@ -97,6 +97,19 @@ class Cluster:
         """Apply another config with the same port, as `serve deploy` does but without its start."""
         self._call_serve("PUT", self._with_port(config))
 
+    def settle(self, config: dict[str, Any]) -> None:
+        """Apply a config and wait until Serve has done all that it asks for.
+
+        What follows would else meet replicas that still end, or settings of the config before.
+        """
+        self.deploy(config)
+        wait_for(self._is_settled, 120)
+
+    def _is_settled(self) -> bool:
+        status = self.status()
+        replicas = [each for one in status["deployments"].values() for each in one["replicas"]]
+        return status["status"] == "RUNNING" and {each["state"] for each in replicas} == {"RUNNING"}
+
     def draining(self, deployment: str) -> set[int]:
         """Return the ids of the processes whose replicas Serve has asked to end."""
         replicas = self.status()["deployments"][deployment]["replicas"]

@@ -28,7 +28,7 @@ from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
 
 MODELS = (EMBEDDER, DECODER)
-TIMINGS = GenerationTimings(queue_s=0.01, prefill_s=0.02, decode_s=0.04)
+TIMINGS = GenerationTimings(queue_s=0.01, prefill_s=0.02, decode_s=0.04, tokenize_s=0.001)
 PROMPT_TOKENS = (Token(5, "Once"), Token(6, " upon", -2.5))
 OTHERS = (TopLogprob(7, " a", -0.25), TopLogprob(9, " the", -1.75))
 
@@ -56,6 +56,7 @@ class ScriptedGenerator:
     chunks: Sequence[Chunk | Exception] = CHUNKS
     refusal: Exception | None = None  # raised before anything starts
     pause_s: float = 0.0  # before every chunk
+    cached_tokens: int = 0  # of the prompt
     calls: list[GenerationCall] = field(default_factory=list)
     running: int = 0
 
@@ -80,7 +81,7 @@ class ScriptedGenerator:
         prompt = PROMPT_TOKENS if call.options.prompt_logprobs else ()
         self.running += 1
         try:
-            yield Started(len(PROMPT_TOKENS), 0, seed, "cpu-int4", prompt)
+            yield Started(len(PROMPT_TOKENS), self.cached_tokens, seed, "cpu-int4", prompt)
             for chunk in self.chunks:
                 await asyncio.sleep(self.pause_s)
                 if isinstance(chunk, Exception):

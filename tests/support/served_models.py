@@ -14,22 +14,28 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from build_artifacts import demo
-from build_artifacts.console import BuildProgress
-from build_artifacts.demo import DEMO_MODELS, build_demo_model
+from build_artifacts.demo import ALL_DEMO_MODELS, MORE_DEMO_MODELS, build_demo_model
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.search import screening
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import default_store
 from deployments.tasks import find_head
-from tests.support.builders import tiny_checkpoint
 from tests.support.decoder_artifacts import seal_tiny_decoder
 from tests.support.parity_models import RECIPES, UNTUNED
+from tests.support.tiny_encoders import tiny_checkpoint
 
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 CLASSIFIER = "hundredfold/minilm-sst2"
 QA_MODEL = "hundredfold/minilm-squad"
 DEMO = (EMBEDDER, CLASSIFIER, QA_MODEL)
+RAMPART = "nationaldesignstudio/rampart"
+NUMBER_WORDS = "hundredfold/number-words"
+MINILM_RERANK = "hundredfold/minilm-rerank"
+MINILM_NLI = "hundredfold/minilm-nli"
+REAL = tuple(model.id for model in MORE_DEMO_MODELS)
 NER_MODEL = "tiny/tagger"
 MASK_FILLER = "tiny/mask-filler"
 NLI_MODEL = "tiny/judge"
@@ -59,7 +65,8 @@ TINY: Mapping[str, TinyModel] = {
     RANKER: TinyModel(TaskName.TEXT_RANKING, ("relevant",)),
 }
 ENCODER_MODELS = (*DEMO, *TINY)
-SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL)
+# The first one that generates is the default.
+SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL, *REAL)
 
 
 # Kept between runs: the builds take minutes, and unchanged recipes give the same models.
@@ -69,7 +76,7 @@ BUILT_STORE = default_store().with_name("test-store")
 def fill(store: Path) -> None:
     """Put every model into `store`."""
     build_missing()
-    for model_id in ENCODER_MODELS:
+    for model_id in (*ENCODER_MODELS, *REAL):
         source, target = model_directory(BUILT_STORE, model_id), model_directory(store, model_id)
         shutil.copytree(source, target, copy_function=link_or_copy)
     both = (Device.CPU, Device.GPU)
@@ -81,7 +88,7 @@ def fill(store: Path) -> None:
 def build_missing() -> None:
     """Build the models that BUILT_STORE lacks, two at a time: most steps use one core."""
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=use_one_thread) as pool:
-        builds = [pool.submit(build_demo, index) for index in reversed(range(len(DEMO_MODELS)))]
+        builds = [pool.submit(build_demo, i) for i in reversed(range(len(ALL_DEMO_MODELS)))]
         builds += [pool.submit(build_tiny, model_id) for model_id in TINY]
         for running in builds:
             running.result()
@@ -99,7 +106,7 @@ def build_demo(index: int) -> None:
         patch.object(screening, "_SECONDS", 1.0),
         BuildProgress.on_stderr() as progress,
     ):
-        build_demo_model(DEMO_MODELS[index], BUILT_STORE, progress)
+        build_demo_model(ALL_DEMO_MODELS[index], BUILT_STORE, progress)
 
 
 def build_tiny(model_id: str) -> None:
@@ -127,10 +134,13 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def damage_a_copy(source: Path, target: Path) -> None:
-    """Copy a model and change one byte of its tokenizer."""
+    """Copy a model under the id of `target`, and change one byte of its tokenizer."""
     shutil.copytree(source, target)
-    version = (target / LATEST_NAME).read_text().strip()
-    tokenizer = target / version / "tokenizer.json"
+    directory = target / (target / LATEST_NAME).read_text().strip()
+    manifest = ArtifactManifest.parse(directory)
+    renamed = manifest.model_copy(update={"id": target.name.replace("--", "/")})
+    (directory / MANIFEST_NAME).write_bytes(renamed.to_json())
+    tokenizer = directory / "tokenizer.json"
     content = bytearray(tokenizer.read_bytes())
     content[-3] ^= 1
     tokenizer.write_bytes(content)

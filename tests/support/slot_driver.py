@@ -10,9 +10,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from build_artifacts.decoders.graphs.export import ExportedModel
+from build_artifacts.types import FloatArray
 from tests.support.tiny_checkpoints import END
-
-Array = NDArray[np.float32]
 
 
 def open_graph(path: Path) -> ort.InferenceSession:
@@ -37,7 +36,7 @@ class SlotDriver:
         self._sources = np.zeros((rows, width), np.int64)  # the cross mask
         self.lengths = np.zeros(rows, np.int64)
 
-    def _noise(self, rows: int, tokens: int) -> Array:
+    def _noise(self, rows: int, tokens: int) -> FloatArray:
         shape = (rows, self.written.kv_heads, tokens, self.written.head_dim)
         return np.random.default_rng(3).standard_normal(shape, dtype=np.float32) * 50
 
@@ -53,7 +52,7 @@ class SlotDriver:
             memory[row, :, : len(ids)] = states[0, :, : len(ids)]
         self._sources[row] = np.arange(self._sources.shape[1]) < len(ids)
 
-    def prefill(self, row: int, ids: Sequence[int], all_logits: bool = False) -> Array:
+    def prefill(self, row: int, ids: Sequence[int], all_logits: bool = False) -> FloatArray:
         """Prefill tokens of a slot. Return the last logits [V], or all of them [T, V]."""
         self.lengths[row] += len(ids)
         logits = self._run(
@@ -61,7 +60,7 @@ class SlotDriver:
         )
         return logits[0] if all_logits else logits[0, 0]
 
-    def decode(self, tokens: Sequence[int]) -> Array:
+    def decode(self, tokens: Sequence[int]) -> FloatArray:
         """Decode one token for each of the first slots. Return logits [n, V]."""
         count = len(tokens)
         self.lengths[:count] += 1
@@ -71,7 +70,7 @@ class SlotDriver:
         for array in (*self._own.values(), *self._cross.values(), self._sources, self.lengths):
             array[target] = array[source]
 
-    def _run(self, first: int, end: int, ids: NDArray[np.int64], logits_from: int) -> Array:
+    def _run(self, first: int, end: int, ids: NDArray[np.int64], logits_from: int) -> FloatArray:
         context = next(iter(self._own.values())).shape[2]
         mask = (np.arange(context) < self.lengths[first:end, None]).astype(np.int64)
         feeds = {
@@ -93,7 +92,7 @@ class SlotDriver:
                     binding.bind_output(f"present.{name}", *place)
         binding.bind_output("logits", "cpu")
         self._session.run_with_iobinding(binding)
-        logits: Array = binding.get_outputs()[-1].numpy()
+        logits: FloatArray = binding.get_outputs()[-1].numpy()
         return logits
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.builders import write_json
 from tests.support.decoder_artifacts import (
     CHATML,
     END,
@@ -17,6 +16,7 @@ from tests.support.decoder_artifacts import (
     TURN_END,
     write_byte_tokenizer,
 )
+from tests.support.tiny_encoders import write_json
 
 HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 
-class Handler(BaseHTTPRequestHandler):
+class RivalHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps connections alive
     vectors: ClassVar[dict[str, list[float]]] = {}
 
@@ -49,8 +49,8 @@ def main() -> None:
         options.child.write_text(str(child.pid))
     if options.vectors:
         vectors = json.loads(options.vectors.read_text())
-        Handler.vectors = {k: [options.sign * x for x in v] for k, v in vectors.items()}
-    ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+        RivalHandler.vectors = {k: [options.sign * x for x in v] for k, v in vectors.items()}
+    ThreadingHTTPServer(("127.0.0.1", options.port), RivalHandler).serve_forever()
 
 
 if __name__ == "__main__":

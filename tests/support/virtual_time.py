@@ -81,7 +81,7 @@ class Arrival:
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """How a request ended; times are after the start."""
 
     arrival: Arrival
@@ -115,15 +115,15 @@ class VirtualLoop:
             "tiny/writer",
         )
         self._model = build_model_context(4096)
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, JobOutcome] = {}
 
     @property
     def elapsed_s(self) -> float:
         return self.clock.now_s - self._start_s
 
-    def replay(self, arrivals: Iterable[Arrival]) -> list[Outcome]:
+    def replay(self, arrivals: Iterable[Arrival]) -> list[JobOutcome]:
         """Run all arrivals to their ends. Return the outcomes in order of arrival."""
-        outcomes: list[Outcome] = []
+        outcomes: list[JobOutcome] = []
         for arrival in arrivals:
             self._run_until(lambda due_s=arrival.at_s: self.elapsed_s >= due_s)
             self.clock.now_s = max(self.clock.now_s, self._start_s + arrival.at_s)
@@ -135,8 +135,8 @@ class VirtualLoop:
         while self.loop.load != (0, 0) and not is_over():
             self.loop.run_step()
 
-    def _submit(self, arrival: Arrival) -> Outcome:
-        outcome = Outcome(arrival)
+    def _submit(self, arrival: Arrival) -> JobOutcome:
+        outcome = JobOutcome(arrival)
         # No two prompts share a prefix, which would be cached.
         prompt = random.Random(len(self._outcomes)).choices(range(END), k=arrival.prompt_tokens)
         sampling = GREEDY if arrival.seed is None else SamplingParams(seed=arrival.seed)

@@ -7,6 +7,7 @@ here have the defaults of the library, the number of threads included.
 from __future__ import annotations
 
 import argparse
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 PADDED_TOKENS = 512
 
-Vectors = NDArray[np.float32]  # [texts, width], normalized
-Embed = Callable[[list[str]], Vectors]
+NormalizedVectors = NDArray[np.float32]  # [texts, width], normalized
+Embed = Callable[[list[str]], NormalizedVectors]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,7 +42,7 @@ def open_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
 
     extract = pipeline("feature-extraction", model=str(model))
 
-    def embed(texts: list[str]) -> Vectors:
+    def embed(texts: list[str]) -> NormalizedVectors:
         outputs = extract(texts, return_tensors=True, tokenize_kwargs={"truncation": True})
         return normalize(np.stack([tokens[0].numpy().mean(axis=0) for tokens in outputs]))
 
@@ -55,7 +56,7 @@ def open_padded_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
     extract = pipeline("feature-extraction", model=str(model))
     padding = {"padding": "max_length", "truncation": True, "max_length": PADDED_TOKENS}
 
-    def embed(texts: list[str]) -> Vectors:
+    def embed(texts: list[str]) -> NormalizedVectors:
         outputs = extract(texts, return_tensors=True, tokenize_kwargs=padding)
         lengths = [len(ids) for ids in extract.tokenizer(texts)["input_ids"]]
         rows = zip(outputs, lengths, strict=True)
@@ -69,8 +70,8 @@ def open_sentence_transformers(model: Path, _tokenizer: Path | None) -> Embed:
 
     transformer = SentenceTransformer(str(model), device="cpu")
 
-    def embed(texts: list[str]) -> Vectors:
-        vectors: Vectors = transformer.encode(texts, normalize_embeddings=True)
+    def embed(texts: list[str]) -> NormalizedVectors:
+        vectors: NormalizedVectors = transformer.encode(texts, normalize_embeddings=True)
         return vectors
 
     return embed
@@ -110,7 +111,14 @@ def open_openvino(model: Path, tokenizer: Path | None) -> Embed:
     compiled = openvino.Core().compile_model(model, "CPU")
     names = [value.any_name for value in compiled.inputs]
     tokenize = open_tokenizer(tokenizer, names)
-    return lambda texts: normalize(compiled(tokenize(texts), share_inputs=True)[0])
+    local = threading.local()  # a request of OpenVINO computes for one thread at a time
+
+    def embed(texts: list[str]) -> NormalizedVectors:
+        if not hasattr(local, "request"):
+            local.request = compiled.create_infer_request()
+        return normalize(local.request.infer(tokenize(texts), share_inputs=True)[0])
+
+    return embed
 
 
 def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]], dict[str, Any]]:
@@ -133,9 +141,9 @@ def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]],
     return tokenize
 
 
-def normalize(vectors: Vectors) -> Vectors:
+def normalize(vectors: NormalizedVectors) -> NormalizedVectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    normalized: Vectors = vectors / np.maximum(lengths, 1e-12)
+    normalized: NormalizedVectors = vectors / np.maximum(lengths, 1e-12)
     return normalized
 
 

@@ -23,7 +23,7 @@ class CompletionRequest(BaseModel):
     max_tokens: int = 16
 
 
-class Generator:
+class GenaiModel:
     """A model with its tokenizer."""
 
     def __init__(self, model: Path) -> None:
@@ -45,7 +45,7 @@ class Generator:
         return self._tokenizer.decode(new), len(new)
 
 
-def build_app(generator: Generator) -> FastAPI:
+def build_app(generator: GenaiModel) -> FastAPI:
     app = FastAPI()
 
     @app.get("/health")
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     uvicorn.run(
-        build_app(Generator(options.model)),
+        build_app(GenaiModel(options.model)),
         host="127.0.0.1",
         port=options.port,
         log_level="warning",

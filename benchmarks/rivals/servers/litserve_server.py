@@ -4,13 +4,13 @@ from argparse import Namespace
 from typing import Any
 
 import litserve
-from embedders import Vectors, open_embedder, parse_arguments
+from embedders import NormalizedVectors, open_embedder, parse_arguments
 
 MAX_BATCH_SIZE = 32  # requests
 BATCH_TIMEOUT_S = 0.005
 
 
-class EmbeddingApi(litserve.LitAPI):
+class EmbeddingServer(litserve.LitAPI):
     """Requests of the same form as those of the FastAPI server."""
 
     def __init__(self, options: Namespace) -> None:
@@ -28,18 +28,18 @@ class EmbeddingApi(litserve.LitAPI):
         inputs = request["inputs"]
         return [inputs] if isinstance(inputs, str) else inputs
 
-    def predict(self, requests: list[list[str]]) -> list[Vectors]:
+    def predict(self, requests: list[list[str]]) -> list[NormalizedVectors]:
         """Embed the texts of all requests of a batch together."""
         vectors = iter(self._embed([text for texts in requests for text in texts]))
         return [[next(vectors) for _ in texts] for texts in requests]
 
-    def encode_response(self, output: Vectors) -> list[list[float]]:
+    def encode_response(self, output: NormalizedVectors) -> list[list[float]]:
         return [vector.tolist() for vector in output]
 
 
 if __name__ == "__main__":
     arguments = parse_arguments()
-    server = litserve.LitServer(EmbeddingApi(arguments), accelerator="cpu")
+    server = litserve.LitServer(EmbeddingServer(arguments), accelerator="cpu")
     server.run(
         host="127.0.0.1", port=arguments.port, generate_client_file=False, log_level="warning"
     )

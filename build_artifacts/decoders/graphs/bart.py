@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
     CrossAttentionInputs,
@@ -19,11 +18,12 @@ from build_artifacts.decoders.graphs.kv_inputs import (
 )
 from build_artifacts.decoders.graphs.operators import Value, sinusoids, stretched_sinusoids
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, Side, embedding_names
+from build_artifacts.types import FloatArray
 
 _EPSILON = 1e-5  # default of torch's LayerNorm; no config of the family overrides it
 _FAIRSEQ_OFFSET = 2  # rows of fairseq's position tables before the row of the first token
 
-Table = Callable[[int, int], FloatArray]  # (rows, width) -> position table
+PositionTable = Callable[[int, int], FloatArray]  # (rows, width) -> position table
 Sublayer = Callable[[Value], Value]
 
 
@@ -37,7 +37,7 @@ class BartLike:
     norms_words: bool  # after the sum of word and position embeddings
     # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None
-    table: Table | None = None  # computed positions; None: learned
+    table: PositionTable | None = None  # computed positions; None: learned
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
         """Build the graphs. Raises UnsupportedModel."""

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatArray
+from build_artifacts.decoders.float_graph import ORT_DOMAIN
 from build_artifacts.decoders.graphs.operators import Value, apply_activation
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
+from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Kind = Literal["FLOAT", "INT64"]
+ElementType = Literal["FLOAT", "INT64"]
 # Layout of a projection's weight: [out, in] as in torch's Linear, or [in, out].
 Stored = Literal["rows", "columns"]
 
@@ -40,7 +41,7 @@ class GraphWriter:
         self._outputs: list[Value] = []
         self._tensors: dict[str, Value] = {}
 
-    def input(self, name: str, kind: Kind, *shape: str | int) -> Value:
+    def input(self, name: str, kind: ElementType, *shape: str | int) -> Value:
         """Add a graph input. Strings in `shape` name dynamic axes."""
         value = _create_value(name, kind, shape)
         self._inputs.append(value)
@@ -214,7 +215,7 @@ def create_node(
     return ir.node(op_type, inputs, attributes, domain=domain, outputs=values, name=name)
 
 
-def _create_value(name: str, kind: Kind, shape: Sequence[str | int]) -> Value:
+def _create_value(name: str, kind: ElementType, shape: Sequence[str | int]) -> Value:
     import onnx_ir as ir
 
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType[kind]))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 
 Value = Any  # an onnx_ir.Value; the library is not typed
 Append = Callable[..., Value]  # appends an operator to a graph

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
     CrossAttentionInputs,
@@ -18,6 +17,7 @@ from build_artifacts.decoders.graphs.kv_inputs import (
 )
 from build_artifacts.decoders.graphs.operators import Value, distance_buckets
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, Side, embedding_names
+from build_artifacts.types import FloatArray
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import FloatArray
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 
 Side = Literal["encoder", "decoder"]
 

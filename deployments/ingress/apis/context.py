@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from deployments.ingress.builds import BuildService
 from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.replica_memory import ReplicaMemory
 
 Scrape = Callable[[], Awaitable[str]]  # returns the metrics of the cluster as Prometheus text
+
+
+class ModelServices(NamedTuple):
+    """What operators do with models beside the store: builds, and the memory of the replicas."""
+
+    builds: BuildService
+    memory: ReplicaMemory
 
 
 class ApiContext(NamedTuple):
@@ -15,3 +24,4 @@ class ApiContext(NamedTuple):
 
     pipeline: RequestPipeline
     scrape_metrics: Scrape
+    services: ModelServices

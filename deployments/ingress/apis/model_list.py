@@ -2,21 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
+from bisect import bisect_right
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from deployments.artifacts.types import Device
+from deployments.errors import InvalidField, ServeError
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.pipeline import RequestPipeline
+from deployments.keys.caller import current_caller
+from deployments.management.listing import list_default_versions
 from deployments.registry import RegisteredModel
 
+PAGE_MODELS = 100  # of a list, unless the query has a `limit`
+MAX_PAGE_MODELS = 1_000
 
-def build_model_list(pipeline: RequestPipeline) -> dict[str, Any]:
-    """Build OpenAI's list object; rejected models come last."""
-    open_models = [
-        build_model_facts(model, pipeline.monitor) for model in pipeline.registry.open_models()
-    ]
-    rejected = [
-        {
+
+async def build_model_list(
+    pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
+) -> dict[str, Any]:
+    """Build a page of OpenAI's list object: configured models, rejected ones, then the store's.
+
+    `limit` of the query is the length of the page, `after` the id of the last model before it.
+    Manifests are read for the page only. Raises InvalidField.
+    """
+    limit, after = parse_limit(query), query.get("after")
+    configured = [model.ref.id for model in pipeline.registry.open_models()]
+    first = [*configured, *pipeline.registry.rejected()]
+    may_use, known = current_caller().may_use_model, set(first)
+    stored = await asyncio.to_thread(list_default_versions, store)
+    rest = [model_id for model_id in stored if model_id not in known and may_use(model_id)]
+    if after in known:
+        names = [*first[first.index(after) + 1 :], *rest]
+    elif after is not None:
+        names = rest[bisect_right(rest, after) :]
+    else:
+        names = [*first, *rest]
+    data = []
+    for model_id in names[:limit]:
+        await asyncio.sleep(0)  # requests go on while manifests are read
+        data.append(describe_model(pipeline, model_id))
+    return {"object": "list", "data": data, "has_more": len(names) > limit}
+
+
+def parse_limit(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(PAGE_MODELS))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_PAGE_MODELS):
+        raise InvalidField(f"`limit` must be an integer from 1 to {MAX_PAGE_MODELS}", field="limit")
+    return int(text)
+
+
+def list_configured(pipeline: RequestPipeline) -> list[dict[str, Any]]:
+    """Describe the models of the configuration; rejected ones come last."""
+    configured = (model.ref.id for model in pipeline.registry.open_models())
+    names = [*configured, *pipeline.registry.rejected()]
+    return [describe_model(pipeline, model_id) for model_id in names]
+
+
+def describe_model(pipeline: RequestPipeline, model_id: str) -> dict[str, Any]:
+    """Build the facts of a model, or the reason why it cannot be used."""
+    try:
+        return build_model_facts(pipeline.registry.find(model_id), pipeline.monitor)
+    except ServeError as error:
+        return {
             "id": model_id,
             "object": "model",
             "created": 0,
@@ -24,17 +74,16 @@ def build_model_list(pipeline: RequestPipeline) -> dict[str, Any]:
             "state": "refused",
             "reason": error.message,
         }
-        for model_id, error in pipeline.registry.rejected().items()
-    ]
-    return {"object": "list", "data": open_models + rejected}
 
 
-def build_short_path_list(pipeline: RequestPipeline) -> dict[str, Any]:
+async def build_short_path_list(
+    pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
+) -> dict[str, Any]:
     """Build the list for `GET /models`, which Infinity's client reads too.
 
     That client fails without `stats`, and if `owned_by` has any value but its own.
     """
-    model_list = build_model_list(pipeline)
+    model_list = await build_model_list(pipeline, store, query)
     models = [
         {key: value for key, value in model.items() if key != "owned_by"} | {"stats": {}}
         for model in model_list["data"]
@@ -42,26 +91,40 @@ def build_short_path_list(pipeline: RequestPipeline) -> dict[str, Any]:
     return {**model_list, "data": models}
 
 
-def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """Build OpenAI's model object, extended by facts of this server."""
+def build_version_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
+    """Build the facts in which versions differ. `pruned` is the `--prune` of the build."""
     manifest = model.manifest
     states = monitor.states_for(model)
     devices = {
         device.value: {
             "compute_type": f"{device}-{candidate.precision}",
+            "candidate": candidate.name,
+            "precision": candidate.precision,
             "available": device in states and states[device].available,
             "replicas": states[device].running if device in states else 0,
+            "size_bytes": manifest.count_bytes(candidate),
         }
         for device in Device
         if (candidate := manifest.candidate_for(device)) is not None
     }
+    pruning = manifest.source.pruning
+    return {
+        "version": model.ref.version,
+        "size_bytes": sum(sealed.size for sealed in manifest.files.values()),
+        "pruned": pruning.fraction if pruning else None,
+        "devices": devices,
+    }
+
+
+def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
+    """Build OpenAI's model object, extended by facts of this server."""
+    manifest = model.manifest
     config = manifest.generation_config and manifest.generation_config.encoder_decoder
     return {
         "id": model.ref.id,
         "object": "model",
         "created": int(model.sealed_s),
         "owned_by": owner(model.ref.id),
-        "version": model.ref.version,
         "state": "ready" if is_loaded(model, monitor) else "loading",
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
@@ -69,19 +132,7 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
         "labels": list(manifest.labels),
         "languages": sorted(config.languages) if config else [],
         "source": manifest.source.model_dump(),
-        "devices": devices,
-    }
-
-
-def build_model_status(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """Build the body of `/status/{id}`; huggingface_hub reads all four keys."""
-    loaded = is_loaded(model, monitor)
-    on_gpu = Device.GPU in running_devices(model, monitor)
-    return {
-        "loaded": loaded,
-        "state": "Loaded" if loaded else "Loadable",
-        "compute_type": {"gpu": {"gpu": "cuda", "count": 1}} if on_gpu else "cpu",
-        "framework": "transformers",
+        **build_version_facts(model, monitor),
     }
 
 

@@ -18,7 +18,7 @@ GENERATION_HEADERS: Mapping[str, str] = {
     ),
     "x-compute-tokens": "Input and generated tokens, special tokens included. Not in streams.",
     "x-compute-fallback": "`cpu` if `use_gpu` was requested and no GPU was available.",
-    "x-sha": "Revision of the checkpoint.",
+    "x-sha": "Version of the model that answered; `id@version` names it.",
     "server-timing": "Milliseconds of each phase. Not in streams.",
 }
 INFERENCE_HEADERS: Mapping[str, str] = {
@@ -37,7 +37,7 @@ def inference_headers(response: InferenceResponse) -> dict[str, str]:
         "x-compute-characters": str(response.characters),
         "x-compute-tokens": str(timings.tokens),
         "x-cache": "hit" if response.from_cache else "miss",
-        "x-sha": response.model.manifest.source.revision,
+        "x-sha": response.model.ref.version,
         "server-timing": (
             f"tokenization;dur={timings.tokenize_s * 1e3:.2f}, "
             f"queue;dur={timings.queue_s * 1e3:.2f}, "
@@ -58,7 +58,7 @@ def generation_headers(response: GenerationResponse) -> dict[str, str]:
         "x-compute-type": completions[0].started.compute_type,
         "x-compute-time": f"{response.total_s:.4f}",
         "x-compute-tokens": str(response.timings.tokens),
-        "x-sha": response.model.manifest.source.revision,
+        "x-sha": response.model.ref.version,
         "server-timing": generation_timing(completions, response.total_s),
         **fallback_headers(response.fallback),
     }
@@ -68,7 +68,7 @@ def stream_headers(stream: GenerationStream) -> dict[str, str]:
     """Return the headers known at the first token."""
     return {
         "x-compute-type": stream.started[0].compute_type,
-        "x-sha": stream.model.manifest.source.revision,
+        "x-sha": stream.model.ref.version,
         **fallback_headers(stream.fallback),
     }
 
@@ -87,6 +87,7 @@ def generation_timing(completions: Sequence[Completion], total_s: float) -> str:
     """Build `server-timing`: milliseconds of each phase of the slowest completion."""
     timings = [completion.finished.timings for completion in completions]
     slowest_s = {
+        "tokenization": max(timing.tokenize_s for timing in timings),
         "queue": max(timing.queue_s for timing in timings),
         "prefill": max(timing.prefill_s for timing in timings),
         "decode": max(timing.decode_s for timing in timings),

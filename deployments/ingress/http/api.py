@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -39,7 +40,7 @@ class ErrorFormat(NamedTuple):
 class Operation:
     """One handler and the paths it serves."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     paths: tuple[str, ...]  # in Starlette's syntax: `/models/{id:path}/info`
     handler: Handler
     summary: str
@@ -76,8 +77,12 @@ def use_error_format(request: Request, error_format: ErrorFormat) -> None:
     request.scope[ERROR_FORMAT_KEY] = error_format
 
 
+@cache
 def schema_of(kind: Any) -> JsonSchema:
-    """Return the JSON schema of a pydantic model or of a type composed of such models."""
+    """Return the JSON schema of a pydantic model or of a type composed of such models.
+
+    All callers share it: do not change it.
+    """
     return TypeAdapter(kind).json_schema()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -23,29 +23,37 @@ from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT, RecordRejection
 from deployments.ingress.http.errors import truncate_error
-from deployments.ingress.http.gate import Gate
+from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
-from deployments.ingress.http.router import RouteTable, WrongMethod
+from deployments.ingress.http.leaving_clients import ClientWatch
+from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMethod
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-LEASE_KEY = "hundredfold.lease"  # of a request whose key has limits
-RecordRejection = Callable[[ServeError, float], None]
+METERED_KEY = "hundredfold.metered"  # of a request whose key has limits
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
+# Returns if the handler should run again after an error, else raises.
+Recover = Callable[[ServeError, Request], Awaitable[None]]
+
+
+async def raise_again(error: ServeError, _request: Request) -> None:
+    """A `Recover` for servers that cannot change why a request failed."""
+    raise error
 
 
 class ServerHooks(NamedTuple):
     """What the server calls beside the handlers.
 
     `record_rejection` gets every error response and its elapsed seconds. `in_flight` is entered for
-    each request, so many times at once.
+    each request, so many times at once. `recover` gets the errors of routes that run a model.
     """
 
     record_rejection: RecordRejection
     lifespan: Lifespan
     in_flight: AbstractContextManager[object] = nullcontext()
+    recover: Recover = raise_again
 
 
 class HttpApplication:
@@ -62,7 +70,7 @@ class HttpApplication:
     def __init__(
         self,
         table: RouteTable,
-        gate: Gate,
+        gate: AccessGate,
         cors: Cors,
         body_bytes: Capacity,
         large_responses: LargeResponseSender,
@@ -77,7 +85,7 @@ class HttpApplication:
 
     @property
     def router(self) -> HttpApplication:
-        """Where Ray Serve looks for `redirect_slashes`."""
+        """Ray Serve reads `redirect_slashes` of this attribute."""
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,19 +102,19 @@ class HttpApplication:
         request = _Request(scope, receive, send)
         CURRENT_HEADERS.set(request.headers)
         try:
-            with self._hooks.in_flight:
+            with self._hooks.in_flight, ClientWatch(scope, receive):
                 response = await self._handle(request, scope)
                 self._cors.add_headers(request.headers, response)
-                if (lease := scope.get(LEASE_KEY)) is not None:
-                    response.raw_headers += lease.headers
+                if (metered := scope.get(METERED_KEY)) is not None:
+                    response.raw_headers += metered.headers
                 if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
                     await response(scope, receive, send)
                 else:
                     await self._send_large(response, scope, receive, send)
         finally:
             body.release()
-            if (lease := scope.get(LEASE_KEY)) is not None:
-                lease.release()
+            if (metered := scope.get(METERED_KEY)) is not None:
+                metered.release()
 
     async def _send_large(
         self, response: Response, scope: Scope, receive: Receive, send: Send
@@ -131,8 +139,8 @@ class HttpApplication:
                 raise UnknownRoute(f"no route matches {path}; see /docs")
             scope["path_params"] = found.path_params
             scope[ERROR_FORMAT_KEY] = found.route.error_format
-            scope[LEASE_KEY] = self._gate.admit(found.route.access, request.headers)
-            return await found.route.handler(request)
+            scope[METERED_KEY] = self._gate.admit(found.route.access, request.headers)
+            return await self._run(found.route, request)
         except ServeError as error:
             return self._respond(scope, error)
         except WrongMethod as error:
@@ -146,6 +154,19 @@ class HttpApplication:
             # The client gets no details.
             log.error("unexpected failure on %s", scope["path"], exc_info=error)
             return self._respond(scope, ServeError("unexpected failure; see the log of the server"))
+
+    async def _run(self, route: OperationRoute, request: Request) -> Response:
+        try:
+            return await route.handler(request)
+        except ServeError as error:
+            if not route.runs_model:
+                raise
+            try:
+                await self._hooks.recover(error, request)
+            except ServeError as final:
+                final.recorded = error.recorded
+                raise
+        return await route.handler(request)
 
     def _respond(self, scope: Scope, error: ServeError) -> Response:
         body: BodyReservation = scope[SCOPE_KEY]

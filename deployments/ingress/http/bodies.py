@@ -99,6 +99,7 @@ def detect_deflate_window(start: bytes) -> int:
 
 GRACE_S = 3.0  # s before `body_bytes_per_s` counts
 SCOPE_KEY = "hundredfold.body_reservation"
+BODY_KEY = "hundredfold.body"  # read and decoded, for a handler that runs again
 
 
 class BodyReservation:
@@ -180,23 +181,27 @@ def is_deeper_than(value: Any, depth: int) -> bool:
 
 
 async def read_body(request: Request, limits: LimitSettings) -> bytes:
-    """Read the body and decode its `content-encoding`.
+    """Read the body and decode its `content-encoding`; again, it is that of the first time.
 
     Raises BodyTooLarge, BodyTooSlow, MalformedBody, Overloaded or UnsupportedEncoding.
     """
+    if (body := request.scope.get(BODY_KEY)) is not None:
+        return bytes(body)
     declared = request.headers.get("content-length", "")
     # Count digits first: int() rejects strings of thousands of digits.
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.body_bytes):
         raise _body_too_large(limits)
     try:
         async with asyncio.timeout(limits.body_timeout_s) as timer:
-            return await _collect(request, limits, timer)
+            body = await _collect(request, limits, timer)
     except TimeoutError as exc:
         raise BodyTooSlow(
             f"the body took more than {limits.body_timeout_s:g} s to arrive, or less than "
             f"{limits.body_bytes_per_s} bytes arrived per second",
             field="body",
         ) from exc
+    request.scope[BODY_KEY] = body
+    return body
 
 
 async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeout) -> bytes:

@@ -1,4 +1,4 @@
-"""Who sends a request: the client that the queues are fair to."""
+"""The client of a request. Queues share their capacity equally among clients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from hashlib import blake2b
 from starlette.datastructures import Headers
 
 from deployments.keys.caller import current_caller
+from deployments.request_headers import ADDRESS_HEADER, KEY_HEADERS
 
-# Of most clients; of Anthropic's and many gateways; of Azure's.
-KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 # Shorter keys are placeholders such as `Bearer -`, which clients send that need no key.
 MIN_KEY_CHARS = 16
-ADDRESS_HEADER = "x-forwarded-for"
 
 # Headers of the request that the present task handles.
 CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from deployments.config import CorsSettings
 
-ANY_ORIGIN = "*"
+WILDCARD = "*"
 
 
 class Cors:
@@ -24,7 +24,7 @@ class Cors:
         origins = self.settings.origins
         if not origins or "origin" not in headers:
             return False
-        return ANY_ORIGIN in origins or headers["origin"] in origins
+        return WILDCARD in origins or headers["origin"] in origins
 
     def build_preflight(self, headers: Headers) -> Response | None:
         """Return the answer to a browser that asks whether a page may send a request.
@@ -36,7 +36,7 @@ class Cors:
         return Response(
             status_code=204,
             headers={
-                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-methods": "GET, POST, DELETE",
                 # The clients of all dialects have headers of their own.
                 "access-control-allow-headers": headers.get("access-control-request-headers", ""),
                 "access-control-max-age": f"{self.settings.max_age_s:d}",
@@ -50,4 +50,4 @@ class Cors:
         response.headers.append("vary", "origin")
         if self.is_allowed(headers):
             response.headers["access-control-allow-origin"] = headers["origin"]
-            response.headers["access-control-expose-headers"] = ANY_ORIGIN
+            response.headers["access-control-expose-headers"] = WILDCARD

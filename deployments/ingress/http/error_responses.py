@@ -11,10 +11,12 @@ from starlette.responses import Response
 from deployments.errors import (
     InvalidField,
     ModelLoading,
+    Overloaded,
     ServeError,
 )
 from deployments.ingress.http.api import ErrorFormat
 from deployments.ingress.http.bodies import json_response
+from deployments.request_headers import REFUSAL_HEADER
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -22,10 +24,11 @@ RecordRejection = Callable[[ServeError, float], None]
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds for errors that may pass."""
+    """Build `Retry-After` in whole seconds for errors that may pass, and mark full queues."""
     if error.retry_after_s is None:
         return {}
-    return {"retry-after": str(max(1, round(error.retry_after_s)))}
+    headers = {"retry-after": str(max(1, round(error.retry_after_s)))}
+    return {**headers, REFUSAL_HEADER: "1"} if error.code == Overloaded.code else headers
 
 
 def default_error_response(error: ServeError) -> Response:
@@ -35,7 +38,7 @@ def default_error_response(error: ServeError) -> Response:
         body["error"] = [error.message]
     if error.field is not None:
         body["field"] = error.field
-    if isinstance(error, ModelLoading):
+    if isinstance(error, ModelLoading) and error.estimated_time_s is not None:
         body["estimated_time"] = error.estimated_time_s
     if error.status == 429:
         body["error_type"] = "overloaded"

@@ -5,23 +5,25 @@ Requests are refused by their headers, before their body is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 
-from deployments.errors import Unauthorized
+from deployments.errors import Forbidden, Unauthorized
 from deployments.ingress.http.api import Access
-from deployments.ingress.http.clients import KEY_HEADERS
-from deployments.keys.caller import EVERYONE, set_current_caller
+from deployments.keys.caller import UNRESTRICTED, set_current_caller
 from deployments.keys.key import KEY_PREFIX, Scope, has_key_form
 from deployments.keys.key_ring import KeyRing
-from deployments.keys.limits import Lease
+from deployments.keys.limits import MeteredRequest
+from deployments.request_headers import KEY_HEADERS
 
 BEARER = "bearer "
 USUAL_START = f"Bearer {KEY_PREFIX}"
 SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope.ADMIN}
 
 
-class Gate:
+class AccessGate:
     """Without a key file every request passes, whatever key it sends."""
 
     def __init__(
@@ -40,18 +42,43 @@ class Gate:
         if self._ring is None or self._ring.path != key_file:
             self._ring = None if key_file is None else KeyRing(key_file)
 
-    def admit(self, access: Access, headers: Mapping[str, str]) -> Lease | None:
-        """Make the caller the current one; return its lease if its key has limits.
+    def admit(self, access: Access, headers: Mapping[str, str]) -> MeteredRequest | None:
+        """Make the caller the current one; meter it if its key has limits.
 
         Raises Unauthorized, Forbidden or RateLimited.
         """
-        set_current_caller(EVERYONE)
-        if self._ring is None or access is Access.PUBLIC:
+        set_current_caller(UNRESTRICTED)
+        if access is Access.PUBLIC:
+            return None
+        if self._ring is None:
+            if access is Access.ADMIN and is_foreign_page(headers):
+                raise Forbidden("web pages of other servers cannot manage this one; use an API key")
             return None
         caller = self._ring.authenticate(find_key(headers))
         set_current_caller(caller)
         caller.require_scope(SCOPES[access])
         return None if caller.meter is None else caller.meter.enter(self._count_replicas())
+
+
+def is_foreign_page(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends this for a page that this server did not send.
+
+    A page's own host must be an address or `localhost`: a name could be one that an attacker lets
+    point to this host.
+    """
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    host = headers.get("host", "")
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    return origin.partition("://")[2] != host or not _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ip_address(name.strip("[]")))
+    except ValueError:
+        return name == "localhost"
 
 
 def find_key(headers: Mapping[str, str]) -> str:

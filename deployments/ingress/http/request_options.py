@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from deployments.artifacts.types import Device
+from deployments.config import Compute
 from deployments.errors import InvalidField
+from deployments.ingress.http.bodies import BODY_KEY
 from deployments.messages import PRIORITIES, Priority
+from deployments.request_headers import OPTION_HEADERS, SDK_TIMEOUT_HEADERS
 from deployments.tasks.inputs import parse_parameters
 
 TRUE_WORDS = {"1", "true"}
@@ -30,7 +34,8 @@ class RequestOptions(BaseModel):
     wait_for_model: bool | None = None
     use_gpu: bool | None = None  # a hint: the CPU computes where no GPU is available
     require_gpu: bool | None = None
-    hardware: Literal["cpu", "gpu"] | None = None
+    hardware: Literal["cpu", "gpu"] | None = None  # as `compute`, but required
+    compute: Compute | None = None  # `gpu` is a hint, like `use_gpu`; `auto`: the server chooses
     # Zero-shot responses in the format for clients older than mid-2025, whatever the user agent.
     legacy_format: bool | None = None
     # Milliseconds until the client needs the answer; the configured timeout bounds it.
@@ -38,11 +43,13 @@ class RequestOptions(BaseModel):
     priority: Priority | None = None
 
     @property
-    def device(self) -> Device | None:
-        """The requested device; `hardware` wins."""
+    def requested_compute(self) -> Compute | None:
+        """The hardware that the request names: by `hardware`, else `use_gpu`, else `compute`."""
         if self.hardware is not None:
-            return Device(self.hardware)
-        return Device.GPU if self.use_gpu or self.require_gpu else None
+            return self.hardware
+        if self.use_gpu or self.require_gpu:
+            return "gpu"
+        return "cpu" if self.use_gpu is False else self.compute
 
     @property
     def requires_device(self) -> bool:
@@ -60,20 +67,14 @@ class RequestOptions(BaseModel):
 
 NO_OPTIONS = RequestOptions()
 
-# Headers for APIs whose bodies have no options.
-HEADERS = {
-    "x-use-cache": "use_cache",
-    "x-wait-for-model": "wait_for_model",
-    "x-use-gpu": "use_gpu",
-    "x-hardware": "hardware",
-    "x-request-timeout-ms": "deadline_ms",
-    "x-priority": "priority",
+HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware", "compute"}
+# Words of the headers that name one of several.
+HEADER_WORDS: Mapping[str, Sequence[str]] = {
+    "hardware": [device.value for device in Device],
+    "compute": get_args(Compute),
+    "priority": PRIORITIES,
 }
-# Seconds after which OpenAI's clients give up: the names in Python and in JavaScript. They send
-# their default too, so any other header of a deadline wins.
-SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware"}
-OPTION_NAMES = frozenset({*HEADERS.values(), *HARDWARE_KEYS})  # those of every API
+OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})  # those of every API
 
 
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
@@ -84,7 +85,7 @@ def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
-    present = [(name, headers[name]) for name in HEADERS if name in headers]
+    present = [(name, headers[name]) for name in OPTION_HEADERS if name in headers]
     timeout = next((headers[name] for name in SDK_TIMEOUT_HEADERS if name in headers), None)
     if not body:
         if not present and timeout is None:
@@ -94,7 +95,7 @@ def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False
     in_body = {key for key, value in body.items() if value is not None}
     in_body |= HARDWARE_KEYS if HARDWARE_KEYS & in_body else set()
     from_headers = _parse_headers(
-        tuple((name, text) for name, text in present if HEADERS[name] not in in_body),
+        tuple((name, text) for name, text in present if OPTION_HEADERS[name] not in in_body),
         None if streams or "deadline_ms" in in_body else timeout,
     )
     options = {**body, **from_headers.model_dump(exclude_none=True)}
@@ -104,24 +105,31 @@ def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False
 @lru_cache(1_024)  # a client sends the same ones with each request
 def _parse_headers(present: tuple[tuple[str, str], ...], timeout: str | None) -> RequestOptions:
     options: dict[str, Any] = {}
-    if timeout is not None:
-        with suppress(ValueError):
-            timeout_s = float(timeout)
-            options = {"deadline_ms": timeout_s * 1000} if 0 < timeout_s < math.inf else {}
+    if timeout is not None and (timeout_s := _parse_positive(timeout)) is not None:
+        options["deadline_ms"] = timeout_s * 1000
     for header, text in present:
-        options.update(_parse_header(header, HEADERS[header], text.strip().lower()))
+        options.update(_parse_header(header, OPTION_HEADERS[header], text.strip().lower()))
     return parse_parameters(RequestOptions, options, path="options")
 
 
+def _parse_positive(text: str) -> float | None:
+    """Return the positive finite number in `text`; None if it is another text."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
 def _parse_header(header: str, key: str, word: str) -> dict[str, Any]:
-    if key in ("hardware", "priority"):
+    if key in HEADER_WORDS:
+        if word not in HEADER_WORDS[key]:
+            allowed = ", ".join(f"`{one}`" for one in HEADER_WORDS[key])
+            raise InvalidField(f"header `{header}` must be one of {allowed}", field=header)
         return {key: word}
     if key == "deadline_ms":
-        try:
-            deadline_ms = float(word)
-        except ValueError:
-            deadline_ms = math.nan
-        if not 0 < deadline_ms < math.inf:
+        deadline_ms = _parse_positive(word)
+        if deadline_ms is None:
             raise InvalidField(
                 f"header `{header}` must be a positive number of milliseconds", field=header
             )
@@ -132,6 +140,14 @@ def _parse_header(header: str, key: str, word: str) -> dict[str, Any]:
         also = f", `{REQUIRED_WORD}`" if key == "use_gpu" else ""
         raise InvalidField(f"header `{header}` must be `true` or `false`{also}", field=header)
     return {key: word in TRUE_WORDS}
+
+
+def waits_for_model(request: Request) -> bool:
+    """Whether a request says `wait_for_model`, in its body, if that was read, or its headers."""
+    with suppress(orjson.JSONDecodeError, KeyError, TypeError):
+        in_body = orjson.loads(request.scope[BODY_KEY])["options"]["wait_for_model"]
+        return in_body is True
+    return request.headers.get("x-wait-for-model", "").strip().lower() in TRUE_WORDS
 
 
 # `model` of clients whose user named none: huggingface_hub, its 0.2x releases, Infinity.

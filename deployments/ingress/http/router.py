@@ -19,13 +19,21 @@ class OperationRoute:
     """One path of an operation, with the error format of its API."""
 
     def __init__(
-        self, path: str, handler: Handler, method: str, error_format: ErrorFormat, access: Access
+        self,
+        path: str,
+        handler: Handler,
+        method: str,
+        error_format: ErrorFormat,
+        access: Access,
+        *,
+        runs_model: bool = False,
     ) -> None:
         self.path = path
         self.handler = handler
         self.methods = frozenset({"GET", "HEAD"} if method == "GET" else {method})
         self.error_format = error_format
         self.access = access
+        self.runs_model = runs_model
         pattern, _, self._converters = compile_path(path)
         # A model id may contain a line break, which `.` does not match by default.
         self._pattern = re.compile(pattern.pattern, re.DOTALL)
@@ -54,6 +62,7 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
             operation.method,
             (*operation.error_formats, api.error_format)[0],
             operation.access,
+            runs_model=operation.runs_model,
         )
         for api in apis
         for operation in api.operations()
@@ -62,7 +71,7 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
 
 
 class WrongMethod(Exception):
-    """The path exists for other methods; `route` is the first of them."""
+    """The path exists for other methods; `route` is the one with the longest pattern."""
 
     def __init__(self, route: OperationRoute, allowed: frozenset[str]) -> None:
         super().__init__(route.path)
@@ -96,7 +105,9 @@ class RouteTable:
                 return match
         if matches:
             allowed = frozenset().union(*(match.route.methods for match in matches))
-            raise WrongMethod(matches[0].route, allowed)
+            # `DELETE /models/{id:path}` matches the paths of other APIs too.
+            longest = max(matches, key=lambda match: len(match.route.path))
+            raise WrongMethod(longest.route, allowed)
         return None
 
     def _remember(self, key: tuple[str, str], match: MatchedRoute) -> None:

@@ -29,11 +29,11 @@ class Closable(Protocol):
 
 
 class SseResponse(Response):
-    """Sends `events`, each item one or several whole events, and then closes `source`.
+    """Sends `events`, each item one or several whole events, and then closes their `source`.
 
-    The source is closed at the end, on a write timeout, when the events fail and when the client
-    disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by cancelling the task. A
-    failure is sent as the last event, built by `encode_error`.
+    The source, if there is one, is closed at the end, on a write timeout, when the events fail and
+    when the client disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by
+    cancelling the task. A failure is sent as the last event, built by `encode_error`.
     """
 
     media_type = "text/event-stream"
@@ -41,7 +41,7 @@ class SseResponse(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        source: Closable,
+        source: Closable | None,
         encode_error: Callable[[ServeError], bytes],
         *,
         stream_write_timeout_s: float,
@@ -63,7 +63,8 @@ class SseResponse(Response):
         finally:
             sending.cancel()
             disconnect.cancel()
-            await self._source.aclose()
+            if self._source is not None:
+                await self._source.aclose()
             await asyncio.gather(sending, disconnect, return_exceptions=True)
         if not sending.cancelled():
             sending.result()

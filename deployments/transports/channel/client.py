@@ -25,6 +25,7 @@ from deployments.transports.channel.frames import (
     Method,
     decode_answer,
     decode_count,
+    decode_models,
     encode_call,
     encode_count,
 )
@@ -41,7 +42,7 @@ class ReplicaLost(Exception):
     """The connection ended before the answer. Another replica can run the call."""
 
 
-class Request(NamedTuple):
+class ChannelRequest(NamedTuple):
     """One call, encoded."""
 
     method: Method
@@ -51,6 +52,7 @@ class Request(NamedTuple):
     is_repeatable: bool = False  # a stream that may start again after its first event
     can_wait: bool = True  # for a successor, when all replicas are lost
     backlog: int = 0  # cost of what waits in this process behind the call
+    model: str = ""  # name of the exact version; replicas that have it are preferred
 
 
 class _Pending:
@@ -89,6 +91,7 @@ class ClientConnection(FrameConnection):
         self._pending: dict[int, _Pending] = {}  # by id
         self._next_id = 1
         self.pending_cost = 0
+        self.models: set[str] = set()  # that the replica has loaded
         self._other_load = 0
         self.window = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -109,10 +112,10 @@ class ClientConnection(FrameConnection):
 
     @property
     def has_credit(self) -> bool:
-        """Whether the replica takes another call and reads. The last may exceed the window."""
+        """Whether a call may be sent. It may exceed the window if anything of that is left."""
         return self.pending_cost < self.window and self._writable.is_set()
 
-    async def call(self, request: Request) -> AnswerFrame:
+    async def call(self, request: ChannelRequest) -> AnswerFrame:
         """Return the answer. Raises its ServeError, or ReplicaLost. Cancelling cancels the call."""
         id, pending = self._send_call(request)
         try:
@@ -120,7 +123,7 @@ class ClientConnection(FrameConnection):
         finally:
             self._forget(id)
 
-    async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
         """Yield the events. Raises as `call`. Closing cancels the call."""
         id, pending = self._send_call(request)
         pending.events = asyncio.Queue()
@@ -176,6 +179,14 @@ class ClientConnection(FrameConnection):
         elif frame.type == FrameType.EVENT:
             if pending is not None and pending.events is not None:
                 pending.events.put_nowait(frame.body)
+        else:
+            self._handle_news(frame)
+
+    def _handle_news(self, frame: Frame) -> None:
+        """Handle a frame that belongs to no call."""
+        if frame.type == FrameType.MODELS:
+            for name, is_loaded in decode_models(frame.body):
+                (self.models.add if is_loaded else self.models.discard)(name)
         elif frame.type == FrameType.GOAWAY:
             self.drain()
         elif frame.type != FrameType.PONG:
@@ -194,7 +205,7 @@ class ClientConnection(FrameConnection):
         else:
             raise ChannelError(f"a frame of type {frame.type} in the handshake")
 
-    def _send_call(self, request: Request) -> tuple[int, _Pending]:
+    def _send_call(self, request: ChannelRequest) -> tuple[int, _Pending]:
         if self._transport is None:
             raise ReplicaLost
         if not self._pending:

@@ -5,25 +5,28 @@ A handle also starts a deployment that has no replica: Serve counts the calls th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
-from deployments.errors import EngineFailed, ReplicasSilent
+from deployments.deadlines import deadline_after
+from deployments.errors import EngineFailed, ReplicasSilent, ServeError
 from deployments.messages import (
     CallBatch,
     Chunk,
     Completion,
     DecodeRequest,
     GenerationCall,
+    ModelRef,
     Started,
     TextTokens,
     TokenizeRequest,
     count_characters,
 )
+from deployments.pool_messages import PoolRequest, PoolState
 from deployments.transports.base import Deliver, EncoderClient, GeneratorClient, TokenizerClient
 from deployments.transports.channel import codec
-from deployments.transports.channel.client import Request
+from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.frames import Buffer, ChannelError, Method
 from deployments.transports.channel.pool import NoChannel, ReplicaPool
 
@@ -32,13 +35,14 @@ T = TypeVar("T")
 
 # Characters of a call that an idle encoder tokenizes itself, in less time than a hop takes.
 LONE_CALL_CHARACTERS = 1_000
+LOAD_TIMEOUT_S = 120.0  # of a micro-batch without calls, which loads its model
 
 
 class ChannelEncoderClient:
     """An EncoderClient. The tokenizer's answer goes to the encoder unopened.
 
-    A short call that finds an idle encoder goes there at once: it saves one of two hops, and nobody
-    else waits while the encoder tokenizes.
+    A short call that finds an idle encoder goes there at once: it saves one of two hops, and no
+    other call waits while the encoder tokenizes.
     """
 
     def __init__(
@@ -58,42 +62,53 @@ class ChannelEncoderClient:
         except NoChannel:
             await self._fallback.infer(batch, deliver)
 
-    async def _build_request(self, batch: CallBatch) -> Request:
+    async def _build_request(self, batch: CallBatch) -> ChannelRequest:
         """Return the encoder's request, after a hop to the tokenizer if need be.
 
         Without a tokenizer that answers, the encoder tokenizes every call.
         """
-        deadline_s = max(call.deadline_s for call in batch.calls)
+        if batch.calls:
+            deadline_s = max(call.deadline_s for call in batch.calls)
+        else:
+            deadline_s = deadline_after(LOAD_TIMEOUT_S)
         characters = sum(count_characters(text) for call in batch.calls for text in call.texts)
         message = codec.encode_call_batch(batch, deadline_s)
-        direct = Request(
-            Method.TOKENIZE_AND_INFER, message, characters, deadline_s, is_repeatable=True
+        model = batch.key.model.name
+        direct = ChannelRequest(
+            Method.TOKENIZE_AND_INFER,
+            message,
+            characters,
+            deadline_s,
+            is_repeatable=True,
+            model=model,
         )
-        if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica:
+        if characters <= LONE_CALL_CHARACTERS and self._encoders.has_idle_replica(model):
             return direct
         has_encoder = self._encoders.connected > 0
         try:
             tokens = await self._tokenizers.call(
-                Request(
+                ChannelRequest(
                     Method.TOKENIZE_BATCH,
                     message,
                     characters,
                     deadline_s,
                     can_wait=not has_encoder,
                     backlog=batch.backlog,
+                    model=model,
                 )
             )
         except (NoChannel, ReplicasSilent):
             if has_encoder:
                 return direct
             raise
-        return Request(
+        return ChannelRequest(
             Method.INFER,
             tokens.message,
             tokens.cost,
             deadline_s,
             is_repeatable=True,
             backlog=batch.backlog * tokens.cost // max(characters, 1),
+            model=model,
         )
 
 
@@ -106,7 +121,8 @@ class ChannelTokenizerClient:
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         message = codec.encode_message(request)
-        call = Request(Method.TOKENIZE, message, sum(map(len, request.texts)))
+        cost = sum(map(len, request.texts))
+        call = ChannelRequest(Method.TOKENIZE, message, cost, model=request.model.name)
         try:
             return _decode(codec.decode_text_tokens, (await self._tokenizers.call(call)).message)
         except NoChannel:
@@ -114,7 +130,8 @@ class ChannelTokenizerClient:
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
         message = codec.encode_message(request)
-        call = Request(Method.DECODE, message, sum(map(len, request.sequences)))
+        cost = sum(map(len, request.sequences))
+        call = ChannelRequest(Method.DECODE, message, cost, model=request.model.name)
         try:
             return _decode(codec.decode_texts, (await self._tokenizers.call(call)).message)
         except NoChannel:
@@ -149,9 +166,29 @@ class ChannelGeneratorClient:
                 yield event
 
 
-def _generation_request(method: Method, call: GenerationCall) -> Request:
+class ChannelPoolManager:
+    """A PoolManager of the replicas of one deployment."""
+
+    def __init__(self, replicas: ReplicaPool) -> None:
+        self._replicas = replicas
+
+    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+        call = ChannelRequest(Method.MANAGE_POOL, codec.encode_message(request), 0)
+        answers = await self._replicas.call_each(call)
+        return {
+            replica: answer
+            if isinstance(answer, ServeError)
+            else _decode(codec.decode_pool_state, answer.message)
+            for replica, answer in answers.items()
+        }
+
+    def has_model(self, model: ModelRef) -> bool:
+        return any(model.name in connection.models for connection in self._replicas.connections())
+
+
+def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
     message = codec.encode_generation_call(call, call.deadline_s)
-    return Request(method, message, 1, call.deadline_s)
+    return ChannelRequest(method, message, 1, call.deadline_s, model=call.model.name)
 
 
 def _decode(decode: Callable[[Buffer], T], message: Buffer) -> T:

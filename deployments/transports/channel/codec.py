@@ -21,6 +21,7 @@ from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
+    CallOutcome,
     CallResult,
     Chat,
     Chunk,
@@ -29,13 +30,13 @@ from deployments.messages import (
     GenerationCall,
     GenerationOptions,
     ModelRef,
-    Outcome,
     Started,
     TextTokens,
     TokenizedBatch,
     TokenizedCall,
     TokenizeRequest,
 )
+from deployments.pool_messages import PoolRequest, PoolState
 from deployments.tasks import TASKS
 from deployments.transports.channel.frames import Buffer, ChannelError
 
@@ -128,7 +129,7 @@ def decode_tokenized_batch(body: Buffer, deadline_s: float) -> TokenizedBatch:
     return TokenizedBatch(key, ids, calls, tokenize_s)
 
 
-def encode_outcomes(outcomes: Mapping[int, Outcome]) -> bytes:
+def encode_outcomes(outcomes: Mapping[int, CallOutcome]) -> bytes:
     """Encode outcomes by the index of their calls."""
     results: dict[int, CallResult] = {}
     errors: Errors = {}
@@ -140,9 +141,9 @@ def encode_outcomes(outcomes: Mapping[int, Outcome]) -> bytes:
     return _ENCODER.encode((results, errors))
 
 
-def decode_outcomes(body: Buffer) -> dict[int, Outcome]:
+def decode_outcomes(body: Buffer) -> dict[int, CallOutcome]:
     results, errors = _decode(_OUTCOMES, body)
-    outcomes: dict[int, Outcome] = results
+    outcomes: dict[int, CallOutcome] = results
     outcomes |= {index: _build_error(fields) for index, fields in errors.items()}
     return outcomes
 
@@ -194,6 +195,14 @@ def decode_decode_request(body: Buffer) -> DecodeRequest:
 
 def decode_texts(body: Buffer) -> tuple[str, ...]:
     return _decode(_TEXTS, body)
+
+
+def decode_pool_request(body: Buffer) -> PoolRequest:
+    return _decode(_POOL_REQUEST, body)
+
+
+def decode_pool_state(body: Buffer) -> PoolState:
+    return _decode(_POOL_STATE, body)
 
 
 def decode_completion(body: Buffer) -> Completion:
@@ -312,4 +321,6 @@ _TEXT_TOKENS = _decoder(tuple[TextTokens, ...])
 _DECODE_REQUEST = _decoder(DecodeRequest)
 _TEXTS = _decoder(tuple[str, ...])
 _COMPLETION = _decoder(Completion)
+_POOL_REQUEST = _decoder(PoolRequest)
+_POOL_STATE = _decoder(PoolState)
 _ERROR = _decoder(ErrorFields)

@@ -6,12 +6,13 @@ The id belongs to one call on one connection. Bodies of CALL and ANSWER start wi
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 MAX_HANDSHAKE_BYTES = 256
 # As RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH: a micro-batch of 32 documents in windows fits.
 MAX_BODY_BYTES = 1 << 30
@@ -41,6 +42,7 @@ class FrameType(IntEnum):
     PING = 11
     PONG = 12
     GOAWAY = 13  # the replica drains: no new calls
+    MODELS = 14  # names of models that the replica has loaded (+) or evicted (-) since
 
 
 class Frame(NamedTuple):
@@ -57,6 +59,7 @@ class Method(IntEnum):
     COMPLETE = 5
     STREAM = 6
     TOKENIZE_AND_INFER = 7  # both in the encoder
+    MANAGE_POOL = 8  # in every kind of replica
 
 
 class CallFrame(NamedTuple):
@@ -112,6 +115,22 @@ def decode_count(body: bytes) -> int:
     """Raises ChannelError."""
     (count,) = _unpack(_COUNT, body)
     return count
+
+
+def encode_models(names: Iterable[str], *, are_loaded: bool) -> bytes:
+    sign = "+" if are_loaded else "-"
+    return "\n".join(f"{sign}{name}" for name in names).encode()
+
+
+def decode_models(body: bytes) -> list[tuple[str, bool]]:
+    """Return each name, and whether it is loaded now. Raises ChannelError."""
+    try:
+        lines = body.decode().split("\n") if body else []
+    except UnicodeDecodeError as exc:
+        raise ChannelError("names of models that are not UTF-8") from exc
+    if any(line[:1] not in ("+", "-") for line in lines):
+        raise ChannelError("a list of models without signs")
+    return [(line[1:], line[0] == "+") for line in lines]
 
 
 def _unpack(header: struct.Struct, body: bytes) -> tuple[int, ...]:

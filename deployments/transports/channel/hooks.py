@@ -62,9 +62,9 @@ class ReplicaChannel:
         await self._server.close(max(timeout_s, MIN_DRAIN_S))
 
 
-def open_pool(deployment: str) -> ReplicaPool:
-    """Connect to the replicas of `deployment`, and follow its changes."""
+def open_pool(deployment: str, spread: int) -> ReplicaPool:
+    """Connect to the replicas of `deployment` and follow its changes; see ReplicaPool."""
     node, tls = ray.get_runtime_context().get_node_id(), TlsContexts.load(ray_tls_files()).client
-    pool = ReplicaPool(deployment, node, tls)
+    pool = ReplicaPool(deployment, node, tls, spread)
     DIRECTORY.subscribe(deployment, pool.update)
     return pool

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
+from typing import NamedTuple
+from zlib import crc32
 
-from deployments.errors import EngineFailed, ReplicasLost, ReplicasSilent
-from deployments.transports.channel.client import ClientConnection, ReplicaLost, Request
+from deployments.errors import EngineFailed, ReplicasLost, ReplicasSilent, ServeError
+from deployments.transports.channel.client import ChannelRequest, ClientConnection, ReplicaLost
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from deployments.transports.channel.frames import AnswerFrame
 
@@ -83,10 +85,45 @@ class Peer:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
 
+class _Option(NamedTuple):
+    """A replica that may take a call."""
+
+    connection: ClientConnection
+    is_local: bool
+    replica: str
+
+
+class _Tries:
+    """Replicas that lost or refused one request."""
+
+    def __init__(self, name: str) -> None:
+        self.refused: set[ClientConnection] = set()
+        self._name = name
+        self._count = 0
+
+    def note_lost(self) -> None:
+        """Raises ReplicasLost after MAX_TRIES."""
+        log.warning("%s: a replica was lost during a call", self._name)
+        self._count += 1
+        if self._count >= MAX_TRIES:
+            raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
+
+    def note_refused(self, connection: ClientConnection, error: ServeError, connected: int) -> None:
+        """Raises the error if no other replica may answer."""
+        self.refused.add(connection)
+        self._count += 1
+        if not error.elsewhere or self._count >= MAX_TRIES or len(self.refused) >= connected:
+            raise error
+
+
 class ReplicaPool:
     """The replicas of one deployment, seen from `node`."""
 
-    def __init__(self, name: str, node: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, name: str, node: str, tls: ssl.SSLContext | None = None, spread: int = 0
+    ) -> None:
+        """`spread`: cost by which replicas with a model may be busier before another loads it."""
+        self._spread = spread
         self._name = name
         self._node = node
         self._tls = tls
@@ -112,38 +149,60 @@ class ReplicaPool:
         """Count the replicas that take calls."""
         return sum(connection.is_usable for connection in self.connections())
 
-    @property
-    def has_idle_replica(self) -> bool:
-        """Whether a replica has nothing to do, as far as this side knows."""
-        return any(one.is_usable and one.load == 0 for one in self.connections())
+    def has_idle_replica(self, model: str) -> bool:
+        """Whether a replica with the model has nothing to do; if none has it, any replica."""
+        usable = [one for one in self.connections() if one.is_usable]
+        holders = [one for one in usable if model in one.models]
+        return any(one.load == 0 for one in holders or usable)
 
     def connections(self) -> list[ClientConnection]:
         """Return the open connections of the listed replicas, also those that drain."""
         peers = self._peers.values()
         return [peer.connection for peer in peers if peer.connection is not None]
 
-    async def call(self, request: Request) -> AnswerFrame:
+    async def call(self, request: ChannelRequest) -> AnswerFrame:
         """Return the answer; if the replica is lost, of another one.
 
         Raises the replica's ServeError, ReplicasLost after MAX_TRIES, ReplicasSilent if all listed
-        replicas are lost, NoChannel if none is listed or was ever connected.
+        replicas are lost, NoChannel if none is listed or was ever connected. A replica that cannot
+        load the model, or has no room for it, is one of the tries.
         """
-        for _ in range(MAX_TRIES):
-            connection, backlog = await self._choose(request)
+        tries = _Tries(self._name)
+        while True:
+            connection, backlog = await self._choose(request, tries.refused)
             try:
                 return await connection.call(request._replace(backlog=backlog))
             except ReplicaLost:
-                log.warning("%s: a replica was lost during a call", self._name)
-        raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
+                tries.note_lost()
+            except ServeError as error:
+                tries.note_refused(connection, error, self.connected)
 
-    async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def call_each(self, request: ChannelRequest) -> dict[str, AnswerFrame | ServeError]:
+        """Return the answer or error of every replica that answers, by id."""
+        usable = {
+            replica: peer.connection
+            for replica, peer in self._peers.items()
+            if peer.connection is not None and peer.connection.is_usable
+        }
+        calls = (connection.call(request) for connection in usable.values())
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found: dict[str, AnswerFrame | ServeError] = {}
+        for replica, answer in zip(usable, answers, strict=True):
+            if isinstance(answer, AnswerFrame | ServeError):
+                found[replica] = answer
+            elif not isinstance(answer, ReplicaLost):
+                raise answer
+        return found
+
+    async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
         """Yield the events; a replica that is lost before the first is replaced. See `call`.
 
         A repeatable stream starts again on another replica at any time.
         """
         has_started = False
-        for _ in range(MAX_TRIES):
-            connection, backlog = await self._choose(request)
+        tries = _Tries(self._name)
+        while True:
+            connection, backlog = await self._choose(request, tries.refused)
             try:
                 async with aclosing(connection.stream(request._replace(backlog=backlog))) as events:
                     async for event in events:
@@ -151,30 +210,35 @@ class ReplicaPool:
                         yield event
                 return
             except ReplicaLost:
-                log.warning("%s: a replica was lost during a stream", self._name)
                 if has_started and not request.is_repeatable:
                     raise EngineFailed("the replica was lost during this request") from None
-        raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
+                tries.note_lost()
+            except ServeError as error:
+                if has_started:
+                    raise
+                tries.note_refused(connection, error, self.connected)
 
-    async def _choose(self, request: Request) -> tuple[ClientConnection, int]:
+    async def _choose(
+        self, request: ChannelRequest, refused: Collection[ClientConnection]
+    ) -> tuple[ClientConnection, int]:
         """Wait for credit; return the connection with the least load, on the own node if equal.
 
-        Also returns the share of one replica in what waits in this process.
+        Also returns the share of one replica in what waits in this process. Those that `refused`
+        the request are left out while there are others.
         """
         while True:
-            usable = [
-                (peer.connection, peer.endpoint.node == self._node)
-                for peer in self._peers.values()
+            every = [
+                _Option(peer.connection, peer.endpoint.node == self._node, replica)
+                for replica, peer in self._peers.items()
                 if peer.connection is not None and peer.connection.is_usable
             ]
+            usable = [one for one in every if one.connection not in refused] or every
             if not usable:
                 await self._wait_for_successor(SUCCESSOR_S if request.can_wait else 0)
                 continue
-            free = [one for one in usable if one[0].has_credit]
-            if len(free) > MAX_COMPARED:
-                free = random.sample(free, 2)
+            free = [one for one in usable if one.connection.has_credit]
             if free:
-                chosen, _ = min(free, key=lambda one: (one[0].load, not one[1]))
+                chosen = self._choose_free(free, request.model)
                 return chosen, (request.backlog + self._waiting_cost) // len(usable)
             self._waiting_cost += request.cost
             try:
@@ -182,6 +246,22 @@ class ReplicaPool:
                 await self._changed.wait()
             finally:
                 self._waiting_cost -= request.cost
+
+    def _choose_free(self, free: list[_Option], model: str) -> ClientConnection:
+        """Prefer the replicas that have the model, as long as others are not much less busy.
+
+        Otherwise one more replica loads the model: the same one for all ingress replicas, so that
+        they do not load it everywhere.
+        """
+        if model and len(free) > 1:
+            least = min(one.connection.load for one in free)
+            near = [one for one in free if one.connection.load <= least + self._spread]
+            free = [one for one in near if model in one.connection.models] or [
+                max(near, key=lambda one: crc32(f"{model} {one.replica}".encode()))
+            ]
+        if len(free) > MAX_COMPARED:
+            free = random.sample(free, 2)
+        return min(free, key=lambda one: (one.connection.load, not one.is_local)).connection
 
     async def _wait_for_successor(self, wait_s: float) -> None:
         """Wait for any change while Serve lists lost replicas only. Raises ReplicasSilent."""

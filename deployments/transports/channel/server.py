@@ -9,10 +9,12 @@ import secrets
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deployments.deadlines import deadline_after
 from deployments.errors import EngineFailed, ServeError, hide_details
+from deployments.messages import ModelRef
+from deployments.replicas.model_pool import ModelPool
 from deployments.transports.channel.codec import encode_error
 from deployments.transports.channel.connection import FrameConnection
 from deployments.transports.channel.endpoint import (
@@ -32,6 +34,7 @@ from deployments.transports.channel.frames import (
     decode_count,
     encode_answer,
     encode_count,
+    encode_models,
 )
 from deployments.transports.channel.sockets import SocketDirectory
 
@@ -59,11 +62,13 @@ class Service(NamedTuple):
     """What a replica answers: handlers of an encoded message and its deadline.
 
     Handlers raise ServeError. `window` is the cost of calls that may be in the replica at a time.
+    Clients prefer a replica that has the model in its `pool`.
     """
 
     unary: Mapping[int, UnaryHandler]
     streams: Mapping[int, StreamHandler]
     window: int
+    pool: ModelPool[Any] | None = None
 
 
 class ChannelServer:
@@ -81,6 +86,8 @@ class ChannelServer:
         self._servers: list[asyncio.AbstractServer] = []
         self._directory: SocketDirectory | None = None
         self._changed = asyncio.Event()
+        if service.pool is not None:
+            service.pool.on_change = self._report_model
 
     async def start(self, node: str, host: str) -> Endpoint:
         """Listen on the node's address `host`."""
@@ -126,6 +133,11 @@ class ChannelServer:
 
     def add(self, connection: ServerConnection) -> None:
         self.connections.add(connection)
+
+    def _report_model(self, ref: ModelRef, is_loaded: bool) -> None:
+        body = encode_models([ref.name], are_loaded=is_loaded)
+        for connection in self.connections:
+            connection.send(FrameType.MODELS, 0, body)
 
     def discard(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
@@ -190,6 +202,9 @@ class ServerConnection(FrameConnection):
             self.finish_handshake()
             self._server.add(self)
             self.send(FrameType.READY, 0, encode_count(self._server.share_window()))
+            if (pool := self._server.service.pool) is not None:
+                names = [ref.name for ref in pool.refs()]
+                self.send(FrameType.MODELS, 0, encode_models(names, are_loaded=True))
             if self._server.is_draining:
                 self.send(FrameType.GOAWAY)
         else:

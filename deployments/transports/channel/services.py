@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any, Protocol
 
 from deployments.errors import ServeError
+from deployments.pool_messages import PoolRequest, PoolState
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
+from deployments.replicas.model_pool import ModelPool
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.base import unwrap
 from deployments.transports.channel import codec
@@ -19,6 +22,11 @@ from deployments.transports.channel.server import Reply, Service, StreamHandler,
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
+# Cost by which the replicas with a model may be busier than another before that loads it too: what
+# takes them about as long as the load.
+TOKENIZER_SPREAD = 200_000
+ENCODER_SPREAD = 8_192
+GENERATOR_SPREAD = 4
 
 
 def tokenizer_service(replica: TokenizerReplica) -> Service:
@@ -40,8 +48,9 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
         Method.TOKENIZE_BATCH: tokenize_batch,
         Method.TOKENIZE: tokenize,
         Method.DECODE: decode,
+        Method.MANAGE_POOL: _build_pool_handler(replica),
     }
-    return Service(unary, {}, TOKENIZER_WINDOW)
+    return Service(unary, {}, TOKENIZER_WINDOW, replica.pool)
 
 
 def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Service:
@@ -66,7 +75,8 @@ def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Ser
         Method.INFER: infer,
         Method.TOKENIZE_AND_INFER: tokenize_and_infer,
     }
-    return Service({}, streams, ENCODER_WINDOW)
+    unary: dict[int, UnaryHandler] = {Method.MANAGE_POOL: _build_pool_handler(replica, tokenizer)}
+    return Service(unary, streams, ENCODER_WINDOW, replica.pool)
 
 
 def generator_service(replica: GeneratorReplica) -> Service:
@@ -84,4 +94,28 @@ def generator_service(replica: GeneratorReplica) -> Service:
                     raise event
                 yield codec.encode_event(event)
 
-    return Service({Method.COMPLETE: complete}, {Method.STREAM: stream}, MAX_U32)
+    unary: dict[int, UnaryHandler] = {
+        Method.COMPLETE: complete,
+        Method.MANAGE_POOL: _build_pool_handler(replica),
+    }
+    return Service(unary, {Method.STREAM: stream}, MAX_U32, replica.pool)
+
+
+class HasPool(Protocol):
+    @property
+    def pool(self) -> ModelPool[Any]: ...
+
+
+async def manage_pools(request: PoolRequest, replica: HasPool, *others: HasPool) -> PoolState:
+    """Manage the pools of a replica; list the first. Raises the ServeError of a failed load."""
+    for other in others:
+        await other.pool.handle(request)
+    return await replica.pool.handle(request)
+
+
+def _build_pool_handler(replica: HasPool, *others: HasPool) -> UnaryHandler:
+    async def manage(message: memoryview, _deadline_s: float) -> Reply:
+        request = codec.decode_pool_request(message)
+        return Reply(codec.encode_message(await manage_pools(request, replica, *others)))
+
+    return manage

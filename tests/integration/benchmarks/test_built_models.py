@@ -18,12 +18,12 @@ from benchmarks.graphs.candidates import (
     SEALED,
     TORCH,
 )
-from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from tests.integration.benchmarks.test_commands import only_result
-from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import LITTLE
+from tests.support.tiny_encoders import tiny_checkpoint
 
 PAIRS = "score\tsentence1\tsentence2\n1\tgood\tbad\n2\tthe river\ta train\n3\tgood\tlovely film\n"
 STATIC = OPENVINO[0]

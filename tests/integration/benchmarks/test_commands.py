@@ -11,7 +11,6 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import SST2_NAME, STSB_NAME
-from deployments.artifacts.store import LATEST_NAME
 from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest, Script
 
@@ -58,7 +57,7 @@ def test_serving_measures_server_and_engine(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    model = LocalModel.open(tiny_store, EMBEDDER)
     with FakeServer(served(model)).in_thread() as server:
         command = serving_command(server.target.url, tiny_store, data, out)
         status = main([*command, "--connections", "1", "4", "--seed", "7", "--with-engine"])
@@ -85,7 +84,7 @@ def test_serving_measures_server_and_engine(
 def test_serving_writes_the_results_of_wrong_answers(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    model = LocalModel.open(tiny_store, EMBEDDER)
     with FakeServer(served(model, sign=-1.0)).in_thread() as server:
         command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
         assert main([*command, "--connections", "2"]) == 1
@@ -96,7 +95,7 @@ def test_serving_writes_the_results_of_wrong_answers(
 def test_serving_with_failed_requests_is_an_error(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = served(LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME))
+    good = served(LocalModel.open(tiny_store, EMBEDDER))
 
     def flaky(n: int, request: ReceivedRequest) -> FakeAnswer:
         return FakeAnswer(status=503) if n == 20 else good(n, request)
@@ -111,7 +110,7 @@ def test_serving_with_failed_requests_is_an_error(
 def test_serving_without_artifact_repeats_the_requests(
     tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    model = LocalModel.open(tiny_store, EMBEDDER)
     empty = tmp_path / "empty"
     with FakeServer(served(model)).in_thread() as server:
         command = serving_command(server.target.url, empty, data, tmp_path / "out")

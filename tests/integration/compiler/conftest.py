@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, BuildRecipe
 from tests.support.adapters import tiny_adapter
-from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import LITTLE, PreparedBuild, plant_outlier
+from tests.support.tiny_encoders import tiny_checkpoint
 
 LABELS = ("SAD", "GLAD", "MAD")
 BOTH_DEVICES = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16))

@@ -91,7 +91,7 @@ def test_each_device_has_its_own_search_time(
 @pytest.mark.parametrize(
     ("is_here", "rejected", "expected"),
     [
-        (True, (), ["gpu-fp16", "gpu-fp16-torch"]),
+        (True, (), ["gpu-fp16", "gpu-fp16-torch", "gpu-fp16-compiled"]),
         (False, (), ["gpu-fp16"]),
         (False, ("gpu-fp16",), ["gpu-fp16-torch"]),
     ],

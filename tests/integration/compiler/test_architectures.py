@@ -29,8 +29,8 @@ from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, compare_outputs, run_probes
-from tests.support.builders import ENCODER_HEADS, POSITIONS, tiny_checkpoint, write_json
 from tests.support.shared_exports import SharedExports
+from tests.support.tiny_encoders import ENCODER_HEADS, POSITIONS, tiny_checkpoint, write_json
 
 SDPA = ExportRecipe(dtype="float32", opset=23)
 PLAIN = ExportRecipe(dtype="float32", opset=18)
@@ -42,7 +42,7 @@ TEXTS = (" ", "the lovely [MASK] at night", "[MASK] bad film " * POSITIONS, ("a 
 
 
 @dataclass(frozen=True)
-class Case:
+class ArchitectureCase:
     model_type: str
     head: ModelHead
     tasks: tuple[TaskName, ...]
@@ -62,20 +62,24 @@ ANSWER = (TaskName.QUESTION_ANSWERING,)
 FILL = (TaskName.FILL_MASK,)
 THREE = ("NO", "PERHAPS", "YES")
 CASES = (
-    Case("bert", ModelHead.VECTOR, EMBED, pooling="lasttoken"),
-    Case("bert", ModelHead.SPAN, ANSWER),
-    Case("distilbert", ModelHead.LABELS, CLASSIFY, labels=THREE, layers=2),
-    Case("roberta", ModelHead.TOKENS, TAG, labels=THREE, layers=2),
-    Case("xlm-roberta", ModelHead.LABELS, (*CLASSIFY, TaskName.TEXT_RANKING), labels=("SCORE",)),
-    Case("albert", ModelHead.SPAN, ANSWER, layers=2),
-    Case("electra", ModelHead.TOKENS, TAG, labels=THREE, layers=2),
-    Case("deberta-v2", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
-    Case("mpnet", ModelHead.VECTOR, EMBED, sdpa=False, layers=2),
-    Case("mobilebert", ModelHead.MASKS, FILL),
-    Case("modernbert", ModelHead.MASKS, FILL, layers=2),
-    Case("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls", layers=2),
-    Case("qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"),  # a decoder used for embeddings
-    Case("big_bird", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
+    ArchitectureCase("bert", ModelHead.VECTOR, EMBED, pooling="lasttoken"),
+    ArchitectureCase("bert", ModelHead.SPAN, ANSWER),
+    ArchitectureCase("distilbert", ModelHead.LABELS, CLASSIFY, labels=THREE, layers=2),
+    ArchitectureCase("roberta", ModelHead.TOKENS, TAG, labels=THREE, layers=2),
+    ArchitectureCase(
+        "xlm-roberta", ModelHead.LABELS, (*CLASSIFY, TaskName.TEXT_RANKING), labels=("SCORE",)
+    ),
+    ArchitectureCase("albert", ModelHead.SPAN, ANSWER, layers=2),
+    ArchitectureCase("electra", ModelHead.TOKENS, TAG, labels=THREE, layers=2),
+    ArchitectureCase("deberta-v2", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
+    ArchitectureCase("mpnet", ModelHead.VECTOR, EMBED, sdpa=False, layers=2),
+    ArchitectureCase("mobilebert", ModelHead.MASKS, FILL),
+    ArchitectureCase("modernbert", ModelHead.MASKS, FILL, layers=2),
+    ArchitectureCase("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls", layers=2),
+    ArchitectureCase(
+        "qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"
+    ),  # a decoder used for embeddings
+    ArchitectureCase("big_bird", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
 )
 
 
@@ -88,7 +92,7 @@ class LoadedCase:
     reference: ReferenceOutputs
 
     @classmethod
-    def of(cls, case: Case, directory: Path) -> LoadedCase:
+    def of(cls, case: ArchitectureCase, directory: Path) -> LoadedCase:
         source = tiny_checkpoint(
             directory / "model",
             model_type=case.model_type,
@@ -137,7 +141,7 @@ def operator_types(graph: Path) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exported_graph_matches_torch_and_quantizes(
-    case: Case, shared_exports: SharedExports, tmp_path: Path
+    case: ArchitectureCase, shared_exports: SharedExports, tmp_path: Path
 ) -> None:
     loaded = LoadedCase.of(case, tmp_path)
     metadata = loaded.metadata
@@ -169,20 +173,20 @@ def test_exported_graph_matches_torch_and_quantizes(
     assert int8_result.passed, int8_result.reasons
 
 
-def max_tokens_of(case: Case) -> int:
+def max_tokens_of(case: ArchitectureCase) -> int:
     return POSITIONS - {"roberta": 1, "xlm-roberta": 1, "mpnet": 2}.get(case.model_type, 0)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Case("nomic_bert", ModelHead.TOKENS, TAG, labels=THREE),
-        Case("mpnet", ModelHead.MASKS, FILL),
+        ArchitectureCase("nomic_bert", ModelHead.TOKENS, TAG, labels=THREE),
+        ArchitectureCase("mpnet", ModelHead.MASKS, FILL),
     ],
     ids=str,
 )
 def test_graph_without_attention_operator_matches_torch(
-    case: Case, shared_exports: SharedExports, tmp_path: Path
+    case: ArchitectureCase, shared_exports: SharedExports, tmp_path: Path
 ) -> None:
     loaded = LoadedCase.of(case, tmp_path)
     graph = loaded.export(shared_exports, PLAIN, tmp_path / "graph.onnx")
@@ -201,7 +205,7 @@ def fill_mask_model(
 ) -> tuple[LoadedCase, Path]:
     """A fill-mask model and its graph."""
     directory = tmp_path_factory.mktemp("filler")
-    loaded = LoadedCase.of(Case("bert", ModelHead.MASKS, FILL), directory)
+    loaded = LoadedCase.of(ArchitectureCase("bert", ModelHead.MASKS, FILL), directory)
     return loaded, loaded.export(shared_exports, SDPA, directory / "graph.onnx")
 
 

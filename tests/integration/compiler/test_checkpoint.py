@@ -19,11 +19,12 @@ from build_artifacts.errors import (
     UnsupportedModel,
 )
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.sources.local import resolve_directory, sanitize_id
+from build_artifacts.sources.local import resolve_directory
 from build_artifacts.steps.resolve import resolve
-from tests.support.builders import write_json
+from deployments.builds.sources import sanitize_id
+from tests.support.tiny_encoders import write_json
 
-Damage = Callable[[Path], None]
+CheckpointDamage = Callable[[Path], None]
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -50,7 +51,7 @@ def gguf_alone(directory: Path) -> None:
     (directory / "model.gguf").write_bytes(b"GGUF")
 
 
-def cut_to(size: int) -> Damage:
+def cut_to(size: int) -> CheckpointDamage:
     def cut(directory: Path) -> None:
         weights = directory / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:size])
@@ -104,7 +105,7 @@ def module_without_type(directory: Path) -> None:
     write_json(directory / "modules.json", [{"path": ""}])
 
 
-def dangling(name: str) -> Damage:
+def dangling(name: str) -> CheckpointDamage:
     def link(directory: Path) -> None:
         (directory / name).unlink()
         (directory / name).symlink_to("../../blobs/gone")
@@ -112,7 +113,7 @@ def dangling(name: str) -> Damage:
     return link
 
 
-def directory_for(name: str) -> Damage:
+def directory_for(name: str) -> CheckpointDamage:
     def replace(directory: Path) -> None:
         (directory / name).unlink()
         (directory / name).mkdir()
@@ -125,7 +126,7 @@ def pipe_for_config(directory: Path) -> None:
     os.mkfifo(directory / "config.json")
 
 
-def weight_map(value: object) -> Damage:
+def weight_map(value: object) -> CheckpointDamage:
     def index(directory: Path) -> None:
         write_json(directory / INDEX_NAME, {"weight_map": value})
 
@@ -206,7 +207,11 @@ def module_elsewhere(directory: Path) -> None:
     ],
 )
 def test_unsafe_checkpoint_is_rejected_in_one_line(
-    tmp_path: Path, embedding_source: Path, damage: Damage, error: type[BuildError], sentence: str
+    tmp_path: Path,
+    embedding_source: Path,
+    damage: CheckpointDamage,
+    error: type[BuildError],
+    sentence: str,
 ) -> None:
     directory = tmp_path / "model"
     shutil.copytree(embedding_source, directory)

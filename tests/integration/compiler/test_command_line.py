@@ -16,11 +16,11 @@ import pytest
 
 from build_artifacts import commands
 from build_artifacts.__main__ import COMMANDS, main
-from build_artifacts.console import BuildProgress
 from build_artifacts.demo import DEMO_MODELS, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import FULL, QUICK, SEARCH_PRESETS
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Gate
 from deployments.artifacts.migration import SCHEMA
@@ -28,10 +28,12 @@ from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_ve
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
+from hundredfold.__main__ import main as hundredfold
 from tests.integration.compiler.conftest import BOTH_DEVICES
 from tests.support.artifacts import GRAPH_NAME, make_previous, seal_tiny
-from tests.support.builders import tiny_tokenizer
+from tests.support.fakes import FakeTerminal
 from tests.support.pruned_checkpoints import PRUNED, pruned_encoder
+from tests.support.tiny_encoders import tiny_tokenizer
 
 HEAVY = (
     *("torch", "transformers", "peft", "safetensors", "huggingface_hub", "matplotlib", "tqdm"),
@@ -183,9 +185,9 @@ def test_ls_lists_versions_candidates_and_damage(
     store: Path, embedding_build: BuildResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built, manifest = embedding_build.directory, embedding_build.manifest
-    corrupted = seal_tiny(store, "tiny/spoilt")
+    corrupted = seal_tiny(store, "tiny/broken")
     (corrupted / GRAPH_NAME).write_bytes(b"not the graph")
-    assert main(["ls", "--store", str(store)]) == 0
+    assert hundredfold(["models", "ls", "--store", str(store)]) == 0
     head, first, *others, damaged = capsys.readouterr().out.splitlines()
     assert head.split() == ["MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE"]
     assert first.startswith(f"local/embedder  {built.name} *  feature-extraction, sentence-")
@@ -194,20 +196,14 @@ def test_ls_lists_versions_candidates_and_damage(
     assert [line.split()[0] for line in others] == [c.name for c in manifest.candidates[1:]]
     parity = manifest.candidates[-1].parity
     assert f"cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst" in others[-1]
-    assert damaged.startswith(f"tiny/spoilt     {corrupted.name} *  damaged (digest_mismatch)")
+    assert damaged.startswith(f"tiny/broken     {corrupted.name} *  damaged (digest_mismatch)")
 
 
-def test_ls_of_empty_store_prints_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", "--store", str(tmp_path / "none")]) == 0
-    assert "hundredfold demo" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["demo", "ls"])
-def test_store_commands_import_no_build_packages(tmp_path: Path, command: str) -> None:
+def test_demo_that_is_built_imports_no_build_packages(tmp_path: Path) -> None:
     seal_demo(tmp_path)
     code = (
         "import sys; from build_artifacts.__main__ import COMMANDS, main; "
-        f"status = main([{command!r}, '--store', {str(tmp_path)!r}]); "
+        f"status = main(['demo', '--store', {str(tmp_path)!r}]); "
         f"print(status, [m for m in {HEAVY!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -274,28 +270,31 @@ def test_compact_describes_removals_and_stores_nothing(
     pruned_encoder("bert").save_pretrained(source)
     tiny_tokenizer(source)
     assert main(["compact", str(source), "--store", str(tmp_path / "store")]) == 0
-    output, *layers = capsys.readouterr().out.splitlines()
+    output, _, *layers = capsys.readouterr().out.splitlines()
     assert output.startswith("removed 3 of 8 heads and 37 of 128 feed-forward channels: ")
-    expected = [
-        f"layer {i}: {len(heads)} heads, {len(rows)} feed-forward channels"
-        for i, (heads, rows) in enumerate(PRUNED)
-    ]
-    assert layers == expected
+    expected = [[i, len(heads), len(rows)] for i, (heads, rows) in enumerate(PRUNED)]
+    assert [[int(cell) for cell in line.split()] for line in layers] == expected
+    assert main(["compact", str(source), "--store", str(tmp_path / "store"), "--json"]) == 0
+    reductions = json.loads(capsys.readouterr().out)["reductions"]
+    assert [len(reduction["heads"]) for reduction in reductions] == [row[1] for row in expected]
     assert [path.name for path in (tmp_path / "store").iterdir()] == [".building"]
 
 
 def test_gc_confirms_and_removes_versions_without_alias(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, kept, new = (seal_tiny(tmp_path, f"tiny/{name}") for name in ("old", "kept", "new"))
+    names = ("old", "kept", "before", "new")
+    old, kept, before, new = (seal_tiny(tmp_path, f"tiny/{name}") for name in names)
     home = new.parent
-    old, kept = old.rename(home / old.name), kept.rename(home / kept.name)
-    arguments = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new:{kept.name}"]
+    old, kept, before = (path.rename(home / path.name) for path in (old, kept, before))
+    for sealed_s, path in enumerate((old, kept, before, new), start=1):
+        os.utime(path / MANIFEST_NAME, (sealed_s, sealed_s))
+    arguments = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new@{kept.name}"]
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # a pipe, not a terminal
     assert main(arguments) == 1
     captured = capsys.readouterr()
-    assert f"tiny/new:{old.name}" in captured.out
+    assert f"tiny/new@{old.name}" in captured.out
     assert (
         "error: standard input is not a terminal, so the removal cannot be confirmed\n\n"
         "hint: pass `--yes`" in captured.err
@@ -311,24 +310,17 @@ def test_gc_confirms_and_removes_versions_without_alias(
     monkeypatch.setattr(sys, "stdin", FakeTerminal("yes\n"))
     assert main(arguments) == 0
     assert "removed 1, " in capsys.readouterr().out
-    assert [path.is_dir() for path in (old, kept, new)] == [False, True, True]
+    assert [path.is_dir() for path in (old, kept, before, new)] == [False, True, True, True]
 
     assert main([*arguments[:3], "--yes"]) == 0
-    assert [path.is_dir() for path in (kept, new)] == [False, True]
+    assert [path.is_dir() for path in (kept, before, new)] == [False, True, True], "for a rollback"
     assert main(arguments[:3]) == 0, "no garbage is left"
-
-
-class FakeTerminal(io.StringIO):
-    """A text stream that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_gc_keep_requires_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seal_tiny(tmp_path, "tiny/model")
     assert main(["gc", "--store", str(tmp_path), "--keep", "tiny/model"]) == 1
-    assert "`tiny/model` names no version\n\nhint: write `MODEL:VERSION`" in capsys.readouterr().err
+    assert "`tiny/model` names no version\n\nhint: write `ID@VERSION`" in capsys.readouterr().err
 
 
 def test_progress_prints_a_line_per_step() -> None:
@@ -365,13 +357,6 @@ def test_gc_json_lists_items_with_their_removal(
     (item,) = json.loads(capsys.readouterr().out)
     assert (item["kind"], item["is_removed"]) == ("version", True)
     assert not version.exists()
-
-
-def test_ls_json_lists_versions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seal_tiny(tmp_path, "tiny/model")
-    assert main(["ls", "--store", str(tmp_path), "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["id"], entry["is_latest"]) == ("tiny/model", True)
 
 
 def test_migrate_writes_manifests_of_the_previous_schema_anew(

@@ -15,7 +15,6 @@ from build_artifacts.compaction.find import find
 from build_artifacts.compaction.layouts import LAYOUTS
 from build_artifacts.compaction.plan import Compaction, LayerReduction
 from tests.support import pruned_checkpoints
-from tests.support.builders import tiny_checkpoint
 from tests.support.pruned_checkpoints import (
     ATTENTION_HEADS,
     ROWS,
@@ -25,6 +24,7 @@ from tests.support.pruned_checkpoints import (
     pruned_encoder,
     size,
 )
+from tests.support.tiny_encoders import tiny_checkpoint
 
 # Outputs are of order 1; the summation order changes the last digits.
 TOLERANCE = 1e-5
@@ -169,7 +169,7 @@ def test_unexpected_layer_is_unchanged() -> None:
     import torch
 
     model = pruned_encoder("bert")
-    layer(model, 1).ffn_up.__class__ = type("Quantised", (torch.nn.Linear,), {})
+    layer(model, 1).ffn_up.__class__ = type("Quantized", (torch.nn.Linear,), {})
     assert find(model).is_empty
 
 

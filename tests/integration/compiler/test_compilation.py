@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.store import BUILDING_NAME
@@ -21,8 +21,8 @@ from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.integration.compiler.conftest import LABELS
-from tests.support.builders import tiny_checkpoint, write_json
 from tests.support.prepared_build import LITTLE, SMALL
+from tests.support.tiny_encoders import tiny_checkpoint, write_json
 
 UNTUNED = BuildBudget(tune_seconds=0)
 # Above the accuracy of int8, below that of fp32.

@@ -14,7 +14,6 @@ from build_artifacts import families
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_object
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import GENERATION_NAME
 from build_artifacts.families.base import (
     Attempt,
@@ -25,6 +24,7 @@ from build_artifacts.families.base import (
     ModelBuild,
 )
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import megabytes
 from deployments.artifacts.generation_config import GenerationConfig
@@ -33,9 +33,9 @@ from deployments.artifacts.types import Device, Precision
 from deployments.config import GeneratorSettings
 from deployments.engines import ENGINES
 from deployments.engines.decoder import DecoderSpec
-from tests.support.builders import write_json
 from tests.support.decoder_artifacts import TURN_END, write_byte_tokenizer
 from tests.support.in_process import InProcess
+from tests.support.tiny_encoders import write_json
 from tests.support.toy_engine import BIGRAMS
 
 GRAPH_NAME = "graphs/bigrams.npy"

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 from build_artifacts import families
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import GateFailed
 from build_artifacts.families.base import (
     Attempt,
@@ -22,6 +21,7 @@ from build_artifacts.families.base import (
 )
 from build_artifacts.families.encoder import EncoderFamily
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe, CandidateRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import megabytes

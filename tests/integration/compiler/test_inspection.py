@@ -1,4 +1,4 @@
-"""The `verify` command: file digests, then parity of the sealed candidates."""
+"""The commands `verify` (file digests, then parity of the sealed candidates) and `ls`."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_verify_accepts_version(artifact: Path, capsys: pytest.CaptureFixture[st
     (artifact.parent / "latest").unlink()
     assert verify(artifact) == 1
     assert "is not built" in capsys.readouterr().err
-    assert verify(artifact, f"local/embedder:{artifact.name}") == 0
-    assert verify(artifact, "local/embedder:000000000000") == 1
+    assert verify(artifact, f"local/embedder@{artifact.name}") == 0
+    assert verify(artifact, "local/embedder@000000000000") == 1
     assert "no version `000000000000`" in capsys.readouterr().err
 
 

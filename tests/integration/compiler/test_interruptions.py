@@ -6,21 +6,19 @@ together take little longer than one build.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from build_artifacts.inspection import list_versions
+from cluster.store_list import list_versions
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
 from deployments.errors import ArtifactError
-from tests.support.builders import tiny_checkpoint
 from tests.support.killable_builds import BuildExit, BuildForkServer
+from tests.support.tiny_encoders import tiny_checkpoint
 
 # First steps of every build of SMALL. A second `verify` follows if both candidates are similarly
 # fast.
@@ -101,11 +99,8 @@ class InterruptedBuild:
 
     def _interrupt(self, fork_server: BuildForkServer, source: Path) -> BuildExit:
         """Send SIGINT during a step of a build in a separate store."""
-        build = fork_server.start(*command(source, self.store.with_name("interrupted")))
-        build.wait_for("reference")
-        time.sleep(0.5)  # during the export, which takes seconds
-        os.kill(build.pid, signal.SIGINT)
-        return build.ended()
+        store = self.store.with_name("interrupted")
+        return fork_server.start(*command(source, store), die_in="the export").ended()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from build_artifacts.steps.merge import merge
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import ModelHead
 from tests.support.adapters import tiny_adapter
-from tests.support.builders import tiny_checkpoint
+from tests.support.tiny_encoders import tiny_checkpoint
 
 
 def test_untrained_head_is_rejected(embedding_source: Path) -> None:

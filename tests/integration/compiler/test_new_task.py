@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation.base import (
     EvaluatedModel,
@@ -21,6 +20,7 @@ from build_artifacts.evaluation.base import (
 from build_artifacts.evaluation.loading import EVALUATIONS
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8_PLAIN, BuildRecipe
 from deployments.tasks import TASKS
 from tests.support.in_process import InProcess

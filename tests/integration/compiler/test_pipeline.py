@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.families.base import BuildBudget
-from build_artifacts.inspection import list_versions
 from build_artifacts.pipeline import (
     BuildRequest,
     BuildResult,
     build,
     find_sealed,
 )
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from build_artifacts.search.probes import tokenize_texts
+from cluster.store_list import list_versions
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Gate
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, resolve_version
 from deployments.artifacts.types import Device, TaskName
@@ -33,8 +33,8 @@ from deployments.messages import TokenizedItem
 from deployments.tuning.parity import ProbeOutputs, ReferenceOutputs, cosines
 from tests.integration.compiler.conftest import BOTH_DEVICES, LABELS
 from tests.support.artifacts import GRAPH_NAME, seal_tiny
-from tests.support.builders import HIDDEN, POSITIONS
 from tests.support.prepared_build import LITTLE, SMALL
+from tests.support.tiny_encoders import HIDDEN, POSITIONS
 
 TEXTS = ("the lovely river", "bad", "a train to the city and a long night " * 4)
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
 from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.search.preparation import PreparedModel
-from tests.support.builders import tiny_tokenizer, write_pooling
 from tests.support.in_process import InProcess
 from tests.support.prepared_build import PreparedBuild, RecordingRunner
 from tests.support.pruned_checkpoints import pruned_encoder
+from tests.support.tiny_encoders import tiny_tokenizer, write_pooling
 
 TEXTS = ("good", "the lovely river and the city at night", "it was a bad film " * 4)
 # For embeddings of up to 0.6 and more; fp32 summation order, and int8 in two layers.

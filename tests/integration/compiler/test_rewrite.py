@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.recipes import CPU_INT8_FUSED, CPU_INT8_PLAIN, CandidateRecipe, GraphRewrites
 from build_artifacts.steps.rewrite import REWRITES, rewrite
-from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import FLOAT, PreparedBuild, largest_difference, op_counts
+from tests.support.tiny_encoders import tiny_checkpoint
 
 # Outputs reach 3; the summation order changes the last digits.
 TOLERANCE = 1e-5

@@ -35,9 +35,9 @@ from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource, 
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, publish, resolve_version
 from deployments.artifacts.types import Device, TaskName
 from deployments.tuning.parity import ReferenceOutputs
-from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import item
 from tests.support.prepared_build import RecordingRunner
+from tests.support.tiny_encoders import tiny_tokenizer
 
 VERSION = "0123456789ab"
 EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0)

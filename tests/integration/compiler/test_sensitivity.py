@@ -7,8 +7,8 @@ import pytest
 
 from build_artifacts.recipes import CPU_INT8
 from build_artifacts.steps.sensitivity import rank_by_sensitivity, relative_error
-from tests.support.builders import HIDDEN
 from tests.support.prepared_build import PreparedBuild, matrices
+from tests.support.tiny_encoders import HIDDEN
 
 ROWS = 64  # width of the tiny feed-forward network
 

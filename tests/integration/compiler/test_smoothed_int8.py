@@ -19,7 +19,6 @@ from build_artifacts.steps.quantize import quantize
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
 from deployments.tuning.parity import cosines
-from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import (
     PreparedBuild,
     RecordingRunner,
@@ -27,10 +26,11 @@ from tests.support.prepared_build import (
     op_counts,
     plant_outlier,
 )
+from tests.support.tiny_encoders import tiny_checkpoint
 
 
 @dataclass(frozen=True)
-class Case:
+class SmoothingCase:
     """An architecture and its operators in int8."""
 
     model_type: str
@@ -48,20 +48,22 @@ class Case:
 # Two layers each. Query, key and value share one activation. Heads are those of
 # `test_architectures.py`, which shares the exports.
 CASES = (
-    Case("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),  # pooling
-    Case("roberta", ModelHead.TOKENS, static=12, ranges=8, floating=1),  # the head
-    Case("distilbert", ModelHead.LABELS, static=12, ranges=8),
+    SmoothingCase("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),  # pooling
+    SmoothingCase("roberta", ModelHead.TOKENS, static=12, ranges=8, floating=1),  # the head
+    SmoothingCase("distilbert", ModelHead.LABELS, static=12, ranges=8),
     # The projection of its embeddings too.
-    Case("electra", ModelHead.TOKENS, static=13, ranges=9, floating=1),
-    Case("mpnet", ModelHead.VECTOR, static=12, ranges=8, floating=5),  # its own attention
-    Case("modernbert", ModelHead.MASKS, static=8, ranges=8, floating=2),  # pre-norm, gated
+    SmoothingCase("electra", ModelHead.TOKENS, static=13, ranges=9, floating=1),
+    SmoothingCase("mpnet", ModelHead.VECTOR, static=12, ranges=8, floating=5),  # its own attention
+    SmoothingCase("modernbert", ModelHead.MASKS, static=8, ranges=8, floating=2),  # pre-norm, gated
     # Gated, two products.
-    Case("nomic_bert", ModelHead.VECTOR, static=14, ranges=8, pooling="cls"),
-    Case("albert", ModelHead.SPAN, static=11, ranges=7, floating=1, blocks=2),  # another GELU
+    SmoothingCase("nomic_bert", ModelHead.VECTOR, static=14, ranges=8, pooling="cls"),
+    SmoothingCase(
+        "albert", ModelHead.SPAN, static=11, ranges=7, floating=1, blocks=2
+    ),  # another GELU
 )
 
 
-def prepare_case(case: Case, directory: Path) -> PreparedBuild:
+def prepare_case(case: SmoothingCase, directory: Path) -> PreparedBuild:
     labels = ("A", "B", "C") if case.head in (ModelHead.TOKENS, ModelHead.LABELS) else ()
     source = tiny_checkpoint(
         directory / "model",
@@ -74,7 +76,7 @@ def prepare_case(case: Case, directory: Path) -> PreparedBuild:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_families_have_constant_ranges(case: Case, tmp_path: Path) -> None:
+def test_families_have_constant_ranges(case: SmoothingCase, tmp_path: Path) -> None:
     build = prepare_case(case, tmp_path)
     graph = build.graphs.graph(CPU_INT8)
     counts = op_counts(graph)
@@ -118,7 +120,7 @@ def test_pairs_match_operators(prepared_build: PreparedBuild, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)
-def test_openvino_passes_the_gate(case: Case, tmp_path: Path) -> None:
+def test_openvino_passes_the_gate(case: SmoothingCase, tmp_path: Path) -> None:
     """The gate compares with fp32 torch, and batched with unbatched answers."""
     pytest.importorskip("openvino", reason="`openvino` is not installed")
     build = prepare_case(case, tmp_path)

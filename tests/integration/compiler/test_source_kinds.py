@@ -17,9 +17,9 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME
 from deployments.tuning.parity import ReferenceOutputs, cosines
 from tests.integration.compiler.test_tokenizer import TEXTS, read_words
-from tests.support.builders import write_json
+from tests.support.tiny_encoders import write_json
 
-Change = Callable[[Path], Path | None]
+SourceChange = Callable[[Path], Path | None]
 
 
 def build(source: Path, store: Path) -> int:
@@ -155,7 +155,7 @@ def nothing_there(directory: Path) -> Path:
 def test_unsupported_source_prints_error_and_hint(
     tmp_path: Path,
     source: Path,
-    change: Change,
+    change: SourceChange,
     error: str,
     hint: str,
     capfd: pytest.CaptureFixture[str],

@@ -14,7 +14,7 @@ from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.tokenizer import write_fast_tokenizer
 from build_artifacts.steps.resolve import resolve
-from tests.support.builders import tiny_tokenizer, write_json
+from tests.support.tiny_encoders import tiny_tokenizer, write_json
 
 TEXTS = ("the lovely river", "Bad FILM!", "a train to the city, 2024", "Ünïcode & 東京")
 PAIRS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "G", "o", "d", "Ġ", "f", "i", "l", "m", "oo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from cluster.edge.haproxy_process import HaproxyProcess
 from cluster.local import LocalPorts, local_environment
 from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
 from tests.support.ray_cluster import free_port, wait_for
@@ -90,6 +92,37 @@ def test_new_routes_replace_haproxy(edge: EdgeHarness) -> None:
     wait_for(lambda: not any(p.is_running() for p in before), 10)
     assert len(edge.haproxies()) == 1
     assert edge.post().status_code == 200
+
+
+def test_replaced_haproxy_keeps_its_requests_although_it_does_not_answer_a_probe(
+    edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe begins before the replacement, and ends when the process drains."""
+    (old,) = edge.haproxies()
+    is_serving = HaproxyProcess.is_serving
+    waits, is_replaced = threading.Event(), threading.Event()
+    probed: list[int] = []
+
+    async def probe(process: HaproxyProcess, timeout_s: float = 1.0) -> bool:
+        while process.pid == old.pid and not is_replaced.is_set():
+            waits.set()
+            await asyncio.sleep(0.01)
+        serves = await is_serving(process, timeout_s)
+        assert not (process.pid == old.pid and serves)
+        probed.append(process.pid)
+        return serves
+
+    with socket.create_connection(("127.0.0.1", edge.port)) as peer:
+        peer.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\ntext")
+        wait_for(lambda: "/slow" in edge.backend.seen, 5)
+        monkeypatch.setattr(HaproxyProcess, "is_serving", probe)
+        wait_for(waits.is_set, 5)
+        edge.route(edge.backend.port, 1)
+        is_replaced.set()
+        wait_for(lambda: probed.count(old.pid) == 2 and probed[-1] != old.pid, 10)
+        assert edge.reports == []
+        assert old.is_running()
+    wait_for(lambda: not old.is_running(), 10)
 
 
 def test_unknown_template_keeps_the_table(

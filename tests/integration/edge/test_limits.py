@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster.edge.haproxy_config import ClientLimits
+from deployments.request_headers import REFUSAL_HEADER
 from tests.support.edge_harness import EdgeHarness, run_harness
 from tests.support.ray_cluster import wait_for
 
@@ -19,16 +22,39 @@ HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
 LIMITS = ClientLimits(connections=8, head_s=0.4, body_s=0.4)
 
 
-@pytest.fixture(scope="module")
-def edge() -> Iterator[EdgeHarness]:
-    with tempfile.TemporaryDirectory(prefix="edge-") as name, run_harness(Path(name), LIMITS) as it:
+@contextmanager
+def run_edge(limits: ClientLimits) -> Iterator[EdgeHarness]:
+    with tempfile.TemporaryDirectory(prefix="edge-") as name, run_harness(Path(name), limits) as it:
         it.start_manager()
         it.route(it.backend.port)
         yield it
 
 
-def connect(edge: EdgeHarness) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", edge.port), timeout=10)
+@pytest.fixture(scope="module")
+def edge() -> Iterator[EdgeHarness]:
+    with run_edge(LIMITS) as it:
+        yield it
+
+
+def connect(edge: EdgeHarness, source: str = "127.0.0.1") -> socket.socket:
+    """Connect from an address of the loopback network."""
+    return socket.create_connection(("127.0.0.1", edge.port), 10, source_address=(source, 0))
+
+
+def hold_request(edge: EdgeHarness, source: str = "127.0.0.1") -> socket.socket:
+    """Send a request that takes until its connection closes, and wait until a replica has it."""
+    seen = edge.backend.seen.count("/slow")
+    peer = connect(edge, source)
+    peer.sendall(HEAD.replace(b"/echo", b"/slow") + b"\r\ntext")
+    wait_for(partial(has_seen_slow, edge, seen + 1), 5)
+    return peer
+
+
+def send_short(edge: EdgeHarness, source: str) -> bytes:
+    """Return the response to a request that takes no time."""
+    with connect(edge, source) as peer:
+        peer.sendall(HEAD.replace(b"host: x", b"host: x\r\nconnection: close") + b"\r\ntext")
+        return read_all(peer)
 
 
 def read_all(peer: socket.socket) -> bytes:
@@ -70,12 +96,54 @@ def test_idle_connection_is_closed(edge: EdgeHarness) -> None:
 
 def test_connections_of_one_address_are_limited(edge: EdgeHarness) -> None:
     with ExitStack() as stack:
-        for number in range(1, LIMITS.connections + 1):
-            held = stack.enter_context(connect(edge))
-            held.sendall(HEAD.replace(b"/echo", b"/slow") + b"\r\ntext")
-            wait_for(partial(has_seen_slow, edge, number), 5)
+        for _ in range(LIMITS.connections):
+            stack.enter_context(hold_request(edge))
         assert is_reset(edge)
     wait_for(lambda: edge.post().status_code == 200, 5)
+
+
+def test_requests_in_flight_are_limited_and_shared() -> None:
+    """One address has three quarters of them; what is refused never reaches a replica."""
+    loud, quiet = "127.0.0.1", "127.0.0.2"
+    with run_edge(ClientLimits(requests=4)) as edge:
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(hold_request(edge, loud))
+            refused = send_short(edge, loud)
+            head, _, body = refused.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 429 ")
+            assert b"retry-after: 1" in head
+            assert json.loads(body)["code"] == "overloaded"
+            assert send_short(edge, quiet).startswith(b"HTTP/1.1 200 ")
+            stack.enter_context(hold_request(edge, quiet))
+            assert send_short(edge, quiet).startswith(b"HTTP/1.1 429 ")
+            assert httpx.get(edge.url + "/health").status_code == 200
+            assert edge.backend.seen.count("/echo") == 1
+        wait_for(lambda: edge.post().status_code == 200, 5)
+
+
+def test_refusals_are_repeated_for_alike_requests_only() -> None:
+    """What a client sends otherwise, and other clients, reach the replica."""
+    with run_edge(ClientLimits(refusals=5)) as edge:
+        with httpx.Client(base_url=edge.url, timeout=20) as client:
+            replies = [client.post("/full", content=b"text") for _ in range(30)]
+        assert {reply.status_code for reply in replies} == {429}
+        assert not any(REFUSAL_HEADER in reply.headers for reply in replies)
+        # The count covers one second. If the requests take longer, more of them reach the replica.
+        repeated = [reply for reply in replies if reply.text != "full"]
+        assert len(repeated) == 30 - edge.backend.seen.count("/full") > 0
+        assert edge.backend.seen.count("/full") >= 5
+        assert {reply.json()["code"] for reply in repeated} == {"overloaded"}
+        assert {reply.headers["retry-after"] for reply in repeated} == {"1"}
+        for headers in ({"authorization": "Bearer other"}, {"x-priority": "batch"}):
+            assert edge.post("/full", headers=headers).text == "full"
+        assert edge.post("/echo").status_code == 200
+        wait_for(lambda: edge.post("/full").text == "full", 5)
+
+
+def test_refusals_for_other_reasons_are_not_counted() -> None:
+    with run_edge(ClientLimits(refusals=5)) as edge:
+        assert {edge.post("/limited").text for _ in range(30)} == {"limited"}
 
 
 def test_request_of_a_lost_replica_is_repeated(edge: EdgeHarness) -> None:

@@ -37,7 +37,7 @@ def rows_of(engine: DecoderFactory, spec: DecoderSpec) -> Iterator[OpenRows]:
         yield open_
 
 
-class Kind(NamedTuple):
+class ContractEngine(NamedTuple):
     """An engine of the contract suite."""
 
     engine: str
@@ -45,27 +45,27 @@ class Kind(NamedTuple):
     buckets: tuple[tuple[int, int], ...] = ()
 
 
-Written = Callable[[Kind, ModelHead], Path]
+Written = Callable[[ContractEngine, ModelHead], Path]
 
 KINDS = {
-    "onnxruntime": Kind("onnxruntime", write_onnx),
-    "onnxruntime-in-buckets": Kind("onnxruntime", write_onnx, BUCKETS),
-    "openvino": Kind("openvino", write_onnx),
-    "openvino-in-buckets": Kind("openvino", write_onnx, BUCKETS),
-    "torch": Kind("torch", write_torch),
-    "torch-in-buckets": Kind("torch", write_torch, BUCKETS),
+    "onnxruntime": ContractEngine("onnxruntime", write_onnx),
+    "onnxruntime-in-buckets": ContractEngine("onnxruntime", write_onnx, BUCKETS),
+    "openvino": ContractEngine("openvino", write_onnx),
+    "openvino-in-buckets": ContractEngine("openvino", write_onnx, BUCKETS),
+    "torch": ContractEngine("torch", write_torch),
+    "torch-in-buckets": ContractEngine("torch", write_torch, BUCKETS),
 }
 
 
 @pytest.fixture(params=list(KINDS))
-def kind(request: pytest.FixtureRequest) -> Kind:
+def kind(request: pytest.FixtureRequest) -> ContractEngine:
     kind = KINDS[request.param]
     if find_spec(kind.engine) is None:
         pytest.skip(f"`{kind.engine}` is not installed")
     return kind
 
 
-def spec_of(kind: Kind, path: Path, head: ModelHead = ModelHead.VECTOR) -> GraphSpec:
+def spec_of(kind: ContractEngine, path: Path, head: ModelHead = ModelHead.VECTOR) -> GraphSpec:
     return GraphSpec(
         path=path,
         device=Device.CPU,
@@ -82,7 +82,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """Write the tiny model of an engine kind once. Tests must not change the file."""
     directory = tmp_path_factory.mktemp("programs")
 
-    def write(kind: Kind, head: ModelHead) -> Path:
+    def write(kind: ContractEngine, head: ModelHead) -> Path:
         path = directory / f"{kind.write.__name__}-{head}.graph"
         if not path.exists():
             kind.write(path, head)
@@ -92,7 +92,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def open_tiny(kind: Kind, written: Written) -> Iterator[Callable[[ModelHead], EncoderEngine]]:
+def open_tiny(
+    kind: ContractEngine, written: Written
+) -> Iterator[Callable[[ModelHead], EncoderEngine]]:
     """Open the tiny model with a head. Closed at the end of the test."""
     with ExitStack() as opened:
 

@@ -16,11 +16,11 @@ from deployments.batching.batches import collate
 from deployments.engines import EncoderEngine, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem
-from tests.integration.engines.conftest import SETTINGS, Kind, Written, spec_of
+from tests.integration.engines.conftest import SETTINGS, ContractEngine, Written, spec_of
 from tests.support.artifacts import WIDTH
-from tests.support.builders import ENCODER_HEADS
 from tests.support.engine_programs import MASK_TOKEN, NAN_WORD, WORDS, expected, write_model
 from tests.support.fakes import build_item, item
+from tests.support.tiny_encoders import ENCODER_HEADS
 
 # fp32 sums of at most 20 values of size 1.
 TOLERANCE = 1e-5
@@ -90,7 +90,7 @@ def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> 
         np.testing.assert_allclose(answer, due, atol=TOLERANCE)
 
 
-def test_pooling_model_supports_unpooled_batches(kind: Kind, open_tiny: OpenTiny) -> None:
+def test_pooling_model_supports_unpooled_batches(kind: ContractEngine, open_tiny: OpenTiny) -> None:
     if kind.engine == "torch":
         pytest.skip("programs have one answer")
     engine = open_tiny(ModelHead.VECTOR)
@@ -145,7 +145,9 @@ def test_closed_engine_fails(open_tiny: OpenTiny) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", None])
-def test_unreadable_file_is_named(kind: Kind, content: bytes | None, tmp_path: Path) -> None:
+def test_unreadable_file_is_named(
+    kind: ContractEngine, content: bytes | None, tmp_path: Path
+) -> None:
     path = tmp_path / "broken.graph"
     if content is not None:
         path.write_bytes(content)
@@ -153,7 +155,7 @@ def test_unreadable_file_is_named(kind: Kind, content: bytes | None, tmp_path: P
         open_engine(spec_of(kind, path), SETTINGS)
 
 
-def test_truncated_file_fails(kind: Kind, written: Written, tmp_path: Path) -> None:
+def test_truncated_file_fails(kind: ContractEngine, written: Written, tmp_path: Path) -> None:
     path = tmp_path / "half.graph"
     content = written(kind, ModelHead.VECTOR).read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -161,7 +163,7 @@ def test_truncated_file_fails(kind: Kind, written: Written, tmp_path: Path) -> N
         open_engine(spec_of(kind, path), SETTINGS)
 
 
-def test_failed_pass_does_not_affect_the_next(kind: Kind, open_tiny: OpenTiny) -> None:
+def test_failed_pass_does_not_affect_the_next(kind: ContractEngine, open_tiny: OpenTiny) -> None:
     if kind.engine == "openvino":
         pytest.skip("OpenVINO answers zeros for a word that does not exist")
     engine = open_tiny(ModelHead.VECTOR)
@@ -180,7 +182,7 @@ def test_failed_pass_does_not_affect_the_next(kind: Kind, open_tiny: OpenTiny) -
 )
 @pytest.mark.parametrize("kind", ["onnxruntime", "openvino"], indirect=True)
 def test_graph_with_other_inputs_is_rejected(
-    kind: Kind, inputs: tuple[str, ...], complaint: str, tmp_path: Path
+    kind: ContractEngine, inputs: tuple[str, ...], complaint: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "strange.graph"
     floats = [f"{name}_float" for name in inputs]
@@ -190,7 +192,7 @@ def test_graph_with_other_inputs_is_rejected(
         open_engine(spec_of(kind, path), SETTINGS)
 
 
-def test_graph_with_another_output_shape_fails(kind: Kind, written: Written) -> None:
+def test_graph_with_another_output_shape_fails(kind: ContractEngine, written: Written) -> None:
     vector = written(kind, ModelHead.VECTOR)
     with (
         closing(open_engine(spec_of(kind, vector, ModelHead.TOKENS), SETTINGS)) as engine,

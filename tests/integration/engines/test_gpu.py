@@ -17,7 +17,7 @@ from deployments.engines.decoder import DecoderEngine
 from deployments.engines.onnx import missing_provider
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.torch_decoder import TorchDecoder
-from tests.integration.engines.conftest import BUCKETS, KINDS, Kind, Written, spec_of
+from tests.integration.engines.conftest import BUCKETS, KINDS, ContractEngine, Written, spec_of
 from tests.integration.engines.test_contract import ITEMS, check
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ ONNX, TORCH = KINDS["onnxruntime"], KINDS["torch"]
 )
 @pytest.mark.parametrize("head", [ModelHead.VECTOR, ModelHead.TOKENS, ModelHead.MASKS])
 def test_gpu_matches_expected_outputs(
-    kind: Kind, options: EngineOptions, head: ModelHead, written: Written
+    kind: ContractEngine, options: EngineOptions, head: ModelHead, written: Written
 ) -> None:
     encoder = EncoderSettings(providers=CUDA, concurrent_passes=2)
     spec = replace(spec_of(kind, Path("not yet written"), head), options=options)

@@ -17,9 +17,9 @@ from deployments.engines import open_engine
 from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.errors import EngineFailed
 from tests.integration.engines.conftest import BUCKETS, KINDS, SETTINGS, Written, spec_of
-from tests.support.builders import ENCODER_HEADS
 from tests.support.engine_programs import WORDS
 from tests.support.fakes import build_item, item
+from tests.support.tiny_encoders import ENCODER_HEADS
 
 UNBOUND, BOUND = KINDS["onnxruntime"], KINDS["onnxruntime-in-buckets"]
 

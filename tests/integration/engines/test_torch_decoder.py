@@ -16,7 +16,7 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # noqa: E402
 from deployments.artifacts.types import Device  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
-from deployments.engines import torch_decoder  # noqa: E402
+from deployments.engines import torch_decoder, transformers_engine  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import (  # noqa: E402
     find_decoder_factory,
@@ -28,6 +28,7 @@ from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.engines.torch_program import write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.integration.engines.conftest import OpenRows, rows_of  # noqa: E402
+from tests.support import flash_attention  # noqa: E402
 from tests.support.decoder_artifacts import seal_tiny_decoder  # noqa: E402
 from tests.support.decoder_contract import check_batch_invariance  # noqa: E402
 from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec  # noqa: E402
@@ -48,8 +49,17 @@ RECIPES = {
     "program": PROGRAM,
     "checkpoint": WHOLE,
     "eager": replace(WHOLE, run=EngineOptions(attention="eager")),
+    "flash": replace(WHOLE, run=EngineOptions(attention="flash")),
     "offloaded": replace(WHOLE, run=EngineOptions(kv_offload=True)),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _flash_attention() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        flash_attention.install(patch)
+        patch.setattr(transformers_engine, "uses_cuda", lambda _: True)  # which it would need
+        yield
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -115,6 +125,27 @@ def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None
         decoder.prefill(0, PROMPT, 0)
     step = np.array([5]), np.array([len(PROMPT)])
     assert_close(used.decode(*step), fresh.decode(*step))
+
+
+def test_compiled_steps_match_those_of_the_program(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend `aot_eager` traces as `inductor` does and generates no code, for a minute."""
+    monkeypatch.setattr(torch_decoder, "_COMPILER", "aot_eager")
+    plain = program_spec(checkpoint, tmp_path)
+    compiled = replace(plain, options=EngineOptions(compile=True))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with rows_of(TorchDecoder, plain) as open_plain, rows_of(TorchDecoder, compiled) as open_other:
+        decoders = open_plain(slots=4), open_other(slots=4)
+        for decoder in decoders:
+            for slot in range(4):
+                decoder.prefill(slot, PROMPT[slot:], 0)
+        for slots in (1, 3, 4, 2, 1):
+            step = np.arange(5, 5 + slots), np.full(slots, len(PROMPT) - 3)
+            assert_close(*(decoder.decode(*step) for decoder in decoders))
+    counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert counted <= 2, "one graph for one slot, and one for more"
 
 
 def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: Path) -> None:

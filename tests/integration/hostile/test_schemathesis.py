@@ -32,13 +32,13 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def operations(server: HttpServer) -> list[APIOperation]:
-    """All operations of the OpenAPI document of the server."""
+    """All operations of the OpenAPI document but DELETE: the tests share the models."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     # schemathesis leaves out the document itself.
     assert len(found) == sum(len(item) for item in paths.values()) - 1
-    return found
+    return [operation for operation in found if operation.method != "delete"]
 
 
 def build_strategy(operation: APIOperation, mode: GenerationMode) -> st.SearchStrategy[Any]:

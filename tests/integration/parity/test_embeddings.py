@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.artifacts.types import TaskName
-from tests.support.builders import HIDDEN
 from tests.support.parity_models import ParityModel, ServedModel
 from tests.support.parity_texts import varied_texts
+from tests.support.tiny_encoders import HIDDEN
 
 INPUTS = 220
 # Two ways to sum the same float32 numbers: of each value of a vector of length 1, and of a cosine.
@@ -26,7 +26,7 @@ RAW_TOLERANCE = 1e-5
 LEAST_INT8_COSINE = 0.98  # the gate of real builds asks for 0.985 in the mean, 0.93 at the worst
 LEAST_BATCHED_COSINE = 0.9999
 
-Vectors = NDArray[np.float64]
+Float64Vectors = NDArray[np.float64]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def texts(embedder: ParityModel) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def expected(embedder: ParityModel, texts: list[str]) -> Vectors:
+def expected(embedder: ParityModel, texts: list[str]) -> Float64Vectors:
     """The mean over each text's tokens, special ones included, [N, HIDDEN]."""
     per_token = embedder.pipeline()(texts)
     return np.stack([np.mean(np.array(tokens)[0], axis=0) for tokens in per_token])
@@ -47,26 +47,26 @@ async def app(embedder: ParityModel) -> AsyncIterator[ServedModel]:
         yield served
 
 
-def units(vectors: Vectors) -> Vectors:
+def units(vectors: Float64Vectors) -> Float64Vectors:
     """Each of length 1."""
-    scaled: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: Float64Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return scaled
 
 
-def table(answers: list[Any]) -> Vectors:
+def table(answers: list[Any]) -> Float64Vectors:
     """One row per answer."""
     return np.array(answers, dtype=np.float64)
 
 
 async def test_single_texts_get_the_mean_of_their_tokens(
-    app: ServedModel, texts: list[str], expected: Vectors
+    app: ServedModel, texts: list[str], expected: Float64Vectors
 ) -> None:
     answers = table([vector for (vector,) in await app.alone(texts)])
     np.testing.assert_allclose(answers, expected, rtol=0, atol=RAW_TOLERANCE)
 
 
 async def test_batched_texts_get_the_mean_of_their_tokens(
-    app: ServedModel, texts: list[str], expected: Vectors
+    app: ServedModel, texts: list[str], expected: Float64Vectors
 ) -> None:
     answers = table(await app.mixed(texts))
     np.testing.assert_allclose(answers, expected, rtol=0, atol=RAW_TOLERANCE)
@@ -74,7 +74,7 @@ async def test_batched_texts_get_the_mean_of_their_tokens(
 
 @pytest.mark.parametrize("dimensions", [1, 5, HIDDEN, None])
 async def test_dimensions_and_normalize_equal_the_reference(
-    app: ServedModel, texts: list[str], expected: Vectors, dimensions: int | None
+    app: ServedModel, texts: list[str], expected: Float64Vectors, dimensions: int | None
 ) -> None:
     answers = await app.mixed(texts, {"normalize": True, "dimensions": dimensions})
     wanted = units(expected[:, :dimensions])
@@ -99,7 +99,7 @@ async def test_truncated_texts_equal_transformers(
 
 
 async def test_similarity_is_the_cosine_of_the_means(
-    embedder: ParityModel, texts: list[str], expected: Vectors
+    embedder: ParityModel, texts: list[str], expected: Float64Vectors
 ) -> None:
     wanted = units(expected) @ units(expected).T
     async with embedder.serving(task=TaskName.SENTENCE_SIMILARITY) as app:
@@ -109,7 +109,7 @@ async def test_similarity_is_the_cosine_of_the_means(
 
 
 async def test_int8_vectors_are_close_in_cosine(
-    embedder: ParityModel, texts: list[str], expected: Vectors
+    embedder: ParityModel, texts: list[str], expected: Float64Vectors
 ) -> None:
     async with embedder.serving("int8") as app:
         alone = table([vector for (vector,) in await app.alone(texts, {"normalize": True})])

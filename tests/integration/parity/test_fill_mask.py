@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from benchmarks.common.local_model import LocalModel
-from deployments.artifacts.store import LATEST_NAME
 from tests.support.parity_models import (
     PARITY_MODEL,
     ParityModel,
@@ -118,7 +117,7 @@ async def test_text_without_mask_has_the_error_of_the_pipeline(
 async def test_local_model_equals_the_server(
     app: ServedModel, mask_filler: ParityModel, texts: list[str]
 ) -> None:
-    local = LocalModel.open(mask_filler.store(), PARITY_MODEL, LATEST_NAME)
+    local = LocalModel.open(mask_filler.store(), PARITY_MODEL)
     assert local.unbatched_values(texts[:20], threads=1) == await app.alone(texts[:20])
 
 

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.artifacts.types import TaskName
-from tests.support.builders import write_json
 from tests.support.parity_models import ParityModel, ServedModel, agreement
 from tests.support.parity_texts import varied_texts
+from tests.support.tiny_encoders import write_json
 
 READS = 64  # tokens, of a pair three of them special
 QUERY_TOKENS, TEXT_TOKENS = 20, 40

@@ -33,8 +33,8 @@ from tests.integration.parity.test_token_classification import (
     assert_same,
 )
 from tests.support.artifacts import tiny_manifest
-from tests.support.builders import tiny_tokenizer
 from tests.support.parity_texts import varied_texts
+from tests.support.tiny_encoders import tiny_tokenizer
 
 # What the pipeline says of tokenizers that do not mark the tokens inside words.
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
@@ -108,7 +108,7 @@ KINDS = (cased_wordpiece, lowercasing_wordpiece, bytes_bpe, unigram)
 
 
 @dataclass(frozen=True)
-class Pair:
+class ParityPair:
     """transformers' pipeline and this package's parts around one model and one tokenizer."""
 
     pipeline: Any
@@ -147,12 +147,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
 def pair(
     request: pytest.FixtureRequest, texts: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Pair:
+) -> ParityPair:
     train: Callable[[list[str]], Tokenizer] = request.param
     directory = tmp_path_factory.mktemp(train.__name__)
     train(texts[::2]).save(str(directory / "tokenizer.json"))
     manifest = tiny_manifest(labels=LABELS).model_copy(update={"max_tokens": READS})
-    return Pair(_pipeline(directory / "tokenizer.json"), directory, manifest)
+    return ParityPair(_pipeline(directory / "tokenizer.json"), directory, manifest)
 
 
 def _pipeline(tokenizer_file: Path) -> Any:
@@ -180,14 +180,18 @@ def _pipeline(tokenizer_file: Path) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_words_and_offsets_equal_the_pipeline(strategy: str, pair: Pair, texts: list[str]) -> None:
+def test_words_and_offsets_equal_the_pipeline(
+    strategy: str, pair: ParityPair, texts: list[str]
+) -> None:
     parameters = {"aggregation_strategy": strategy}
     theirs = [pair.pipeline(text, **parameters) for text in texts]
     assert_same([pair.ours(text, {**parameters, "truncate": True}) for text in texts], theirs)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_merged_windows_equal_the_pipeline(strategy: str, pair: Pair, texts: list[str]) -> None:
+def test_merged_windows_equal_the_pipeline(
+    strategy: str, pair: ParityPair, texts: list[str]
+) -> None:
     parameters = {"aggregation_strategy": strategy, "stride": 12}
     joined = [" ".join(texts[i : i + 3]) for i in range(0, TEXTS, 3)]
     theirs = [pair.pipeline(text, **parameters) for text in joined]

@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.tables import DOCUMENT, RESULTS, fill_tables
+from benchmarks.common.report import REPOSITORY, RESULTS
+from benchmarks.tables import fill_tables, list_documents
 
 BLOCK = "<!-- results: run.json levels -->\n{}<!-- end of results -->\n"
 
@@ -18,13 +19,14 @@ def write_result(directory: Path) -> None:
     (directory / "run.json").write_bytes(orjson.dumps({"tables": [table]}))
 
 
-def test_document_contains_the_tables_of_the_committed_results() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert fill_tables(text, RESULTS) == text
+@pytest.mark.parametrize("path", list_documents(), ids=lambda path: path.name)
+def test_document_has_the_tables_of_the_results_and_of_the_code(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert fill_tables(text, RESULTS) == text, "run `python -m benchmarks tables`"
 
 
-def test_every_committed_table_is_in_the_document() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
+def test_every_committed_table_is_in_a_document() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in list_documents())
     for path in sorted(RESULTS.glob("*.json")):
         for table in orjson.loads(path.read_bytes())["tables"]:
             assert f"<!-- results: {path.name} {table['name']} -->" in text
@@ -45,8 +47,14 @@ def test_fill_tables_rejects_an_unknown_table(tmp_path: Path, marker: str) -> No
         fill_tables(text, tmp_path)
 
 
+def test_fill_tables_rejects_an_unknown_table_of_the_code(tmp_path: Path) -> None:
+    text = "<!-- reference: absent -->\n<!-- end of reference -->\n"
+    with pytest.raises(BenchmarkError, match="names no table"):
+        fill_tables(text, tmp_path)
+
+
 def test_every_table_of_figures_comes_from_a_result_file() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
     typed = re.sub(r"<!-- results: .*?<!-- end of results -->", "", text, flags=re.DOTALL)
     rows = [line for line in typed.splitlines() if line.startswith("|")]
     headers = [row for row, below in pairwise(rows) if set(below) <= set("|- ")]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from build_artifacts.smoothing.calibration import Observed
-from build_artifacts.smoothing.products import FloatArray
 from build_artifacts.smoothing.ranges import (
     ByteRange,
     Int8Weights,
@@ -14,6 +13,7 @@ from build_artifacts.smoothing.ranges import (
     choose_saturation,
     even_channels,
 )
+from build_artifacts.types import FloatArray
 
 RNG = np.random.default_rng(0)
 

@@ -38,6 +38,14 @@ def test_only_loopback_is_bound_without_keys(host: str, loopback: bool) -> None:
         assert "--no-auth" in refused.value.hint
 
 
+def test_config_may_state_that_no_keys_are_needed() -> None:
+    stated = config()
+    stated["applications"][0]["deployments"][0]["user_config"] = {"no_auth": True}
+    check_access(stated, "0.0.0.0", no_auth=False)
+    with pytest.raises(StartError, match="no API keys"):
+        check_access({"applications": [{}]}, "0.0.0.0", no_auth=False)
+
+
 def test_keys_allow_other_hosts(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add_key(path)

@@ -1,6 +1,5 @@
 """The linter reports keys and values that Serve would ignore, with their path."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +9,20 @@ import yaml
 
 from cluster.__main__ import main
 from cluster.check import check_text
-from cluster.linting.document import LintProblem
-
-CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
-APP = "applications.0"
-INGRESS, TOKENIZER, CPU_ENCODER, GPU_ENCODER, CPU_GENERATOR = (
-    f"{APP}.deployments.{i}" for i in range(5)
+from tests.support.checked_configs import (
+    APP,
+    CONFIG,
+    CPU_ENCODER,
+    CPU_GENERATOR,
+    GPU_ENCODER,
+    INGRESS,
+    TOKENIZER,
+    check_config,
+    create_config,
+    to_dotted_path,
 )
+
 TARGETS = f"{CPU_ENCODER}.autoscaling_config.policy.policy_kwargs"
-
-
-def create_config(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return serve_config.yaml with values set by dotted path; create missing mappings."""
-    config = yaml.safe_load(CONFIG.read_text())
-    for path, value in changes.items():
-        *parents, last = (int(p) if p.isdigit() else p for p in path.split("."))
-        owner = config
-        for part in parents:
-            owner = owner.setdefault(part, {}) if isinstance(owner, dict) else owner[part]
-        owner[last] = copy.deepcopy(value)
-    return config
-
-
-def check_config(changes: dict[str, Any]) -> list[LintProblem]:
-    return check_text(yaml.safe_dump(create_config(changes), sort_keys=False))
-
-
-def to_dotted_path(path: str) -> str:
-    return path.replace("[", ".").replace("]", "")
 
 
 def test_config_of_the_repository_has_no_problems() -> None:
@@ -112,9 +97,10 @@ def test_unknown_key_in_a_list_of_mappings_is_reported(
         (f"{APP}.route_prefix", "v2"),
         (f"{APP}.route_prefix", "/v2/"),
         (f"{APP}.route_prefix", "/{model}"),
-        (f"{APP}.args.models", []),
+        (f"{APP}.args.models", {}),
         (f"{APP}.args.encoders.cpu.concurrent_passes", 0),
         (f"{APP}.args.encoders.gpu.available", "perhaps"),
+        (f"{APP}.args.gpu_memory", 40),
         (f"{INGRESS}.num_replicas", 0),
         (f"{INGRESS}.user_config.limits.items", "many"),
         (f"{INGRESS}.backpressure_config.status_code", 500),
@@ -215,6 +201,11 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
         ({"http_options.request_timeout_s": 30}, "http_options.request_timeout_s", "(30 s)"),
         ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
         ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
+        (
+            {f"{INGRESS}.user_config.builds.wait_s": 120},
+            "http_options.request_timeout_s",
+            "user_config.builds.wait_s (120 s) and timeout_s (30 s) together",
+        ),
         ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
         (
             {f"{CPU_ENCODER}.health_check_timeout_s": 5},
@@ -264,6 +255,8 @@ def test_conflicting_settings_are_reported(
     [
         {f"{CPU_ENCODER}.autoscaling_config.target_ongoing_requests": 63},
         {f"{INGRESS}.max_ongoing_requests": 32},
+        {f"{INGRESS}.user_config.placement.target_s": 30},
+        {f"{INGRESS}.user_config.placement.default": "auto"},
         {"http_options.request_timeout_s": 121},
         {"http_options.request_timeout_s": 179},
         {f"{INGRESS}.user_config.timeout_s": 60, f"{APP}.args.hang_timeout_s": 26},
@@ -348,6 +341,25 @@ def test_check_prints_file_line_path_and_message(
     assert capsys.readouterr().out == (
         f"{config}:3: http_options.hots: unknown key `hots`; did you mean `host`?\n"
     )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", None])
+def test_other_hosts_need_keys_or_a_statement(
+    host: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
+    config = create_config({})
+    config["http_options"].pop("host")  # Serve's default is every host
+    config["http_options"] |= {} if host is None else {"host": host}
+    settings = config["applications"][0]["deployments"][0]["user_config"]
+    (problem,) = check_text(yaml.safe_dump(config))
+    assert to_dotted_path(problem.path) == f"{INGRESS}.user_config.key_file"
+    assert "without API keys" in problem.message
+    assert check_text(yaml.safe_dump(config), is_deployed=False) == []
+    settings["key_file"] = "/keys/keys.json"
+    assert check_text(yaml.safe_dump(config)) == []
+    settings |= {"key_file": None, "no_auth": True}
+    assert check_text(yaml.safe_dump(config)) == []
 
 
 def test_check_returns_zero_without_problems(capsys: pytest.CaptureFixture[str]) -> None:

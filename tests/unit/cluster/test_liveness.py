@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from cluster import liveness
-from cluster.liveness import MAX_SILENT_PROBES, Liveness, answers
-from cluster.processes import find_free_port
+from cluster.liveness import MAX_SILENT_PROBES, Liveness, StoppedProcesses, answers
+from cluster.processes import ChildProcesses, find_free_port, kill_remaining
+from tests.support.ray_cluster import wait_for
 
 
 @pytest.fixture
@@ -51,3 +57,53 @@ def test_server_is_silent_after_some_probes_in_a_row(
     assert watched.find_silent() == "the raylet"
     monkeypatch.setitem(watched._ports, "the raylet", grpc_port)
     assert watched.find_silent() is None
+
+
+def test_stopped_process_is_killed_at_the_second_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    children = ChildProcesses(tmp_path)
+    children.start("stopped", ["sleep", "60"], dict(os.environ))
+    children.start("running", ["sleep", "60"], dict(os.environ))
+    sleeping = children._sessions[0].sid
+    os.kill(sleeping, signal.SIGSTOP)
+    wait_for(lambda: [each.pid for each in children.find_stopped()] == [sleeping], 5)
+    watched = StoppedProcesses(children.find_stopped)
+    assert watched.kill() == []
+    assert len(watched.kill()) == 1
+    wait_for(lambda: "stopped" in children.ended(), 5)
+    assert watched.kill() == []
+    assert children.ended() == {"stopped": -signal.SIGKILL}
+    kill_remaining(children._sessions)
+    wait_for(lambda: "running" in children.ended(), 5)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[psutil.Process]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def test_process_that_goes_on_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    looks = iter([[psutil.Process()], [], [psutil.Process()], []])
+    watched = StoppedProcesses(lambda: next(looks))
+    assert [watched.kill() for _ in range(4)] == [[], [], [], []]
+
+
+def test_idle_process_that_goes_on_between_two_stops_is_spared(
+    monkeypatch: pytest.MonkeyPatch, sleeper: psutil.Process
+) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    watched = StoppedProcesses(lambda: [sleeper])
+    for _ in range(5):
+        sleeper.suspend()
+        wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED, 5)
+        assert watched.kill() == []
+        sleeper.resume()
+        wait_for(lambda: sleeper.status() == psutil.STATUS_SLEEPING, 5)
+    sleeper.suspend()
+    wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED, 5)
+    assert [watched.kill(), watched.kill()] == [[], ["sleep"]]

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.kuberay.capacity import find_capacity_errors
+from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.render import PRODUCTION, render_rayservice
+from deployments.config import AppArgs
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
@@ -89,6 +90,7 @@ def test_invalid_overlay_is_rejected(tmp_path: Path, old: str, new: str, expecte
         ("num_cpus: 2 ", "num_cpus: 5 ", "`CpuEncoder` fits on 0 worker groups"),
         ("gpus: 1 ", "gpus: 0 ", "`GpuEncoder` fits on 0 worker groups"),
         ("store: /artifacts", "store: null     ", "args.store"),
+        ("no_auth: true ", "no_auth: false ", "without API keys"),
     ],
 )
 def test_overlay_with_invalid_result_is_rejected(
@@ -169,5 +171,26 @@ def test_merge_keeps_other_settings() -> None:
         merged["applications"][0]["deployments"],
         strict=True,
     ):
-        assert before["user_config"] == after["user_config"]
+        stated = {"no_auth": True} if before["name"] == "Ingress" else {}
+        assert {**before["user_config"], **stated} == after["user_config"]
         assert before["max_queued_requests"] == after["max_queued_requests"]
+
+
+@pytest.mark.parametrize(
+    ("args", "messages"),
+    [
+        ({}, []),
+        ({"gpu_memory": 0.1}, ["`gpu_memory` leaves 4294967296 bytes"]),
+        ({"gpu_memory": 41 << 30}, ["`args.gpu_memory` is 44023414784 bytes; a GPU of worker"]),
+    ],
+)
+def test_gpu_memory_fits_on_the_gpus_of_each_group(
+    args: dict[str, Any], messages: list[str]
+) -> None:
+    group = create_group("gpu", gpus=1).model_copy(update={"gpu_memory_gib": 40})
+    settings = {"encoders": {}, "generators": {"gpu": {"kv_cache_bytes": 5 << 30}}}
+    errors = list(
+        find_gpu_memory_errors(AppArgs.parse({**settings, **args}), [create_group("cpu"), group])
+    )
+    assert len(errors) == len(messages)
+    assert all(message in error for message, error in zip(messages, errors, strict=True))

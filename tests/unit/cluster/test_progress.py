@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.progress import notify_systemd
+from cluster.progress import StartError, StartupProgress, notify_systemd
 
 
 def test_service_manager_is_notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +19,27 @@ def test_service_manager_is_notified(tmp_path: Path, monkeypatch: pytest.MonkeyP
     notify_systemd("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify_systemd("READY=1")
+
+
+def test_progress_is_plain_lines_on_stderr_of_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.progress.POLL_S", 0)
+    states = iter(["waiting for a", "waiting for a", "waiting for b", None])
+    progress = StartupProgress()
+    progress.report("serving on " + 200 * "x")
+    progress.wait(lambda: next(states), lambda: None, 60)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [line[10:] for line in captured.err.splitlines()] == [
+        "serving on " + 200 * "x",
+        "waiting for a",
+        "waiting for b",
+    ]
+    assert "\033" not in captured.err
+
+
+def test_wait_ends_with_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StartError, match="HAProxy ended"):
+        StartupProgress().wait(lambda: "waiting", lambda: "HAProxy ended", 60)
+    assert "waiting" in capsys.readouterr().err

@@ -40,8 +40,8 @@ def minimal_args() -> dict[str, Any]:
         (TokenizerUserConfig, {"cache_bytes": "much"}, "`cache_bytes`"),
         (EncoderUserConfig, {"batching": {"max_batch_tokens": 0}}, "`batching.max_batch_tokens`"),
         (EncoderUserConfig, {"batching": {"budget": 9}}, "`batching.budget`"),
-        (AppArgs, {}, "`models`"),
-        (AppArgs, minimal_args() | {"models": []}, "`models`"),
+        (AppArgs, {}, "`encoders`"),
+        (AppArgs, minimal_args() | {"models": [{}]}, "`models.0.id`"),
         (AppArgs, minimal_args() | {"encoders": {"tpu": {}}}, "`encoders.tpu"),
         (
             AppArgs,
@@ -52,6 +52,7 @@ def minimal_args() -> dict[str, Any]:
         (AppArgs, minimal_args() | {"encoders": {"cpu": {"tune": True}}}, "encoders.cpu.tune"),
         (AppArgs, minimal_args() | {"encoders": {"cpu": {"tune_seconds": 0}}}, "cpu.tune_seconds"),
         (AppArgs, minimal_args() | {"extra": 1}, "`extra`"),
+        (AppArgs, minimal_args() | {"gpu_memory": 40}, "`gpu_memory`: Value error, 40 is neither"),
     ],
 )
 def test_parse_rejects_an_invalid_setting_with_its_path(

@@ -10,6 +10,7 @@ from deployments.metrics import (
     EncoderMetrics,
     IngressMetrics,
     LoadMetrics,
+    ModelLabels,
     TokenizerMetrics,
 )
 from deployments.records import ForwardPassRecord, RequestRecord, TokenizeRecord
@@ -69,3 +70,15 @@ def test_buckets_cover_durations_and_sizes_of_requests() -> None:
     assert DURATION_BUCKETS[0] <= 0.0005, "a cache hit takes less than a millisecond"
     assert DURATION_BUCKETS[-1] > 25, "a starting encoder may take 25 s"
     assert (SIZE_BUCKETS[0], SIZE_BUCKETS[-1]) == (1, 1024)
+
+
+def test_labels_of_models_are_bounded() -> None:
+    label = ModelLabels(max_models=3)
+    assert [label(f"org/model{number}") for number in range(5)] == [
+        "org/model0",
+        "org/model1",
+        "org/model2",
+        "other",
+        "other",
+    ]
+    assert label("org/model1") == "org/model1"

@@ -1,25 +1,26 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings, ModelSettings
 from deployments.errors import (
     ArtifactMissing,
     DigestMismatch,
-    EngineFailed,
-    HardwareUnavailable,
     ManifestInvalid,
-    ServeError,
     UnknownModel,
     UnknownTask,
 )
-from deployments.registry import ModelRegistry
-from tests.support.artifacts import GRAPH_NAME, seal, seal_tiny
+from deployments.plan import changes
+from deployments.registry import REFRESH_S, ModelRegistry
+from tests.support.artifacts import GRAPH_NAME, seal, seal_tiny, seal_tiny_version
+from tests.support.fakes import FakeClock
+
+NEW = "bbbbbbbbbbb2"
 
 
 def build_settings(*model_ids: str) -> list[ModelSettings]:
@@ -53,15 +54,96 @@ def test_find_of_a_rejected_model_raises_a_new_error_each_time(tmp_path: Path) -
     assert errors[0] is not errors[1], "a shared exception would accumulate tracebacks"
 
 
-def test_find_returns_configured_models_only(tmp_path: Path) -> None:
+def test_find_returns_every_sealed_model_and_lists_the_configured_ones(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/whole")
-    seal_tiny(tmp_path, "tiny/unlisted")
+    unlisted = seal_tiny(tmp_path, "tiny/unlisted")
     registry = ModelRegistry(tmp_path, build_settings("tiny/whole"))
     assert registry.find("tiny/whole").manifest.id == "tiny/whole"
-    for model_id in ("tiny/unlisted", "tiny/WHOLE", "", "../store/tiny--whole"):
+    assert registry.find("tiny/unlisted").directory == unlisted
+    assert registry.find(f"tiny/unlisted@{unlisted.name}").directory == unlisted
+    assert [model.ref.id for model in registry.open_models()] == ["tiny/whole"]
+    for name in ("never/built", "tiny/WHOLE", "", "../store/tiny--whole", "tiny/whole@nope", "@"):
         with pytest.raises(UnknownModel) as raised:
-            registry.find(model_id)
+            registry.find(name)
         assert raised.value.field == "model"
+
+
+def test_find_reads_no_manifest_but_the_one_it_needs(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, "tiny/whole")
+    other = seal_tiny(tmp_path, "tiny/other")
+    (other / "manifest.json").write_text("no JSON")
+    registry = ModelRegistry(tmp_path, [])
+    assert registry.find("tiny/whole").ref.id == "tiny/whole"
+    with pytest.raises(ManifestInvalid):
+        registry.find("tiny/other")
+
+
+def test_rebuild_and_plan_are_followed_without_restart(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model")
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, build_settings("tiny/model"), clock)
+    assert registry.find("tiny/model").directory == old
+
+    new = seal_tiny_version(tmp_path, "tiny/model", NEW)
+    assert registry.find("tiny/model").directory == old, "a name is looked up once a second"
+    clock.now_s += REFRESH_S
+    assert registry.find("tiny/model").directory == new
+    assert registry.find(f"tiny/model@{old.name}").directory == old
+
+    changes.promote(tmp_path, "tiny/model", old.name)
+    clock.now_s += REFRESH_S
+    assert registry.find("tiny/model").directory == old
+    assert registry.find("tiny/model@latest").directory == new
+    assert [model.directory for model in registry.open_models()] == [old]
+
+
+def test_split_is_served_to_its_clients(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model")
+    seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", old.name)
+    changes.set_split(tmp_path, "tiny/model", NEW, 50)
+    registry = ModelRegistry(tmp_path, [])
+
+    def serve(client: str) -> str:
+        return registry.find("tiny/model", lambda: client).ref.version
+
+    answers = {client: serve(client) for client in map(str, range(50))}
+    assert set(answers.values()) == {old.name, NEW}
+    assert answers == {client: serve(client) for client in answers}
+
+
+def test_split_to_a_damaged_version_is_left_out(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model")
+    new = seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", old.name)
+    changes.set_split(tmp_path, "tiny/model", NEW, 100)
+    (new / "manifest.json").write_text("no JSON")
+    registry = ModelRegistry(tmp_path, [])
+    assert registry.find("tiny/model", lambda: "anybody").directory == old
+
+
+def test_repaired_model_is_served_again(tmp_path: Path) -> None:
+    damaged = seal_tiny(tmp_path, "tiny/model")
+    (damaged / GRAPH_NAME).write_bytes(b"")
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, build_settings("tiny/model"), clock)
+    assert list(registry.rejected()) == ["tiny/model"]
+    seal_tiny(tmp_path, "tiny/model")
+    os.utime(damaged / "manifest.json", (1, 1))
+    clock.now_s += REFRESH_S
+    assert registry.rejected() == {}
+
+
+def test_remembered_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.registry.MAX_NAMES", 3)
+    monkeypatch.setattr("deployments.registry.MAX_MANIFESTS", 2)
+    names = [f"tiny/model{number}" for number in range(6)]
+    for name in names:
+        seal_tiny(tmp_path, name)
+    registry = ModelRegistry(tmp_path, [])
+    assert [registry.find(name).ref.id for name in names * 2] == names * 2
+    assert len(registry._routes) <= 3
+    assert len(registry._models) <= 2
 
 
 def test_pinned_version_overrides_latest(tmp_path: Path) -> None:
@@ -113,30 +195,3 @@ def test_pinned_version_that_is_refused_ends_the_start(tmp_path: Path) -> None:
         ModelRegistry(tmp_path, pinned)
     with pytest.raises(ArtifactMissing, match="feedfeedfeed"):
         ModelRegistry(tmp_path, [ModelSettings(id="tiny/whole", version="feedfeedfeed")])
-
-
-@pytest.mark.parametrize(
-    ("error", "is_pinned", "ends_the_start"),
-    [
-        (EngineFailed, True, True),
-        (EngineFailed, False, False),
-        (HardwareUnavailable, True, False),  # the model has no graph for this device
-    ],
-)
-def test_pinned_version_that_cannot_be_loaded_ends_the_start(
-    tmp_path: Path, error: type[ServeError], is_pinned: bool, ends_the_start: bool
-) -> None:
-    version = seal_tiny(tmp_path, "tiny/model").name if is_pinned else LATEST_NAME
-    if not is_pinned:
-        seal_tiny(tmp_path, "tiny/model")
-    registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/model", version=version)])
-
-    def fail(_model: object) -> None:
-        raise error("not here")
-
-    if ends_the_start:
-        with pytest.raises(error):
-            registry.load_each(fail)
-    else:
-        (failure,) = registry.load_each(fail)[1].values()
-        assert isinstance(failure, error)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deployments.command_line import CommandGroup, CommandSpec, Program
+from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
 from deployments.errors import ServeError
 from hundredfold.__main__ import build_program, main
 
@@ -30,6 +33,13 @@ class InterruptedCommand(FailingCommand):
 FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
 
 
+# They run until they are stopped, or print a path, a line or a program text.
+WITHOUT_RESULT = {
+    *("serve", "build", "demo", "models drain", "models migrate", "render", "env", "completion"),
+    "bench tables",
+}
+
+
 def program_with(**commands: str) -> Program:
     return Program("toy", "A toy.", {name: CommandSpec(f, name) for name, f in commands.items()})
 
@@ -44,6 +54,29 @@ def test_every_command_has_options_and_a_handler() -> None:
             with pytest.raises(SystemExit) as exited:
                 parser.parse_args([name, *([child] if child else []), "--help"])
             assert exited.value.code == 0
+
+
+def commands_without_json(tree: Tree, prefix: str = "") -> Iterator[str]:
+    for name, node in tree.items():
+        if isinstance(node, CommandGroup):
+            yield from commands_without_json(node.commands, f"{prefix}{name} ")
+            continue
+        parser = argparse.ArgumentParser()
+        node.load().add_arguments(parser)
+        if "--json" not in parser.format_help():
+            yield f"{prefix}{name}"
+
+
+def test_every_command_with_a_result_prints_json() -> None:
+    assert set(commands_without_json(build_program().tree)) == WITHOUT_RESULT
+
+
+def test_check_prints_problems_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("applicatons: []\n")
+    assert main(["check", str(config), "--json"]) == 1
+    (problem, *_) = json.loads(capsys.readouterr().out)
+    assert problem["line"] == 1
 
 
 def test_check_runs_through_the_tree(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from deployments import __version__
-from deployments.artifacts.types import Device
 from deployments.errors import (
     ArtifactMissing,
     BodyTooLarge,
@@ -23,24 +22,28 @@ from deployments.errors import (
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
+    Forbidden,
     HardwareUnavailable,
     InputTooLong,
     InvalidField,
     MalformedBody,
+    ModelInUse,
     ModelLoading,
     ModelUnavailable,
     Overloaded,
     ServeError,
+    StoreNotWritable,
     TooManyItems,
+    Unauthorized,
     UnknownModel,
     UnknownParameter,
     UnsupportedEncoding,
     WrongTask,
 )
 from deployments.ingress.apis.documentation.components import Components, infer_schema
-from deployments.ingress.http.api import ApiRoutes, ErrorFormat, Operation
-from deployments.ingress.http.request_options import HEADERS, REQUIRED_WORD
-from deployments.messages import Priority
+from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Operation
+from deployments.ingress.http.request_options import HEADER_WORDS, REQUIRED_WORD
+from deployments.request_headers import OPTION_HEADERS
 from deployments.tasks import list_task_names
 from deployments.tasks.inputs import JsonSchema
 
@@ -50,6 +53,19 @@ _LOADING = ModelLoading("Model org/name is currently loading", estimated_time_s=
 
 # Errors of paths with a model id.
 MODEL_ERRORS: tuple[ServeError, ...] = (_NO_MODEL, _REFUSED, _LOADING)
+
+# Errors of operations that need a key, on a server that has keys.
+KEY_ERRORS: tuple[ServeError, ...] = (
+    Unauthorized("the API key is missing"),
+    Forbidden("the API key has no access `admin`"),
+)
+
+# Errors of operations that change models.
+MANAGEMENT_ERRORS: tuple[ServeError, ...] = (
+    InvalidField("Model org/name stays loaded: it is pinned", field="model"),
+    ModelInUse("Model org/name is in use"),
+    StoreNotWritable("the store cannot be written"),
+)
 
 # Errors of operations with a body.
 BODY_ERRORS: tuple[ServeError, ...] = (
@@ -87,11 +103,12 @@ PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 EVENTS = "text/event-stream"
 FLAGS = ["true", "false", "1", "0"]
 HEADER_SCHEMAS: Mapping[str, Any] = {
-    "hardware": {"type": "string", "enum": [device.value for device in Device]},
+    **{key: {"type": "string", "enum": list(words)} for key, words in HEADER_WORDS.items()},
     "use_gpu": {"type": "string", "enum": [*FLAGS, REQUIRED_WORD]},
-    "priority": {"type": "string", "enum": list(get_args(Priority))},
     "deadline_ms": {"type": "number", "exclusiveMinimum": 0},
 }
+KEY_SCHEME = "key"
+
 OPTIONS = {
     "x-use-cache": "`false` bypasses the response cache.",
     "x-wait-for-model": "`true` waits for a replica that starts; otherwise the status is 503.",
@@ -100,6 +117,10 @@ OPTIONS = {
         "`x-compute-fallback` is set. With `required` the status is 400 instead."
     ),
     "x-hardware": "Device of the encoder.",
+    "x-compute": (
+        "`auto` lets the server choose the cheapest hardware that answers in time; `gpu` is a hint "
+        "like `x-use-gpu`. `x-compute-type` names the hardware that answered."
+    ),
     "x-request-timeout-ms": (
         "Milliseconds until the client needs the answer. Status 429 at once if the server cannot "
         "keep it, 504 if it passes."
@@ -137,7 +158,10 @@ def openapi_document(apis: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dic
         "info": {"title": "Hundredfold", "version": __version__, "description": DESCRIPTION},
         "tags": [{"name": api.name} for api in apis],
         "paths": paths,
-        "components": {"schemas": components.schemas},
+        "components": {
+            "schemas": components.schemas,
+            "securitySchemes": {KEY_SCHEME: {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -151,6 +175,8 @@ def describe_operation(
         "summary": operation.summary,
         "x-access": operation.access.value,
     }
+    if operation.access is not Access.PUBLIC:
+        documented["security"] = [{KEY_SCHEME: []}, {}]  # a server without keys needs none
     if operation.body is not None:
         schema = components.add_schema(f"{to_pascal_case(operation.summary)}Body", operation.body)
         content: dict[str, Any] = {"schema": schema}
@@ -175,7 +201,7 @@ def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> li
             "description": OPTIONS[header],
             "schema": HEADER_SCHEMAS.get(key, {"type": "string", "enum": FLAGS}),
         }
-        for header, key in HEADERS.items()
+        for header, key in OPTION_HEADERS.items()
     ]
 
 
@@ -221,7 +247,7 @@ def build_responses(operation: Operation, components: Components) -> dict[str, A
 def response_schema(
     schema: JsonSchema, operation: Operation, media_type: str, components: Components
 ) -> JsonSchema:
-    """A schema with more than a type becomes a component."""
+    """Return the schema of a body. One with more than a type becomes a named component."""
     if schema.keys() <= {"type"}:
         return schema
     if media_type != EVENTS:
@@ -236,6 +262,10 @@ def error_responses(
 ) -> dict[str, Any]:
     """Build the error responses by status, with one example per error code."""
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
+    if operation.access is not Access.PUBLIC:
+        possible = (*KEY_ERRORS, *possible)
+    if operation.access is Access.ADMIN and operation.method != "GET":
+        possible = (*possible, *MANAGEMENT_ERRORS)
     if "{id" in route:
         possible = (*possible, *(error for error in MODEL_ERRORS if error not in possible))
     schemas = [

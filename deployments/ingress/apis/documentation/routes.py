@@ -1,6 +1,6 @@
 """Routes of the documentation: GET /openapi.json, and GET /docs for browsers without internet.
 
-The page is Swagger UI 5.35.0, copied unchanged into `swagger_ui/` with its licence (Apache-2.0).
+The page is Swagger UI 5.35.0, copied unchanged into `swagger_ui/` with its license (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import ClassVar
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.documentation.openapi import openapi_document
+from deployments.ingress.apis.page_files import PageFiles, build_policy
 from deployments.ingress.http.api import Access, ApiRoutes, Operation
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 
@@ -25,19 +25,8 @@ OWN_FILES = ("start.js",)
 PAGE = Path(__file__).parent / "docs_page"
 SWAGGER_UI_DIRECTORY = Path(__file__).parent / "swagger_ui"
 
-# The page connects to this server only. Swagger UI sets inline styles.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-PAGE_HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # revalidate on each request; most responses are 304
-}
-ASSET_HEADERS = {**PAGE_HEADERS, "cache-control": "public, max-age=3600"}
+POLICY = build_policy(style_src="'self' 'unsafe-inline'")  # Swagger UI sets inline styles
+ASSET_CACHE_CONTROL = "public, max-age=3600"
 
 
 class DocumentationRoutes:
@@ -49,8 +38,8 @@ class DocumentationRoutes:
     def __init__(self, context: ApiContext, apis: Sequence[ApiRoutes]) -> None:
         self._pipeline = context.pipeline
         self._apis = apis
-        self._own_files = StaticFiles(directory=PAGE)
-        self._swagger_ui = StaticFiles(directory=SWAGGER_UI_DIRECTORY)
+        self._own_files = PageFiles(PAGE, POLICY)
+        self._swagger_ui = PageFiles(SWAGGER_UI_DIRECTORY, POLICY)
 
     def operations(self) -> Sequence[Operation]:
         return (
@@ -87,22 +76,15 @@ class DocumentationRoutes:
 
     async def page(self, request: Request) -> Response:
         """The page for people."""
-        return await self._file(self._own_files, "index.html", request, PAGE_HEADERS)
+        return await self._own_files.respond("index.html", request)
 
     async def asset(self, request: Request) -> Response:
         """A file the page loads; the route takes the known names only."""
         name = request.url.path.rpartition("/")[2]
         files = self._own_files if name in OWN_FILES else self._swagger_ui
-        return await self._file(files, name, request, ASSET_HEADERS)
+        return await files.respond(name, request, ASSET_CACHE_CONTROL)
 
     @cached_property
     def _document(self) -> bytes:
         served = [model.ref.id for model in self._pipeline.registry.open_models()]
         return orjson.dumps(openapi_document((self, *self._apis), served))
-
-    async def _file(
-        self, files: StaticFiles, name: str, request: Request, headers: dict[str, str]
-    ) -> Response:
-        response = await files.get_response(name, request.scope)
-        response.headers.update(headers)
-        return response

@@ -13,14 +13,18 @@ encoder-decoder models the format of text2text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
+from deployments.builds.estimates import BuildStatus
+from deployments.builds.record import ENDS
+from deployments.errors import ArtifactMissing, UnknownModel
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.envelope import (
     find_task_inputs,
@@ -32,9 +36,14 @@ from deployments.ingress.apis.envelope import (
 )
 from deployments.ingress.apis.model_list import (
     build_model_facts,
-    build_model_status,
     build_short_path_list,
+    build_version_facts,
     is_loaded,
+)
+from deployments.ingress.apis.model_status import (
+    ModelStatus,
+    describe_served,
+    describe_unserved,
 )
 from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
@@ -65,6 +74,7 @@ from deployments.ingress.http.request_options import (
     model_in_path,
     read_options,
 )
+from deployments.ingress.http.sse import SseResponse, build_event
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
@@ -74,6 +84,8 @@ from deployments.tasks.text_classification import LabelScore
 # huggingface_hub reads zero-shot responses as lists since 1.2, before as objects.
 HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LIST_SINCE_VERSION = (1, 2)
+
+EVENT_TYPE = "text/event-stream"
 
 # list[LabelScore] is the list form of zero-shot responses.
 RESPONSE_TYPES = (
@@ -96,6 +108,7 @@ class HuggingFaceRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
+        self._builds = context.services.builds
         self._text_generation = TextGenerationRoutes(context)
         self._text2text = TextToTextHandler(self._text_generation, context)
 
@@ -112,8 +125,15 @@ class HuggingFaceRoutes:
                 "List all configured models, including rejected ones", "/models", self.models
             ),
             self._get_operation("Health of a model", "/models/{id:path}/health", self.health),
-            self._get_operation(
-                "Load state and device of a model", "/status/{id:path}", self.status
+            Operation(
+                method="GET",
+                paths=("/status/{id:path}",),
+                handler=self.status,
+                summary="Load state, device and build of a model; `accept: text/event-stream` "
+                "follows its build",
+                access=Access.INFER,
+                response=schema_of(ModelStatus),
+                events=schema_of(ModelStatus),
             ),
             self._get_operation("One model", "/models/{id:path}/info", self.info),
             self._task_operation("Run a model", "/models/{id:path}", generation=ENVELOPE_EXAMPLE),
@@ -190,25 +210,62 @@ class HuggingFaceRoutes:
         resolve_generation_task(model, task)
         if has_encoder(model):
             return await self._text2text.handle_envelope(request, body, model, task)
-        return await self._text_generation.handle_envelope(request, body, model.ref.id)
+        return await self._text_generation.handle_envelope(request, body, model.ref.name)
 
     async def models(self, request: Request) -> Response:
-        return json_response(build_short_path_list(self._pipeline))
+        page = await build_short_path_list(self._pipeline, self._builds.store, request.query_params)
+        return json_response(page)
 
     async def info(self, request: Request) -> Response:
-        model = self._pipeline.registry.find(model_in_path(request) or "")
-        return json_response(build_model_facts(model, self._pipeline.monitor))
+        registry = self._pipeline.registry
+        model = registry.find(model_in_path(request) or "")
+        monitor = self._pipeline.monitor
+        versions = registry.list_versions(model.ref.id)
+        return json_response(
+            {
+                **build_model_facts(model, monitor),
+                "versions": [build_version_facts(version, monitor) for version in versions],
+            }
+        )
 
     async def status(self, request: Request) -> Response:
-        """huggingface_hub before 0.35 requests this route."""
-        model = self._pipeline.registry.find(model_in_path(request) or "")
-        return json_response(build_model_status(model, self._pipeline.monitor))
+        """The build of the model, and what huggingface_hub before 0.35 reads."""
+        model_id = model_in_path(request) or ""
+        build = await self._builds.status(model_id)
+        now = self._describe_status(model_id, build)
+        if EVENT_TYPE not in request.headers.get("accept", ""):
+            return json_response(now.model_dump(mode="json"))
+        return SseResponse(
+            self._watch_status(model_id, now),
+            None,
+            lambda error: build_event(orjson.dumps({"error": error.message, "code": error.code})),
+            stream_write_timeout_s=self._pipeline.settings.stream_write_timeout_s,
+        )
+
+    async def _watch_status(self, model_id: str, now: ModelStatus) -> AsyncGenerator[bytes, None]:
+        """Yield an event now and after each change of a build, until it has ended."""
+        if now.build.state in ENDS:
+            yield build_event(now.model_dump_json().encode())
+            return
+        async for build in self._builds.watch(model_id):
+            status = self._describe_status(model_id, build)
+            yield build_event(status.model_dump_json().encode())
+
+    def _describe_status(self, model_id: str, build: BuildStatus | None) -> ModelStatus:
+        """Raises the error of a model that is neither served nor built."""
+        try:
+            model = self._pipeline.registry.find(model_id)
+        except (UnknownModel, ArtifactMissing):
+            if build is None:
+                raise
+            return describe_unserved(build)
+        return describe_served(model, self._pipeline.monitor, build)
 
     async def health(self, request: Request) -> Response:
         model_id = model_in_path(request) or ""
         model = self._pipeline.registry.find(model_id)
         if not is_loaded(model, self._pipeline.monitor):
-            raise model_loading_error(model_id)
+            raise model_loading_error(self._pipeline.monitor, model)
         return json_response({"status": "ok"})
 
 
@@ -240,7 +297,7 @@ def envelope_schema(name: str) -> JsonSchema:
 def format_for_client(response: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
     """Return the value in the form that the client version reads; only zero-shot has two."""
     value = response.result.value
-    if response.task is not TaskName.ZERO_SHOT_CLASSIFICATION:
+    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # a plain string in paths
         return value
     client = HUB_CLIENT.search(user_agent)
     old_client = client is not None and (int(client[1]), int(client[2])) < LIST_SINCE_VERSION

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -14,6 +14,7 @@ from deployments.ingress.apis.open_inference.task_tensors import (
     find_task_tensors,
 )
 from deployments.ingress.pipeline import RequestPipeline
+from deployments.keys.caller import current_caller
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
@@ -51,8 +52,11 @@ class ModelMetadata(TypedDict):
     tasks: list[TaskMetadata]
 
 
+UNLOADED = "unloaded"  # the reason that Triton states
+
+
 class IndexEntry(TypedDict):
-    """A configured model in the repository index."""
+    """A model in the repository index."""
 
     name: str
     version: NotRequired[str]  # absent for rejected models
@@ -123,8 +127,18 @@ def _config_tensors(specs: Sequence[TensorSpec], *, batched: bool) -> list[dict[
     ]
 
 
-def repository_index(pipeline: RequestPipeline, *, only_ready: bool) -> list[IndexEntry]:
-    """List all configured models. Rejected models come last, with the reason."""
+def repository_index(
+    pipeline: RequestPipeline,
+    stored: Mapping[str, str],
+    loaded: Collection[tuple[str, str]],
+    *,
+    only_ready: bool,
+) -> list[IndexEntry]:
+    """List the configured models, then those of the store, which are loaded when they are needed.
+
+    `stored` has the default versions by model id, `loaded` the models and versions in the memory of
+    replicas. Rejected models come last, with the reason.
+    """
     entries: list[IndexEntry] = []
     for model in pipeline.registry.open_models():
         ready = is_loaded(model, pipeline.monitor)
@@ -136,6 +150,20 @@ def repository_index(pipeline: RequestPipeline, *, only_ready: bool) -> list[Ind
                 "reason": "" if ready else "no running replica serves the model",
             }
         )
-    for model_id, error in pipeline.registry.rejected().items():
+    rejected = pipeline.registry.rejected()
+    known = {*rejected, *(entry["name"] for entry in entries)}
+    may_use = current_caller().may_use_model
+    for model_id, version in stored.items():
+        if model_id not in known and may_use(model_id):
+            entry: IndexEntry = {
+                "name": model_id,
+                "version": version,
+                "state": "READY",
+                "reason": "",
+            }
+            if (model_id, version) not in loaded:
+                entry = {**entry, "state": "UNAVAILABLE", "reason": UNLOADED}
+            entries.append(entry)
+    for model_id, error in rejected.items():
         entries.append({"name": model_id, "state": "UNAVAILABLE", "reason": error.message})
     return [entry for entry in entries if entry["state"] == "READY" or not only_ready]

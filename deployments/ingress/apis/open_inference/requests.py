@@ -17,10 +17,11 @@ from deployments.ingress.apis.open_inference.task_tensors import (
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import HEADERS, read_options
+from deployments.ingress.http.request_options import read_options
 from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.resolver import ModelSelection, resolve_task, task_detector
 from deployments.registry import RegisteredModel
+from deployments.request_headers import OPTION_HEADERS
 from deployments.tasks import TASKS
 
 # Parameters of the protocol, Triton and MLServer that have no effect here: there are no sequences.
@@ -36,7 +37,7 @@ IGNORED_PARAMETERS = frozenset(
 )
 IGNORED_PREFIX = "triton_"
 TASK = "task"
-OPTION_NAMES = frozenset(HEADERS.values())
+OPTION_NAMES = frozenset(OPTION_HEADERS.values())
 OPTION_FIELD_NAMES = {"options": "parameters"}  # options are parameters in this API
 
 
@@ -81,7 +82,7 @@ def parse_tensor_request(
     return TensorRequest(
         inference_request=InferenceRequest(
             inputs=task_tensors.to_inputs(bound.columns),
-            model_id=model.ref.id,
+            model_id=model.ref.name,
             task=task,
             parameters={**_parse_lists(task, used), **bound.parameters},
             options=options,

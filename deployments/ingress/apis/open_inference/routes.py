@@ -8,6 +8,7 @@ POST /v2/repository/index  /v2/repository/models/{id}/load  /v2/repository/model
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments import __version__
-from deployments.errors import InvalidField, MalformedBody, ServeError, UnknownModel
+from deployments.errors import InvalidField, MalformedBody, ServeError
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.message import (
@@ -54,6 +55,8 @@ from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_path
 from deployments.ingress.resolver import wrong_route_error
+from deployments.management.listing import list_default_versions
+from deployments.plan.resolution import SEPARATOR, split_name
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
@@ -67,7 +70,6 @@ EXTENSIONS = (
 )
 MODEL = "/v2/models/{id:path}"
 VERSION = MODEL + "/versions/{version}"
-CONFIGURED = "models are configured in serve_config.yaml"
 
 _OBJECT: JsonSchema = {"type": "object"}
 _INDEX_BODY: JsonSchema = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
@@ -103,6 +105,7 @@ class OpenInferenceRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
+        self._services = context.services
         self._statistics = ModelStatistics()
         self._pipeline.add_recorder(self._statistics)
 
@@ -152,7 +155,7 @@ class OpenInferenceRoutes:
                 method="POST",
                 paths=("/v2/repository/index",),
                 handler=self.index,
-                summary="List all configured models, including rejected ones",
+                summary="List the models of the store, including rejected ones",
                 access=Access.ADMIN,
                 body=_INDEX_BODY,
                 response=schema_of(list[IndexEntry]),
@@ -162,7 +165,7 @@ class OpenInferenceRoutes:
                 method="POST",
                 paths=("/v2/repository/models/{id:path}/load",),
                 handler=self.load,
-                summary="Check that a model is loaded; configured models always are",
+                summary="Load a model into all its replicas",
                 access=Access.ADMIN,
                 body=_LOAD_BODY,
                 response=_OBJECT,
@@ -172,7 +175,7 @@ class OpenInferenceRoutes:
                 method="POST",
                 paths=("/v2/repository/models/{id:path}/unload",),
                 handler=self.unload,
-                summary="Not supported: the configuration defines the served models",
+                summary="Remove a model from memory; the next request loads it again",
                 access=Access.ADMIN,
                 body=_LOAD_BODY,
                 response=_OBJECT,
@@ -190,7 +193,8 @@ class OpenInferenceRoutes:
     async def ready(self, request: Request) -> Response:
         """Ready if requests without `options` can be answered, else 503."""
         missing = self._pipeline.monitor.missing()
-        if not any(True for _ in self._pipeline.registry.open_models()):
+        registry = self._pipeline.registry
+        if registry.rejected() and not any(True for _ in registry.open_models()):
             missing.append("no model could be opened")
         if missing:
             return json_response({"ready": False, "error": "; ".join(missing)}, status=503)
@@ -242,50 +246,34 @@ class OpenInferenceRoutes:
         return json_response({"model_stats": [self._statistics.build_stats(m.ref) for m in models]})
 
     async def index(self, request: Request) -> Response:
-        """List all configured models, only ready ones with `ready`."""
+        """List the models of the store, only those in the memory of a replica with `ready`."""
         only_ready = (await self._optional_object(request)).get("ready")
         if only_ready is not None and not isinstance(only_ready, bool):
             raise InvalidField("`ready` must be a boolean", field="ready")
-        return json_response(repository_index(self._pipeline, only_ready=bool(only_ready)))
+        stored = await asyncio.to_thread(list_default_versions, self._services.builds.store)
+        loaded = {(one.model, one.version) for one in await self._services.memory.list_loaded()}
+        entries = repository_index(self._pipeline, stored, loaded, only_ready=bool(only_ready))
+        return json_response(entries)
 
     async def load(self, request: Request) -> Response:
-        """Do nothing for an open model. Raises ServeError with the reason for a rejected one."""
+        """Load a model into all its replicas. Raises ServeError with the reason if it fails."""
         body = await self._optional_object(request)
-        try:
-            self._pipeline.registry.find(model_in_path(request) or "")
-        except UnknownModel as error:
-            raise UnknownModel(f"{error.message}; {CONFIGURED}", field=error.field) from error
         if body.get("parameters"):
-            raise InvalidField(
-                f"`parameters` cannot change a model: {CONFIGURED}", field="parameters"
-            )
+            raise InvalidField("`parameters` cannot change a sealed model", field="parameters")
+        await self._services.memory.load(model_in_path(request) or "")
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
-        """Raises UnknownModel, or InvalidField for a configured model."""
-        model = self._pipeline.registry.find(model_in_path(request) or "")
-        raise InvalidField(f"Model {model.ref.id} cannot be unloaded: {CONFIGURED}", field="model")
-
-    def error_response(self, error: ServeError) -> Response:
-        """Clients read `error` only. Invalid requests have status 400 instead of 422."""
-        status = 400 if error.status == 422 else error.status
-        return json_response(
-            {"error": error.message, "code": error.code},
-            status=status,
-            headers=retry_headers(error),
-        )
+        """Remove a model from the memory of all replicas; the next request loads it again."""
+        await self._services.memory.unload(model_in_path(request) or "")
+        return json_response({})
 
     def _model(self, request: Request) -> RegisteredModel:
-        """Find the model and check the version of the path. Raises UnknownModel."""
-        model = self._pipeline.registry.find(model_in_path(request) or "")
-        version = request.path_params.get("version", model.ref.version)
-        if version != model.ref.version:
-            raise UnknownModel(
-                f"Model {model.ref.id} has no version {version}; "
-                f"the served version is {model.ref.version}",
-                field="version",
-            )
-        return model
+        """Find the model, or the version that the path names. Raises UnknownModel."""
+        name = model_in_path(request) or ""
+        if version := request.path_params.get("version"):
+            name = f"{split_name(name)[0]}{SEPARATOR}{version}"
+        return self._pipeline.registry.find(name)
 
     def _model_of_tensors(self, request: Request) -> RegisteredModel:
         """Find an encoder model. Raises WrongTask for generative models, which have no tensors."""

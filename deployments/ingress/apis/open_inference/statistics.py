@@ -68,7 +68,7 @@ class _Sum:
 
 
 @dataclass(slots=True)
-class _Counts:
+class _ModelCounts:
     last_ms: int = 0
     items: int = 0
     success: _Sum = field(default_factory=_Sum)
@@ -87,7 +87,7 @@ class ModelStatistics:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._counts: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self._counts: defaultdict[str, _ModelCounts] = defaultdict(_ModelCounts)
 
     def record(self, request: RequestRecord) -> None:
         if request.task not in INFERENCES:
@@ -108,7 +108,7 @@ class ModelStatistics:
 
     def build_stats(self, model: ModelRef) -> ModelStats:
         """Build the statistics of a model. A process serves one version of it."""
-        counts = self._counts.get(model.id, _Counts())
+        counts = self._counts.get(model.id, _ModelCounts())
         return {
             "name": model.id,
             "version": model.version,

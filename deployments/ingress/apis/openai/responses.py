@@ -12,9 +12,10 @@ from deployments.ingress.apis.openai.schemas import (
     FinishReasonWord,
     GenerationUsage,
     ResponseEnvelope,
+    StreamTimings,
 )
 from deployments.ingress.requests import GenerationResponse
-from deployments.messages import Finished, FinishReason, Started
+from deployments.messages import Finished, FinishReason, GenerationTimings, Started
 from deployments.registry import RegisteredModel
 
 FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
@@ -57,6 +58,17 @@ def build_usage(
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details={"cached_tokens": sum(prompt.cached_tokens for prompt in prompts)},
     )
+
+
+def build_timings(finished: Sequence[Finished]) -> StreamTimings:
+    """Return the phases of the slowest choice. Streams have no `server-timing`."""
+    slowest = GenerationTimings(*map(max, zip(*(f.timings for f in finished), strict=True)))
+    return {
+        "tokenize_ms": round(slowest.tokenize_s * 1e3, 2),
+        "queue_ms": round(slowest.queue_s * 1e3, 2),
+        "prefill_ms": round(slowest.prefill_s * 1e3, 2),
+        "decode_ms": round(slowest.decode_s * 1e3, 2),
+    }
 
 
 def build_response_usage(response: GenerationResponse, choices_per_prompt: int) -> GenerationUsage:

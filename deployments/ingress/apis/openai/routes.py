@@ -41,6 +41,7 @@ from deployments.ingress.apis.openai.schemas import (
     ChatCompletion,
     ChatCompletionChunk,
     CompletionBody,
+    CompletionChunk,
     CompletionResponse,
     GenerationBody,
     OpenAIError,
@@ -91,6 +92,7 @@ class OpenAIRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
+        self._store = context.services.builds.store
 
     def operations(self) -> Sequence[Operation]:
         """Register before the Hugging Face API, whose model paths match these paths too."""
@@ -129,7 +131,7 @@ class OpenAIRoutes:
                 body=schema_of(CompletionBody),
                 response=schema_of(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
-                events=schema_of(CompletionResponse | OpenAIError),
+                events=schema_of(CompletionChunk | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
             ),
@@ -137,7 +139,7 @@ class OpenAIRoutes:
                 method="GET",
                 paths=("/v1/models",),
                 handler=self.models,
-                summary="Every configured model",
+                summary="The models of the store, those of the configuration first",
                 access=Access.INFER,
                 response={"type": "object"},
             ),
@@ -223,7 +225,8 @@ class OpenAIRoutes:
         )
 
     async def models(self, request: Request) -> Response:
-        return json_response(build_model_list(self._pipeline))
+        page = await build_model_list(self._pipeline, self._store, request.query_params)
+        return json_response(page)
 
     async def model(self, request: Request) -> Response:
         model = self._pipeline.registry.find(model_in_path(request) or "")

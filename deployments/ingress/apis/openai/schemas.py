@@ -175,6 +175,15 @@ class GenerationUsage(TypedDict):
     prompt_tokens_details: PromptDetails
 
 
+class StreamTimings(TypedDict):
+    """Milliseconds of each phase, in the chunk with the usage. Not a field of OpenAI."""
+
+    tokenize_ms: float
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
 class ResponseEnvelope(TypedDict):
     """Fields that a response shares with the chunks of a stream."""
 
@@ -202,10 +211,16 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionResponse(ResponseEnvelope):
-    """Response of `/v1/completions`, and each chunk of its streams."""
+    """Response of `/v1/completions`."""
 
     choices: list[CompletionChoice]
     usage: NotRequired[GenerationUsage | None]
+
+
+class CompletionChunk(CompletionResponse):
+    """A chunk of a stream of `/v1/completions`. The chunk with the usage has no choices."""
+
+    timings: NotRequired[StreamTimings]
 
 
 class ChatTopLogprob(TypedDict):
@@ -277,3 +292,4 @@ class ChatCompletionChunk(ResponseEnvelope):
 
     choices: list[ChatChunkChoice]
     usage: NotRequired[GenerationUsage | None]
+    timings: NotRequired[StreamTimings]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import orjson
 
 from deployments.errors import ServeError
-from deployments.ingress.apis.openai.responses import build_openai_error, build_usage
+from deployments.ingress.apis.openai.responses import build_openai_error, build_timings, build_usage
 from deployments.ingress.apis.openai.schemas import ResponseEnvelope
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_field
@@ -57,7 +57,9 @@ async def encode_stream(
             yield events
     if includes_usage:
         total = build_usage(stream.started, stream.finished, choices_per_prompt)
-        yield build_event(orjson.dumps({**envelope, "choices": [], "usage": total}))
+        timings = build_timings(stream.finished)
+        last = {**envelope, "choices": [], "usage": total, "timings": timings}
+        yield build_event(orjson.dumps(last))
     yield DONE
 
 

@@ -9,6 +9,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from deployments.ingress.apis.context import ApiContext
+from deployments.ingress.apis.operations.live_statistics import (
+    LiveStatistics,
+    LiveStatisticsReader,
+    RecentRequests,
+)
 from deployments.ingress.apis.operations.usage import KeyUsage, read_usage
 from deployments.ingress.http.api import Access, Operation, schema_of
 from deployments.ingress.http.bodies import json_response
@@ -26,13 +31,18 @@ class OperationsRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
         self._scrape_metrics = context.scrape_metrics
+        recent = RecentRequests()
+        self._pipeline.add_recorder(recent)
+        self._live_statistics = LiveStatisticsReader(
+            recent, self._pipeline.monitor, self._pipeline.admission, context.scrape_metrics
+        )
 
     def operations(self) -> Sequence[Operation]:
         status = {"type": "object", "properties": {"status": {"const": "ok"}}}
         return (
             Operation(
                 method="GET",
-                paths=("/", "/health", "/healthz", "/ping"),
+                paths=("/health", "/healthz", "/ping"),
                 handler=self.health,
                 summary="Health of this process",
                 access=Access.PUBLIC,
@@ -46,6 +56,14 @@ class OperationsRoutes:
                 access=Access.PUBLIC,
                 response={"type": "object"},
                 other_responses={503: {"type": "object"}},
+            ),
+            Operation(
+                method="GET",
+                paths=("/stats",),
+                handler=self.stats,
+                summary="Live figures: latency, rates, replicas; computed once a second",
+                access=Access.INFER,
+                response=schema_of(LiveStatistics),
             ),
             Operation(
                 method="GET",
@@ -73,7 +91,8 @@ class OperationsRoutes:
         """Ready if requests without `options` can be answered."""
         pipeline = self._pipeline
         missing = pipeline.monitor.missing()
-        if not any(True for _ in pipeline.registry.open_models()):
+        rejected = pipeline.registry.rejected()
+        if rejected and not any(True for _ in pipeline.registry.open_models()):
             missing.append("no model could be opened")
         body = {
             "ready": not missing,
@@ -82,9 +101,12 @@ class OperationsRoutes:
                 device.value: {"available": state.available, "replicas": state.running}
                 for device, state in pipeline.monitor.states.items()
             },
-            "refused": {k: e.message for k, e in pipeline.registry.rejected().items()},
+            "refused": {k: e.message for k, e in rejected.items()},
         }
         return json_response(body, status=503 if missing else 200)
+
+    async def stats(self, request: Request) -> Response:
+        return json_response(await self._live_statistics.read())
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(await self._scrape_metrics(), media_type=EXPOSITION_TYPE)

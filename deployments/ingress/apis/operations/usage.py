@@ -26,7 +26,7 @@ class KeyUsage(BaseModel):
     seconds: dict[str, float]  # by hardware: cpu or gpu
 
 
-class _Counts:
+class _KeyCounts:
     def __init__(self) -> None:
         self.requests: defaultdict[str, float] = defaultdict(float)
         self.tokens = 0.0
@@ -43,7 +43,7 @@ class _Counts:
 
 def read_usage(exposition: str) -> list[KeyUsage]:
     """Return the usage of every key in Prometheus text, by name."""
-    counts: defaultdict[str, _Counts] = defaultdict(_Counts)
+    counts: defaultdict[str, _KeyCounts] = defaultdict(_KeyCounts)
     for kind, text, value in SAMPLE.findall(exposition):
         labels = dict(LABEL.findall(text))
         counts[labels["key"]].add(kind, labels, float(value))

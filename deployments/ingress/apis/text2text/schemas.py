@@ -132,7 +132,11 @@ def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
     for name in NESTED_KEYS:
         nested = raw.get(name)
         if nested is not None and not isinstance(nested, dict):
-            raise InvalidField(f"`parameters.{name}` must be an object", field=f"parameters.{name}")
+            raise InvalidField(
+                f"`parameters.{name}` is a {type(nested).__name__}; it must be an object. Pass "
+                "parameters by name, or omit it.",
+                field=f"parameters.{name}",
+            )
         merged |= _drop_nulls(nested or {})
     merged |= _drop_nulls({key: value for key, value in raw.items() if key not in NESTED_KEYS})
     return parse_parameters(TextToTextParameters, merged)

@@ -37,7 +37,7 @@ from deployments.errors import (
     WrongTask,
 )
 from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.model_list import build_model_list
+from deployments.ingress.apis.model_list import list_configured
 from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
@@ -289,7 +289,7 @@ class TextEmbeddingsRoutes:
                 version=__version__,
                 sha=None,
                 docker_label=None,
-                models=build_model_list(self._pipeline)["data"],
+                models=list_configured(self._pipeline),
             )
         )
 

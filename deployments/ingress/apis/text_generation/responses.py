@@ -213,7 +213,7 @@ def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
     """Return status and body. Within a stream the body is an event."""
     status, kind = status_and_type(error, ERRORS, refused=VALIDATION_ERROR, failed=INCOMPLETE_ERROR)
     body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
-    if isinstance(error, ModelLoading):
+    if isinstance(error, ModelLoading) and error.estimated_time_s is not None:
         body["estimated_time"] = error.estimated_time_s
     return status, body
 

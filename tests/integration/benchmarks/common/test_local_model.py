@@ -10,8 +10,8 @@ from benchmarks.common.local_model import find_source, open_torch
 from deployments.artifacts.manifest import ModelSource
 from deployments.batching.batches import collate
 from tests.support.artifacts import tiny_manifest
-from tests.support.builders import HIDDEN, tiny_checkpoint
 from tests.support.fakes import item
+from tests.support.tiny_encoders import HIDDEN, tiny_checkpoint
 
 
 def test_open_torch_returns_pooled_outputs(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalMo
     directory = seal_tiny_decoder(store)
     path = directory / MANIFEST_NAME
     path.write_text(path.read_text().replace('"seeded"', f'"{checkpoint}"'))
-    return LocalModel.open_by_name(store, DECODER)
+    return LocalModel.open(store, DECODER)
 
 
 def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[int, ...]]:

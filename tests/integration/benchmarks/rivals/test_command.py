@@ -17,7 +17,6 @@ from benchmarks.common.sentences import STSB_NAME
 from benchmarks.rivals.answers import ReferenceEmbeddings
 from benchmarks.rivals.apis import inputs_api
 from benchmarks.rivals.catalog import FP32, RIVALS, Rival
-from deployments.artifacts.store import LATEST_NAME
 from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
 
@@ -43,7 +42,7 @@ def vectors(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> dict[str, list[float]]:
     """Embeddings of WORDS. They are also the reference: the tiny model has no checkpoint."""
-    model = LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    model = LocalModel.open(tiny_store, EMBEDDER)
     values = model.unbatched_values(WORDS, threads=1)
     known = {text: to_vector(v).tolist() for text, v in zip(WORDS, values, strict=True)}
     references = ReferenceEmbeddings(lambda texts: np.array([known[text] for text in texts]))

@@ -16,9 +16,9 @@ from build_artifacts.families import read_metadata
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import TaskName
-from tests.support.builders import write_json
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
 from tests.support.tiny_decoders import tokenizer_config
+from tests.support.tiny_encoders import write_json
 
 LLAMA = {
     "model_type": "llama",

@@ -7,24 +7,27 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.console import BuildProgress
 from build_artifacts.decoders.generation_report import (
     GENERATION_NAME,
-    graph_bytes,
     read_generation_report,
 )
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget
+from build_artifacts.families.decoder import drop_slower_compiled
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
     DECODER_FP16,
+    DECODER_FP16_COMPILED,
+    DECODER_FP16_TORCH,
     DECODER_FP32,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
@@ -39,6 +42,7 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from deployments.errors import DigestMismatch
+from hundredfold.__main__ import main as hundredfold
 from tests.support.decoder_artifacts import CHATML
 from tests.support.tiny_decoders import (
     make_marian,
@@ -75,6 +79,15 @@ def built(tmp_path_factory: pytest.TempPathFactory, source: Path) -> BuildResult
     store = tmp_path_factory.mktemp("store")
     request = request_of(source, store, DECODER_INT8, DECODER_FP16, gate=LENIENT)
     return build(request, BuildProgress(io.StringIO()))
+
+
+def test_compiled_candidate_is_sealed_only_if_it_is_the_fastest() -> None:
+    int8, torch_, compiled = (
+        SimpleNamespace(recipe=recipe)
+        for recipe in (DECODER_INT8, DECODER_FP16_TORCH, DECODER_FP16_COMPILED)
+    )
+    assert drop_slower_compiled([int8, compiled, torch_]) == [int8, compiled, torch_]
+    assert drop_slower_compiled([int8, torch_, compiled]) == [int8, torch_]
 
 
 def test_manifest_contains_generation_config(built: BuildResult) -> None:
@@ -132,7 +145,7 @@ def test_report_shows_generation_samples(
     assert printed["cpu-int8"]["batched_cosine_worst"] == parity["cpu-int8"].batched_cosine_worst
     assert main(["verify", built.manifest.id, "--store", store]) == 0
     assert "every digest matches" in capsys.readouterr().out
-    assert main(["ls", "--store", store]) == 0
+    assert hundredfold(["models", "ls", "--store", store]) == 0
     assert "text-generation" in capsys.readouterr().out
 
 
@@ -266,7 +279,7 @@ def test_build_encoder_decoder_serves_answers(
     assert candidate.encoder is not None
     assert candidate.kv_cache_dtype is None
     graphs = [file.stat().st_size for file in (built.directory / "graphs").rglob("*.onnx*")]
-    assert (len(graphs), graph_bytes(manifest, candidate)) == (4, sum(graphs))
+    assert (len(graphs), manifest.count_bytes(candidate)) == (4, sum(graphs))
     assert candidate.parity.cosine_mean > 0.98
     assert candidate.parity.batched_cosine_worst > 0.9999
     spec = DecoderSpec.of(built.directory, manifest, candidate)

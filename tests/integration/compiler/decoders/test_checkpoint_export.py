@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from build_artifacts import accuracy_gate
-from build_artifacts.console import BuildProgress
 from build_artifacts.decoders import candidates as decoder_candidates
-from build_artifacts.decoders.generation_report import graph_bytes
 from build_artifacts.decoders.torch_export import check_model, export_checkpoint
 from build_artifacts.errors import BuildError, UnsupportedModel
 from build_artifacts.families import decoder as decoder_family
-from build_artifacts.gpu_placement import with_gpu_placement
+from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
 from build_artifacts.pipeline import BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
     DECODER_FP16_TRANSFORMERS,
     DECODER_GPU_INT8_BNB,
@@ -29,6 +28,7 @@ from build_artifacts.recipes import (
     DECODER_INT8,
     FULL,
     LOW_MEMORY,
+    QUICK,
     DecoderRecipe,
 )
 from deployments.artifacts.generation_config import EncoderDecoderConfig
@@ -42,8 +42,8 @@ from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
 from deployments.engines.torch_decoder import TorchDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
 from tests.integration.compiler.decoders.test_torch_export import check, check_step, logits_of
-from tests.support import forked_programs
-from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, whole_spec
+from tests.support import flash_attention, forked_programs
+from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, spec_of, whole_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 
 PROMPT = list(range(20, 60))
@@ -184,6 +184,38 @@ def test_gpu_placement_replaces_gpu_recipes() -> None:
     )
 
 
+def test_attention_replaces_that_of_torch_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_gpu_attention(FULL, "sdpa") is FULL
+    for_gpu = {each.name: each for each in with_gpu_attention(FULL, "eager").decoders}
+    assert for_gpu["gpu-fp16-torch-eager"].run.attention == "eager"
+    assert for_gpu["gpu-fp16-compiled-eager"].run.compile
+    assert "gpu-fp16-torch" not in for_gpu
+    assert for_gpu["gpu-fp16"].run.attention == "sdpa"  # its graph has an attention of its own
+    with pytest.raises(BuildError, match="`--attention eager` changes nothing"):
+        with_gpu_attention(QUICK, "eager")
+    with pytest.raises(BuildError, match="needs the package `flash_attn`"):
+        with_gpu_attention(FULL, "flash")
+    flash_attention.install(monkeypatch)
+    *others, last = with_gpu_attention(FULL, "flash").decoders
+    assert (last.name, last.engine) == ("gpu-fp16-transformers-flash", "transformers")
+    assert not {"gpu-fp16-torch", "gpu-fp16-compiled"} & {each.name for each in others}
+    spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False)
+    assert with_gpu_attention(spread, "flash").decoders[-1].name == "gpu-fp16-x2-flash"
+
+
+def test_flash_attention_needs_its_package_and_a_gpu(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(WHOLE, run=EngineOptions(attention="flash"))
+    spec = spec_of(llama, read_checkpoint_metadata(llama), recipe)
+    assert (
+        missing_requirement(spec, GeneratorSettings())
+        == "the package `flash_attn` is not installed"
+    )
+    flash_attention.install(monkeypatch)
+    assert missing_requirement(spec, GeneratorSettings()) == "`flash_attn` computes on GPUs only"
+
+
 @pytest.mark.parametrize(("tensor_parallel_size", "kv_offload"), [(2, False), (1, True)])
 def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload: bool) -> None:
     assert with_gpu_placement(LOW_MEMORY, tensor_parallel_size=1, kv_offload=False) is LOW_MEMORY
@@ -230,7 +262,7 @@ def test_sealed_checkpoint_opens_and_generates(
     manifest = ArtifactManifest.read(built.directory)
     (candidate,) = (each for each in manifest.candidates if each.name == name)
     assert candidate.engine == "transformers"
-    assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
+    assert manifest.count_bytes(candidate) == manifest.files[candidate.graph].size
     spec = DecoderSpec.of(built.directory, manifest, candidate)
     decoder = open_decoder(spec, GeneratorSettings(kv_slots=2))
     try:

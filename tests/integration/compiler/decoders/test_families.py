@@ -22,8 +22,8 @@ from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx_decoder import OnnxDecoder
-from tests.support.builders import write_json
 from tests.support.decoder_artifacts import write_byte_tokenizer
+from tests.support.tiny_encoders import write_json
 
 TOKENS, WINDOW = 96, 32
 # The hidden size is a square: the builder rounds Gemma's scale, its root, to two decimals.

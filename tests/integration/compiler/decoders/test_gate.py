@@ -28,7 +28,7 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig, Genera
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, KvCacheDtype, TaskName
 from deployments.engines.decoder import DecoderSpec
-from tests.support.attention_graphs import SHOWN, Change, float_graph, packed, sinking
+from tests.support.attention_graphs import SHOWN, GraphChange, float_graph, packed, sinking
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, build_reference, spec_of
 from tests.support.prepared_build import RecordingRunner
 
@@ -43,7 +43,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.gate_inputs: list[tuple[tuple[str, ...], KvCacheDtype | None]] = []
-        self.attention: Change = packed
+        self.attention: GraphChange = packed
         self.refuses = False
 
     def export(

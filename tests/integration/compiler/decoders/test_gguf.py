@@ -82,7 +82,7 @@ def test_hub_gguf_downloads_single_file(tmp_path: Path, file: Path) -> None:
     result = resolve("org/tiny@v1/tiny.gguf", tmp_path, hub)
     assert hub.fetched == [("org/tiny", "commit-of-v1", ["tiny.gguf"])]
     assert result.default_id == "org/tiny"
-    assert result.gguf == file
+    assert result.packed == file
 
 
 def test_missing_hub_gguf_lists_available_files(tmp_path: Path, file: Path) -> None:

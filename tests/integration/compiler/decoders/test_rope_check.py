@@ -29,8 +29,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.types import TaskName
-from tests.support.builders import write_json
 from tests.support.tiny_decoders import tiny_llama
+from tests.support.tiny_encoders import write_json
 
 POSITIONS, HEAD = 131_072, 32
 SIZES = {
@@ -44,7 +44,7 @@ YARN = {
     "original_max_position_embeddings": POSITIONS // 4,
 }  # fmt: skip
 
-Tables = tuple[np.ndarray, np.ndarray]
+ExpectedTables = tuple[np.ndarray, np.ndarray]
 
 
 def build_metadata(tokens: int = POSITIONS) -> CheckpointMetadata:
@@ -54,7 +54,7 @@ def build_metadata(tokens: int = POSITIONS) -> CheckpointMetadata:
     )
 
 
-def tables_of(module: Any, layer_type: str | None = None) -> Tables:
+def tables_of(module: Any, layer_type: str | None = None) -> ExpectedTables:
     """Return the tables of a transformers module at all positions, without the second half."""
     how = {} if layer_type is None else {"layer_type": layer_type}
     with torch.inference_mode():
@@ -71,7 +71,7 @@ def write_checkpoint(directory: Path, config: PretrainedConfig) -> Path:
 def write_graph(
     path: Path,
     layers: list[str | None],
-    tables: Mapping[str, Tables],
+    tables: Mapping[str, ExpectedTables],
     dtype: type = np.float32,
 ) -> Path:
     """Write a graph of attention nodes only, with the named tables or without."""

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from build_artifacts import accuracy_gate
-from build_artifacts.console import BuildProgress
 from build_artifacts.decoders import candidates as decoder_candidates
-from build_artifacts.decoders.generation_report import graph_bytes, read_generation_report
+from build_artifacts.decoders.generation_report import read_generation_report
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import decoder as decoder_family
 from build_artifacts.pipeline import BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
     DECODER_FP16,
     DECODER_FP16_TORCH,
@@ -171,7 +171,7 @@ def test_sealed_program_opens_and_generates(built: BuildResult) -> None:
     manifest = ArtifactManifest.read(built.directory)
     (candidate,) = (c for c in manifest.candidates if c.engine == "torch")
     assert candidate.parity.batched_cosine_worst > 0.9999
-    assert graph_bytes(manifest, candidate) == manifest.files[candidate.graph].size
+    assert manifest.count_bytes(candidate) == manifest.files[candidate.graph].size
     spec = DecoderSpec.of(built.directory, manifest, candidate)
     decoder = open_decoder(spec, GeneratorSettings(kv_slots=2))
     try:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.report.output import report_path
 from build_artifacts.report.values import Report
 from deployments.artifacts.types import Device
 from deployments.tuning.host import read_host
-from tests.support.builders import HIDDEN, tiny_checkpoint
 from tests.support.prepared_build import LITTLE
 from tests.support.pruned_checkpoints import layer, zero_columns, zero_rows
+from tests.support.tiny_encoders import HIDDEN, tiny_checkpoint
 
 ROOT = Path(__file__).parents[4]
 OPTIONS = ("--runs", "5", "--seconds", "3", "--eval-limit", "6")

@@ -13,9 +13,9 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.adapter import read_adapter
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.pipeline import BuildResult
+from build_artifacts.progress import BuildProgress
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, report_path
 from build_artifacts.report.stages import rebuild_prepared
@@ -32,7 +32,7 @@ from tests.support.adapters import tiny_adapter
 if TYPE_CHECKING:
     import torch
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 ON_THE_CPU = EncoderSettings()
 
@@ -45,12 +45,12 @@ def copy_artifact(build: BuildResult, store: Path, **source: str) -> Path:
     return artifact
 
 
-def edit(artifact: Path, change: Callable[[Json], Json]) -> None:
+def edit(artifact: Path, change: Callable[[JsonObject], JsonObject]) -> None:
     path = artifact / MANIFEST_NAME
     path.write_text(json.dumps(change(json.loads(path.read_bytes()))), encoding="utf-8")
 
 
-def edit_candidates(artifact: Path, change: Callable[[list[Json]], list[Json]]) -> None:
+def edit_candidates(artifact: Path, change: Callable[[list[JsonObject]], list[JsonObject]]) -> None:
     edit(artifact, lambda manifest: {**manifest, "candidates": change(manifest["candidates"])})
 
 
@@ -113,7 +113,7 @@ def test_damaged_or_forced_report_is_measured_again(
     tmp_path: Path, pruned_build: BuildResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
     artifact = copy_artifact(pruned_build, tmp_path, ref=str(tmp_path / "gone"))
-    name = f"{pruned_build.manifest.id}:{pruned_build.manifest.version}"
+    name = f"{pruned_build.manifest.id}@{pruned_build.manifest.version}"
     command = ["report", name, "--store", str(tmp_path), "--runs", "5", "--seconds", "1"]
     path = report_path(artifact, read_host(Device.CPU))
 

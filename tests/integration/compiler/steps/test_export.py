@@ -22,8 +22,8 @@ from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.tuning.parity import cosines, run_probes
-from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import PreparedBuild
+from tests.support.tiny_encoders import tiny_checkpoint
 
 SETTINGS = EncoderSettings()
 TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))

@@ -17,15 +17,18 @@ from build_artifacts.recipes import (
     DynamicInt8,
     NncfInt8,
     Quantization,
+    SmoothedInt8,
     StaticInt8,
     WeightOnlyInt8,
 )
 from build_artifacts.steps.quantize import EXCLUDED_BLOCK_SIZE, quantize
+from deployments.machine import CpuInfo
 from deployments.tuning.parity import cosines
-from tests.support.builders import tiny_checkpoint
 from tests.support.prepared_build import PreparedBuild, op_counts, unreadable
+from tests.support.tiny_encoders import tiny_checkpoint
 
 POOLING = 1  # MatMul of the mask with the tokens
+WITHOUT_VNNI = CpuInfo("Xeon", "6-79-1", ("avx2",), "x86_64")
 PRODUCTS = 12  # MatMuls with constant weights: four projections and two feed-forward, in two layers
 
 
@@ -146,6 +149,36 @@ def test_excluded_nodes_keep_float_activations(
     # The weights remain int8: the graph is hardly larger and not less accurate.
     assert graph.stat().st_size < 1.2 * every.stat().st_size
     assert worst_cosine(plain, graph) > worst_cosine(plain, every) - 0.001
+
+
+@pytest.mark.parametrize("scheme", [DynamicInt8(), StaticInt8()], ids=lambda s: type(s).__name__)
+def test_shared_weights_run_without_vnni(
+    tmp_path: Path, scheme: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's precise mode for such CPUs copies int8 weights, and ALBERT shares its own."""
+    monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: WITHOUT_VNNI)
+    source = tiny_checkpoint(tmp_path / "model", model_type="albert")
+    build = PreparedBuild.of(source, tmp_path / "work")
+    assert worst_cosine(build, quantized(build, scheme, tmp_path / "graph.onnx")) > 0.97
+
+
+@pytest.mark.parametrize("scheme", [SmoothedInt8(layout="pairs"), NncfInt8()], ids=str)
+def test_openvino_sums_do_not_overflow_without_vnni(
+    plain: PreparedBuild, tmp_path: Path, scheme: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("build_artifacts.smoothing.writing", "build_artifacts.steps.quantize"):
+        monkeypatch.setattr(f"{module}.read_cpu_info", lambda: WITHOUT_VNNI)
+    graph = quantized(plain, scheme, tmp_path / "graph.onnx")
+    tables = {i.name: numpy_helper.to_array(i) for i in onnx.load(graph).graph.initializer}
+    # Rows of embeddings are looked up, so they keep 8 bits: no product sums them.
+    weights = [
+        table
+        for name, table in tables.items()
+        if table.dtype == np.int8 and table.ndim == 2 and "embedding" not in name
+    ]
+    assert len(weights) == PRODUCTS
+    assert max(int(np.abs(table.astype(int)).max()) for table in weights) == 64
+    assert worst_cosine(plain, graph) > 0.97
 
 
 def test_weight_zero_points_are_optional(plain: PreparedBuild, tmp_path: Path) -> None:

@@ -187,10 +187,12 @@ def test_tuning_process_ends_after_its_replica_is_killed(
     target: TuningTarget,
 ) -> None:
     code = (
-        "import sys, time; from pathlib import Path\n"
+        "import asyncio, sys; from pathlib import Path\n"
         "from tests.integration.serving.replicas.test_encoder_tuning import TuningEncoderHarness\n"
-        "encoder = TuningEncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
-        "time.sleep(600)"
+        "async def serve():\n"
+        "    encoder = TuningEncoderHarness(Path(sys.argv[1]), sys.argv[2])\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(serve())"
     )
     store = target.artifact.parents[1]
     root = Path(__file__).parents[4]

@@ -9,7 +9,7 @@ import pytest
 from ray.serve import autoscaling_policy as serve_policy
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from benchmarks.autoscaling.controller import Controller, Observation
+from benchmarks.autoscaling.controller import Controller, ReplicaLoad
 from deployments.autoscaling import BUSY, QUEUED_S
 
 POLICY = AutoscalingPolicy(
@@ -18,10 +18,10 @@ POLICY = AutoscalingPolicy(
 )
 
 
-def observe(running: int, busy: float, queued_s: float = 0.0, calls: float = 0.0) -> Observation:
+def observe(running: int, busy: float, queued_s: float = 0.0, calls: float = 0.0) -> ReplicaLoad:
     metrics = {name: dict.fromkeys(range(running), value) for name, value in
                ((BUSY, busy), (QUEUED_S, queued_s))}  # fmt: skip
-    return Observation(running, metrics, calls, 0.0 if running else calls)
+    return ReplicaLoad(running, metrics, calls, 0.0 if running else calls)
 
 
 def create(**settings: Any) -> Controller:
@@ -71,7 +71,7 @@ def test_zero_replicas_start_for_a_waiting_call_and_end_after_their_own_delay() 
     assert controller.decide(902, observe(1, 0.0)) == 0
 
 
-@pytest.mark.parametrize("policy", [POLICY, AutoscalingPolicy()], ids=["ours", "serve"])
+@pytest.mark.parametrize("policy", [POLICY, AutoscalingPolicy()], ids=["configured", "serve"])
 @pytest.mark.parametrize("seed", range(3))
 def test_decisions_equal_those_of_serve(
     policy: AutoscalingPolicy, seed: int, monkeypatch: pytest.MonkeyPatch

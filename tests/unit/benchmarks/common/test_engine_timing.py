@@ -19,7 +19,6 @@ from benchmarks.common.engine_timing import (
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import generate_sentences
-from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import TaskName
 from deployments.engines import EncoderEngine
 from deployments.engines.forward_pass import Batch, Outputs
@@ -32,7 +31,7 @@ TEXTS = generate_sentences(40, seed=1).texts
 
 @pytest.fixture
 def model(tiny_store: Path) -> LocalModel:
-    return LocalModel.open(tiny_store, EMBEDDER, LATEST_NAME)
+    return LocalModel.open(tiny_store, EMBEDDER)
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_unbatched_values_decode_the_task(model: LocalModel) -> None:
 
 def test_tokenize_rejects_a_task_without_plain_texts(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/reader", tasks=(TaskName.QUESTION_ANSWERING,))
-    reader = LocalModel.open(tmp_path, "tiny/reader", LATEST_NAME)
+    reader = LocalModel.open(tmp_path, "tiny/reader")
     with pytest.raises(BenchmarkError, match="a model for `question-answering`") as caught:
         reader.tokenize(["a"])
     assert "--model" in caught.value.hint
@@ -109,7 +108,7 @@ def test_tokenize_rejects_a_task_without_plain_texts(tmp_path: Path) -> None:
 
 def test_open_rejects_a_missing_model(tiny_store: Path) -> None:
     with pytest.raises(BenchmarkError, match="not built") as caught:
-        LocalModel.open(tiny_store, "no/such", LATEST_NAME)
+        LocalModel.open(tiny_store, "no/such")
     assert "--store" in caught.value.hint
 
 

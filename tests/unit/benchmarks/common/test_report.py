@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 from pathlib import Path
 
-from benchmarks.common.report import git_commit, read_host_info
+import pytest
+
+from benchmarks.common.report import Table, git_commit, publish, read_host_info, start_run
 
 
 def test_git_commit_marks_a_dirty_tree(tmp_path: Path) -> None:
@@ -28,3 +32,19 @@ def test_read_host_info_is_complete() -> None:
     assert 1 <= facts.usable_cores <= facts.logical_cores
     assert facts.memory_bytes > 0
     assert "numpy" in facts.packages
+
+
+def test_publish_prints_tables_or_the_result_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table("speed", ("system", "ms"), [("ours", "1.5")])
+
+    def published(*, as_json: bool) -> str:
+        arguments = argparse.Namespace(out=tmp_path, json=as_json)
+        publish(arguments, start_run("toy", "bench toy", 0), {"ms": 1.5}, [table], notes=["done"])
+        captured = capsys.readouterr()
+        assert f"wrote {tmp_path}/" in captured.err
+        return captured.out
+
+    assert published(as_json=False).splitlines() == ["system   ms", "ours    1.5", "done"]
+    assert json.loads(published(as_json=True))["results"] == {"ms": 1.5}

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from benchmarks.common.http import ServerAddress
-from benchmarks.faults.load import RIGHT, WRONG, KnownRequest, SteadyLoad, judge
+from benchmarks.faults.load import RIGHT, WRONG, KnownRequest, SteadyLoad, classify_answer
 from benchmarks.hostile.wire import CLOSED, HttpExchange, build_post
 from tests.support.fakes import wait_until
 
@@ -79,4 +79,4 @@ async def test_wrong_and_missing_answers_are_counted(body: bytes, outcome: str) 
     ],
 )
 def test_only_the_known_answer_is_right(status: int, body: bytes, outcome: str) -> None:
-    assert judge(REQUEST, HttpExchange(status, b"", body)) == outcome
+    assert classify_answer(REQUEST, HttpExchange(status, b"", body)) == outcome

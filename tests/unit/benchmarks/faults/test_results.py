@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.faults.load import RIGHT, WRONG, Observation
 from benchmarks.faults.results import FaultResult, build_table, merge, summarize_fault
-from benchmarks.faults.victims import KINDS, Kind
+from benchmarks.servers.process_kinds import KINDS, ProcessKind
 
-PLAIN = Kind("encoder", "words")
-PORT = Kind("haproxy", "words", 2.0)
+PLAIN = ProcessKind("encoder", "words")
+PORT = ProcessKind("haproxy", "words", 2.0)
 
 
 def observe(outcome: str, started_s: float, seconds: float) -> Observation:
@@ -52,7 +52,7 @@ def build_result(kind: str) -> FaultResult:
 
 
 def test_merge_replaces_equal_faults_in_the_order_of_the_kinds() -> None:
-    former = [asdict(build_result(kind)) for kind in ("gcs", "encoder")]
+    former = [build_result(kind) for kind in ("gcs", "encoder")]
     new = replace(build_result("encoder"), requests=7)
     merged = merge(former, [new, build_result("tokenizer")])
     assert [one.kind for one in merged] == ["encoder", "tokenizer", "gcs"]

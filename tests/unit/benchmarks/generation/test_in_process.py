@@ -24,7 +24,7 @@ from tests.support.fakes import wait_until
 def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     store = tmp_path_factory.mktemp("store")
     seal_tiny_decoder(store)
-    return LocalModel.open_by_name(store, DECODER)
+    return LocalModel.open(store, DECODER)
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ def test_random_request_disconnects_before_the_last_token() -> None:
 
 
 async def test_encoder_model_is_rejected(tiny_store: Path) -> None:
-    embedder = LocalModel.open_by_name(tiny_store, EMBEDDER)
+    embedder = LocalModel.open(tiny_store, EMBEDDER)
     events = asyncio.get_running_loop()
     with pytest.raises(BenchmarkError, match="does not generate text"):
         InProcessGenerator(embedder, kv_slots=1, threads=1, events=events)

@@ -79,3 +79,18 @@ def test_cases_of_a_part_have_distinct_names(is_cuda: bool) -> None:
 def test_flops_are_those_of_the_products() -> None:
     # One layer, hidden 2, inner 4, three tokens: 2 x 3 x (4 x 4 + 2 x 8) + 4 x 9 x 2.
     assert count_flops((2, 1, 1, 4), 3) == 264
+
+
+def test_preparation_that_failed_is_tried_again(bench: Bench) -> None:
+    attempts: list[Path] = []
+
+    def build(directory: Path) -> str:
+        (directory / "part").touch(exist_ok=False)
+        attempts.append(directory)
+        if len(attempts) == 1:
+            raise MissingRequirement("not installed")
+        return "built"
+
+    with pytest.raises(MissingRequirement):
+        bench.once("a", build)
+    assert bench.once("a", build) == "built"

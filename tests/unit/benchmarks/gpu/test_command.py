@@ -11,13 +11,13 @@ from benchmarks.__main__ import main
 from benchmarks.common.report import RunMetadata
 from benchmarks.gpu import command
 from benchmarks.gpu.cases import Case, CaseResult, Target
-from benchmarks.gpu.parts import Part
+from benchmarks.gpu.parts import GpuPart
 from benchmarks.gpu.results import GpuResults
 from benchmarks.gpu.suite import summarize_report
 
 ROOT = Path(__file__).parents[4]
 RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
-# What a borrowed machine may lack. `benchmarks.gpu.command` must not import it.
+# Packages that a machine with only torch and transformers lacks. The command imports none of them.
 ABSENT = ("ray", "msgspec", "starlette", "llguidance", "nncf", "openvino", "httptools", "uvloop",
           "shtab", "torch", "transformers", "onnxruntime", "onnx", "hundredfold.none")  # fmt: skip
 
@@ -66,8 +66,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run_cases(names: list[str], path: Path, seconds: float = 60.0) -> dict[str, CaseResult]:
     """Run `names` as the remaining cases of a part; return the results by name."""
-    part = Part("scripted", lambda _: [Case(name, lambda _: {}) for name in names])
-    plan = command._Plan(Target(is_cuda=False), "*", seconds)
+    part = GpuPart("scripted", lambda _: [Case(name, lambda _: {}) for name in names])
+    plan = command._CasePlan(Target(is_cuda=False), "*")
     results = GpuResults.read_or_start(path, RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "PARTS", {"device": part})
@@ -118,7 +118,7 @@ def test_without_a_gpu_the_command_says_what_to_do(capsys: pytest.CaptureFixture
     assert "--dry" in capsys.readouterr().err
 
 
-def test_command_imports_nothing_that_a_borrowed_machine_lacks() -> None:
+def test_command_needs_only_torch_and_transformers() -> None:
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({ABSENT!r}))\n"

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.report import RunMetadata
+from benchmarks.common.report import RunMetadata, read_table
 from benchmarks.gpu.cases import Case, CaseResult
 from benchmarks.gpu.results import GpuResults, build_tables
-from benchmarks.tables import read_table
 
 RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
 CASES = [Case(name, lambda _: {}) for name in ("description", "matrix-rate", "bandwidth")]

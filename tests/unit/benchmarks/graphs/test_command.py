@@ -19,9 +19,9 @@ from benchmarks.graphs.candidates import (
 )
 from benchmarks.graphs.command import score_goals, select_systems
 from benchmarks.graphs.results import (
+    CoreSplitResults,
     GraphResults,
     ParityRow,
-    PlacementResults,
     compute_ratios,
     describe,
     require_accurate,
@@ -62,7 +62,7 @@ class Sums:
         self.is_closed = True
 
 
-class Broken(Sums):
+class BrokenSums(Sums):
     def run(self, batch: Batch) -> Outputs:
         raise EngineFailed("the device gave up")
 
@@ -101,9 +101,9 @@ def parity_row(name: str, *violations: str, must_pass: bool = True) -> ParityRow
     )
 
 
-def build_results(parity: tuple[ParityRow, ...]) -> PlacementResults:
+def build_results(parity: tuple[ParityRow, ...]) -> CoreSplitResults:
     latencies = (latency(TORCH, 60.0, 50.0, 55.0), latency(SEALED, 10.0, 10.0, 10.0))
-    return PlacementResults(
+    return CoreSplitResults(
         split=ONE_PASS,
         served=("cpu-int8+spinning",),
         latencies=latencies,
@@ -203,7 +203,7 @@ def test_rotate_order_changes_the_first_system() -> None:
 
 def test_open_run_skips_a_failed_baseline_and_closes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.001)
-    good, bad = Sums(), Broken()
+    good, bad = Sums(), BrokenSums()
     candidates = [candidate("good", good), candidate("bad", bad, must_pass=False)]
     with open_run(candidates, ONE_PASS, run_inputs(Shape(items=2, tokens=3))) as run:
         assert run.failed == {"bad": "the device gave up"}
@@ -217,7 +217,7 @@ def test_open_run_skips_a_failed_baseline_and_closes_all(monkeypatch: pytest.Mon
 
 def test_open_run_raises_for_a_failed_candidate() -> None:
     good = Sums()
-    candidates = [candidate("good", good), candidate("bad", Broken())]
+    candidates = [candidate("good", good), candidate("bad", BrokenSums())]
     with pytest.raises(EngineFailed), open_run(candidates, ONE_PASS, run_inputs(SHAPE)):
         pass
     assert good.is_closed

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from benchmarks.serving.load import LoadResult
-from benchmarks.serving.neighbor import ClientFigures, build_table, judge
+from benchmarks.serving.neighbor import build_table, evaluate_goals
+from benchmarks.serving.results import LoadLevel
 
 
-def figures(connections: int, latency_ms: float, failures: int = 0) -> ClientFigures:
+def figures(connections: int, latency_ms: float, failures: int = 0) -> LoadLevel:
     """A closed loop of 10 s in which every request took `latency_ms`."""
     requests = int(connections * 10e3 / latency_ms)
     result = LoadResult(
@@ -17,7 +18,7 @@ def figures(connections: int, latency_ms: float, failures: int = 0) -> ClientFig
         failures={"429": failures} if failures else {},
         cpu_s=1.0,
     )
-    return ClientFigures.of([result, result])
+    return LoadLevel.summarize([result, result])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_goals_are_latency_and_share(quiet_ms: float, loud_ms: float, reached: l
         "quiet": figures(4, quiet_ms),
         "loud": figures(40, loud_ms),
     }
-    assert [goal.reached for goal in judge(clients)] == reached
+    assert [goal.reached for goal in evaluate_goals(clients)] == reached
 
 
 def test_table_has_a_row_per_client_with_its_failures() -> None:

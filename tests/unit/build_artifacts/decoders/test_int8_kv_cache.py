@@ -15,6 +15,7 @@ from build_artifacts.decoders import int8_kv_cache
 from build_artifacts.decoders.float_graph import ATTENTION
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
+from build_artifacts.types import FloatArray
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from tests.support.attention_graphs import (
     KINDS,
@@ -27,7 +28,6 @@ from tests.support.attention_graphs import (
 )
 from tests.support.decoder_graphs import CONTEXT
 
-FloatArray = NDArray[np.float32]
 LONGEST = max(map(len, OTHERS))
 PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # for three slots
 FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # of one answer
@@ -231,9 +231,9 @@ def test_verify_reaches_end_of_slot(decoder: OnnxDecoder) -> None:
     prompt = (*OTHERS[0], *OTHERS[1])[: CONTEXT - len(FOLLOWING)]
     decoder.prefill(2, prompt, 0)
     decoder.prefill(3, OTHERS[2], 0)
-    neighbours = [array[3].copy() for array in decoder.kv_cache.arrays]
+    neighbors = [array[3].copy() for array in decoder.kv_cache.arrays]
     together = decoder.verify(2, FOLLOWING, len(prompt)).copy()
-    for array, before in zip(decoder.kv_cache.arrays, neighbours, strict=True):
+    for array, before in zip(decoder.kv_cache.arrays, neighbors, strict=True):
         np.testing.assert_array_equal(array[3], before)
     np.testing.assert_array_equal(decode_all(decoder, FOLLOWING, len(prompt), rows=3), together)
 

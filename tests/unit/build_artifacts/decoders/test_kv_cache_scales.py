@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from build_artifacts.decoders.int8_kv_cache import ChannelScales
+from build_artifacts.types import FloatArray
 from tests.support.attention_graphs import KINDS, int8_graph
-
-FloatArray = NDArray[np.float32]
 
 
 def scales_of(values: FloatArray, pairs: int = 0, *, interleaved: bool = False) -> FloatArray:
@@ -29,10 +27,10 @@ def test_rotated_pair_shares_scale() -> None:
     values[1, 0] = 0, -2, 0, 1
     unit = 1.1 / 127
     lengths = 5, np.hypot(2, 1)
-    halves, neighbours = (scales_of(values, 2, interleaved=way)[0] for way in (False, True))
+    halves, neighbors = (scales_of(values, 2, interleaved=way)[0] for way in (False, True))
     np.testing.assert_allclose(halves, np.array([lengths[0], lengths[1]] * 2) * unit, rtol=1e-6)
     lengths = np.hypot(3, 0.5), np.hypot(4, 0.25)
-    np.testing.assert_allclose(neighbours, np.repeat(lengths, 2) * unit, rtol=1e-6)
+    np.testing.assert_allclose(neighbors, np.repeat(lengths, 2) * unit, rtol=1e-6)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -75,7 +73,7 @@ def test_update_does_not_modify_values() -> None:
         ("packed", [(i, i + 8) for i in range(8)]),
         ("interleaved", [(2 * i, 2 * i + 1) for i in range(8)]),
         ("half_rotated", [(i, i + 8) for i in range(8)]),
-        ("half_rotated_neighbours", [(2 * i, 2 * i + 1) for i in range(8)]),
+        ("half_rotated_neighbors", [(2 * i, 2 * i + 1) for i in range(8)]),
         ("unrotated", []),
     ],
 )

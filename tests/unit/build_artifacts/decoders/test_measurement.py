@@ -30,7 +30,7 @@ from tests.support.decoder_graphs import (
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_graph(tmp_path_factory.mktemp("judged") / "tiny.onnx")
+    return tiny_graph(tmp_path_factory.mktemp("measured") / "tiny.onnx")
 
 
 @pytest.fixture(scope="module")

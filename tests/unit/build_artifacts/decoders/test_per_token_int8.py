@@ -11,12 +11,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.per_token_int8 import compute_static_scale, quantize_per_token
+from build_artifacts.types import FloatArray
 from deployments.machine import CpuInfo
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of
 from tests.support.outlier_models import graph_with_outliers
 
 HIDDEN, INNER, WORDS = 64, 96, 200
-FloatArray = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,10 @@ def quantized(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores(path: Path, ids: NDArray[np.int64]) -> FloatArray:
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    # As the engine does on CPUs without VNNI; the entry changes nothing elsewhere.
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     result: FloatArray = session.run(["scores"], {"ids": ids})[0]
     return result
 

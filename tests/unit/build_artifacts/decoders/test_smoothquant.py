@@ -8,8 +8,9 @@ import onnx
 import pytest
 
 from build_artifacts.decoders.calibration import CalibrationTexts
-from build_artifacts.decoders.float_graph import FloatArray, FloatGraph, scale_queries
+from build_artifacts.decoders.float_graph import FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
+from build_artifacts.types import FloatArray
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of, tiny_graph
 from tests.support.outlier_models import LOUD_CHANNELS, graph_with_outliers
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from build_artifacts.evaluation import EvaluatedModel
-from tests.support.builders import tiny_tokenizer
+from tests.support.tiny_encoders import tiny_tokenizer
 
 MakeModel = Callable[..., EvaluatedModel]
 WriteFile = Callable[[str, str], Path]

@@ -7,8 +7,9 @@ import pytest
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import SourceNotFound, UnsafeSource
-from build_artifacts.report.stages import find_adapter
-from deployments.artifacts.manifest import ModelSource
+from build_artifacts.pruning.prune import Pruning, describe_pruning
+from build_artifacts.report.stages import find_adapter, find_pruning
+from deployments.artifacts.manifest import ModelSource, PruningSource
 
 SENTIMENT, QUESTIONS = (model.adapter for model in DEMO_MODELS if model.adapter)
 
@@ -34,3 +35,23 @@ def test_unknown_adapter_requires_a_directory() -> None:
         find_adapter(source_with("mine", known.revision), None)
     assert caught.value.hint == "pass `--adapter DIR`"
     assert find_adapter(source_with("mine", known.revision), SENTIMENT) == known
+
+
+@pytest.mark.parametrize("data", [None, *(model.evaluation for model in DEMO_MODELS)])
+def test_data_of_demo_models_are_found_by_digest(data: Path | None) -> None:
+    pruning = Pruning(fraction=0.2, data=data)
+    assert find_pruning(describe_pruning(pruning), None) == pruning
+
+
+def test_unknown_data_of_a_pruning_require_a_file(tmp_path: Path) -> None:
+    data = tmp_path / "mine.tsv"
+    data.write_text("1\tfine\n")
+    pruning = Pruning(fraction=0.2, data=data)
+    source = describe_pruning(pruning)
+    assert find_pruning(source, data) == pruning
+    for other in (None, DEMO_MODELS[1].evaluation):
+        with pytest.raises(SourceNotFound) as caught:
+            find_pruning(source, other)
+        assert "--prune-data FILE" in caught.value.hint
+    with pytest.raises(SourceNotFound):
+        find_pruning(PruningSource(fraction=0.2), data)

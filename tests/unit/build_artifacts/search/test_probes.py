@@ -10,7 +10,7 @@ from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, CheckpointMeta
 from build_artifacts.search import probes
 from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
 from deployments.artifacts.types import TaskName
-from tests.support.builders import SPECIAL_TOKENS, tiny_tokenizer
+from tests.support.tiny_encoders import SPECIAL_TOKENS, tiny_tokenizer
 
 MAX_TOKENS = 200
 MASK = SPECIAL_TOKENS.index("[MASK]")

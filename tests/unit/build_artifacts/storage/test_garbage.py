@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError
+from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.garbage import (
     ABANDONED_AFTER_S,
     Garbage,
@@ -23,7 +23,10 @@ from build_artifacts.storage.garbage import (
     remove,
 )
 from build_artifacts.storage.workspace import build_workspace
+from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import BUILDING_NAME, set_latest
+from deployments.plan import changes
+from deployments.plan.plan_file import PLAN_NAME
 
 MODEL = "org/model"
 OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12
@@ -68,13 +71,13 @@ def interrupt(store: Path, version: str) -> Path:
         build_workspace(store, MODEL, version, BuildProgress(io.StringIO())) as place,
     ):
         place.run_cached("export", lambda into: None)
-        place.run_cached("quantise", fill_the_disk)
+        place.run_cached("quantize", fill_the_disk)
     return place.root
 
 
 def test_gc_removes_only_versions_without_alias(store: Path) -> None:
     garbage = find_garbage(store)
-    assert names(garbage) == [f"{MODEL}:{OLD}"]
+    assert names(garbage) == [f"{MODEL}@{OLD}"]
     assert [item.kind for item in garbage.items] == [GarbageKind.VERSION]
     assert garbage.size == 10
     assert remove(garbage) == garbage.items
@@ -83,16 +86,55 @@ def test_gc_removes_only_versions_without_alias(store: Path) -> None:
     assert find_garbage(store).items == ()
 
 
+def test_versions_of_the_plan_stay(store: Path) -> None:
+    publish(store, MODEL, OTHER)
+    changes.promote(store, MODEL, OLD)
+    changes.promote(store, MODEL, OTHER)
+    assert {item.name for item in find_garbage(store).items}.isdisjoint(
+        {f"{MODEL}@{OLD}", f"{MODEL}@{OTHER}"}
+    ), "OLD is what a rollback returns to"
+    changes.forget(store, MODEL)
+    removable = find_garbage(store)
+    changes.promote(store, MODEL, OLD)
+    assert f"{MODEL}@{OLD}" not in {item.name for item in remove(removable)}, "promoted since"
+
+
+def seal(store: Path, version: str, sealed_s: int) -> None:
+    manifest = publish(store, MODEL, version) / MANIFEST_NAME
+    manifest.write_text("{}")
+    os.utime(manifest, (sealed_s, sealed_s))
+
+
+def test_version_that_a_rollback_returns_to_stays_without_a_promotion(tmp_path: Path) -> None:
+    for sealed_s, version in enumerate((OLD, OTHER, NEW), start=1):
+        seal(tmp_path, version, sealed_s)
+    set_latest(tmp_path, MODEL, NEW)
+    assert names(find_garbage(tmp_path)) == [f"{MODEL}@{OLD}"]
+    changes.refuse(tmp_path, MODEL, OTHER, "its graph does not open")
+    removable = find_garbage(tmp_path)
+    assert names(removable) == [f"{MODEL}@{OTHER}"]
+    (item,) = remove(removable)
+    assert item.path.name == OTHER
+    plan = changes.rollback(tmp_path, MODEL)
+    assert plan.find(MODEL).aliases == {"stable": OLD}
+
+
+def test_nothing_is_removed_without_a_readable_plan(store: Path) -> None:
+    (store / PLAN_NAME).write_text("no JSON")
+    with pytest.raises(BuildError, match="plan"):
+        find_garbage(store)
+
+
 def test_gc_treats_every_file_with_a_version_as_alias(store: Path) -> None:
     publish(store, MODEL, OTHER)
     (store / "org--model" / "stable").write_text(f"{OLD}\n")
     (store / "org--model" / "notes.txt").write_text(f"we liked {OTHER}\n")
-    assert names(find_garbage(store)) == [f"{MODEL}:{OTHER}"]
+    assert names(find_garbage(store)) == [f"{MODEL}@{OTHER}"]
 
 
 def test_gc_keeps_pinned_versions(store: Path) -> None:
-    assert names(find_garbage(store, keep=[f"other/model:{OLD}"])) == [f"{MODEL}:{OLD}"]
-    assert names(find_garbage(store, keep=[f"{MODEL}:{OLD}", f"{MODEL}:latest"])) == []
+    assert names(find_garbage(store, keep=[f"other/model@{OLD}"])) == [f"{MODEL}@{OLD}"]
+    assert names(find_garbage(store, keep=[f"{MODEL}@{OLD}", f"{MODEL}@latest"])) == []
     with pytest.raises(BuildError, match="`org/model` names no version"):
         find_garbage(store, keep=["org/model"])
 
@@ -107,7 +149,7 @@ def test_gc_rechecks_aliases_before_removal(store: Path) -> None:
     publish(store, MODEL, OTHER)
     garbage = find_garbage(store)
     set_latest(store, MODEL, OLD)
-    assert [item.name for item in remove(garbage)] == [f"{MODEL}:{OTHER}"]
+    assert [item.name for item in remove(garbage)] == [f"{MODEL}@{OTHER}"]
     assert (store / "org--model" / OLD / "graphs" / "cpu.onnx").exists()
     # It was not listed in the confirmation, so this removal keeps it.
     assert (store / "org--model" / NEW).exists()
@@ -118,9 +160,9 @@ def test_gc_skips_model_being_built(store: Path) -> None:
     publish(store, "org", OLD)
     garbage = find_garbage(store)
     with build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
-        assert set(names(garbage)) - set(names(find_garbage(store))) == {f"{MODEL}:{OLD}"}
-        assert f"{MODEL}:{OLD}" not in [item.name for item in remove(garbage)]
-    assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
+        assert set(names(garbage)) - set(names(find_garbage(store))) == {f"{MODEL}@{OLD}"}
+        assert f"{MODEL}@{OLD}" not in [item.name for item in remove(garbage)]
+    assert names(find_garbage(store)) == [f"{MODEL}@{OLD}"]
 
 
 def test_gc_skips_version_with_held_lock(store: Path) -> None:
@@ -129,17 +171,17 @@ def test_gc_skips_version_with_held_lock(store: Path) -> None:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert names(find_garbage(store)) == []
-    assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
+    assert names(find_garbage(store)) == [f"{MODEL}@{OLD}"]
 
 
 def test_gc_keeps_recent_and_running_builds(store: Path) -> None:
     root = interrupt(store, OTHER)
     assert root.with_name(f"{root.name}.log").is_file()
     building = store / BUILDING_NAME
-    assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
+    assert f"{MODEL}@{OTHER}" not in names(find_garbage(store))
     age(building, ABANDONED_AFTER_S + 60)
     with build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
-        assert f"{MODEL}:{OTHER}" not in names(find_garbage(store))
+        assert f"{MODEL}@{OTHER}" not in names(find_garbage(store))
 
 
 def test_gc_removes_old_build_with_log_and_lock(store: Path) -> None:
@@ -147,8 +189,8 @@ def test_gc_removes_old_build_with_log_and_lock(store: Path) -> None:
     building = store / BUILDING_NAME
     (building / f"{root.name}.lock").write_text("process 1 on another-host")
     age(building, ABANDONED_AFTER_S + 60)
-    garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
-    assert names(garbage) == [f"{MODEL}:{OTHER}"]
+    garbage = find_garbage(store, keep=[f"{MODEL}@{OLD}"])
+    assert names(garbage) == [f"{MODEL}@{OTHER}"]
     assert garbage.items[0].reason == "unfinished, 7 days old"
     assert remove(garbage) == garbage.items
     assert list(building.iterdir()) == []
@@ -158,8 +200,8 @@ def test_gc_keeps_build_resumed_before_removal(store: Path) -> None:
     root = interrupt(store, OTHER)
     age(store / BUILDING_NAME, ABANDONED_AFTER_S + 60)
     garbage = find_garbage(store)
-    (root / "steps" / "quantise").mkdir()
-    assert f"{MODEL}:{OTHER}" not in [item.name for item in remove(garbage)]
+    (root / "steps" / "quantize").mkdir()
+    assert f"{MODEL}@{OTHER}" not in [item.name for item in remove(garbage)]
     assert root.is_dir()
 
 
@@ -168,10 +210,10 @@ def test_gc_removes_log_of_old_failure(store: Path) -> None:
     building.mkdir()
     for name in (f"org--model--{OTHER}.log", "of-an-earlier-release.log"):
         (building / name).write_text("Traceback")
-    assert names(find_garbage(store)) == [f"{MODEL}:{OLD}"]
+    assert names(find_garbage(store)) == [f"{MODEL}@{OLD}"]
     age(building, ABANDONED_AFTER_S + 60)
-    garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
-    assert names(garbage) == [f"{MODEL}:{OTHER}", "of-an-earlier-release.log"]
+    garbage = find_garbage(store, keep=[f"{MODEL}@{OLD}"])
+    assert names(garbage) == [f"{MODEL}@{OTHER}", "of-an-earlier-release.log"]
     assert remove(garbage) == garbage.items
     assert list(building.iterdir()) == []
 
@@ -182,7 +224,7 @@ def test_gc_removes_old_partial_files(store: Path) -> None:
     set_latest(store, MODEL, OLD)
     assert ".latest.4711" not in str(names(find_garbage(store)))
     age(half, 7_200)
-    garbage = find_garbage(store, keep=[f"{MODEL}:{NEW}"])
+    garbage = find_garbage(store, keep=[f"{MODEL}@{NEW}"])
     assert names(garbage) == ["org--model/.latest.4711"]
     assert remove(garbage) == garbage.items
     assert not half.exists()
@@ -210,7 +252,7 @@ def test_gc_removes_scratch_of_ended_processes_only(store: Path) -> None:
         held = [process.stdout.readline().strip() for process in processes if process.stdout]
         processes[0].kill()
         processes[0].wait()
-        garbage = find_garbage(store, keep=[f"{MODEL}:{OLD}"])
+        garbage = find_garbage(store, keep=[f"{MODEL}@{OLD}"])
         assert names(garbage) == held[:1]
         assert garbage.size == 5
         assert remove(garbage) == garbage.items
@@ -247,7 +289,7 @@ def test_gc_ignores_links(store: Path, tmp_path_factory: pytest.TempPathFactory)
     (store / "their--model").symlink_to(precious.parent)
     (store / "org--model" / OLD / "way-out").symlink_to(elsewhere)
     garbage = find_garbage(store)
-    assert names(garbage) == [f"{MODEL}:{OLD}"]
+    assert names(garbage) == [f"{MODEL}@{OLD}"]
     assert garbage.size == 10
     remove(garbage)
     assert (precious / "graphs" / "cpu.onnx").exists()
@@ -277,8 +319,8 @@ def test_garbage_table_is_sorted_by_size_with_sum(store: Path) -> None:
     publish(store, "org/large", OLD, size=2_500_000)
     assert describe(find_garbage(store)).splitlines() == [
         "WHAT     NAME                     MB  WHY",
-        f"version  org/large:{OLD}  2.5  no alias points to it",
-        f"version  org/model:{OLD}  0.0  no alias points to it",
+        f"version  org/large@{OLD}  2.5  nothing names it",
+        f"version  org/model@{OLD}  0.0  nothing names it",
         "2 to remove, 2.5 MB",
     ]
 

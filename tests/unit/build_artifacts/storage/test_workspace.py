@@ -13,8 +13,8 @@ from typing import IO
 
 import pytest
 
-from build_artifacts.console import BuildProgress
 from build_artifacts.errors import BuildError, GateFailed
+from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
 from deployments.artifacts.store import BUILDING_NAME, build_path, log_path
 
@@ -25,7 +25,7 @@ ENTER = f"""
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from pathlib import Path
-from build_artifacts.console import BuildProgress
+from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
 STORE = Path(sys.argv[1])
 def enter():
@@ -40,7 +40,7 @@ def half(into):
     time.sleep(60)
 with enter() as place:
     place.run_cached("export", lambda into: (into / "graph.onnx").write_bytes(b"a graph"))
-    place.run_cached("quantise", half)
+    place.run_cached("quantize", half)
 """
 )
 PUBLISH = (
@@ -83,7 +83,7 @@ def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> 
     quiet = BuildProgress(io.StringIO())
     with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
         place.run_cached("export", write)
-        place.run_cached("quantise", work)
+        place.run_cached("quantize", work)
 
 
 def has_resumable_export(store: Path, build_inputs: str = "") -> bool:
@@ -122,9 +122,9 @@ def test_killed_build_resumes_after_last_finished_step(tmp_path: Path, how: sign
 
     with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         assert place.is_done("export")
-        assert not place.is_done("quantise")
+        assert not place.is_done("quantize")
         assert (place.run_cached("export", fail_if_run) / "graph.onnx").read_bytes() == b"a graph"
-        assert [p.name for p in place.run_cached("quantise", write).iterdir()] == ["graph.onnx"]
+        assert [p.name for p in place.run_cached("quantize", write).iterdir()] == ["graph.onnx"]
     assert leftovers(tmp_path) == []
 
 
@@ -179,7 +179,7 @@ def fill(into):
 try:
     with enter() as place:
         place.run_cached("export", lambda into: (into / "small").write_bytes(b"fits"))
-        place.run_cached("quantise", fill)
+        place.run_cached("quantize", fill)
 except OSError as exc:
     print(exc.errno, type(exc.__cause__).__name__, place.is_done("export"))
 """

@@ -75,7 +75,7 @@ def test_edit_binds_the_listener_and_loopback_only(paths: EdgePaths) -> None:
 def test_edit_makes_the_admin_socket_private(paths: EdgePaths) -> None:
     edited = edit_for_host(SERVE, paths, ClientLimits())
     assert f"stats socket {paths.admin_socket} mode 600 level admin\n" in edited
-    assert "666" not in edited
+    assert "mode 666" not in edited
     assert "expose-fd" not in edited
 
 
@@ -90,10 +90,12 @@ def test_edit_moves_metrics_to_their_own_port(paths: EdgePaths) -> None:
 
 
 def test_edit_sets_the_limits(paths: EdgePaths) -> None:
-    edited = edit_for_host(SERVE, paths, ClientLimits(connections=9, head_s=1.5, body_s=2))
+    edited = edit_for_host(SERVE, paths, ClientLimits(9, 5, head_s=1.5, body_s=2))
     assert "timeout http-request 1500ms" in edited
     assert "sc0_conn_cur gt 9 }" in edited
+    assert "nbsrv,mul(5)" in edited.partition("backend http-app\n")[2]
     assert "wait-for-body time 2000ms" in edited
+    assert "sc1_gpc0_rate gt 20 }" in edited.partition("backend http-app\n")[2]
 
 
 def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
@@ -105,7 +107,7 @@ def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
         lines = head.decode().lower().split("\r\n")
         assert lines[0].startswith(f"http/1.1 {status} ")
         assert f"content-length: {len(body)}" in lines
-        assert ("retry-after: 1" in lines) == (status >= 500)
+        assert ("retry-after: 1" in lines) == (status == 429 or status >= 500)
         assert json.loads(body)["code"] == ERRORS[status][0]
 
 

@@ -20,10 +20,10 @@ from deployments.artifacts.store import (
 from deployments.artifacts.types import Device
 from tests.support.artifacts import GRAPH_NAME, make_previous, seal_tiny, tiny_manifest
 
-Damage = Callable[[Path], None]
+ManifestDamage = Callable[[Path], None]
 
 
-def edit_manifest(change: Callable[[dict[str, Any]], object]) -> Damage:
+def edit_manifest(change: Callable[[dict[str, Any]], object]) -> ManifestDamage:
     def damage(directory: Path) -> None:
         path = directory / MANIFEST_NAME
         manifest = json.loads(path.read_bytes())
@@ -33,7 +33,7 @@ def edit_manifest(change: Callable[[dict[str, Any]], object]) -> Damage:
     return damage
 
 
-def write_manifest(text: bytes) -> Damage:
+def write_manifest(text: bytes) -> ManifestDamage:
     return lambda directory: (directory / MANIFEST_NAME).write_bytes(text)
 
 
@@ -53,7 +53,7 @@ def delete_tokenizer(directory: Path) -> None:
     (directory / "tokenizer.json").unlink()
 
 
-def link_graph_to(target: str) -> Damage:
+def link_graph_to(target: str) -> ManifestDamage:
     def damage(directory: Path) -> None:
         graph = directory / GRAPH_NAME
         graph.rename(directory / "graphs" / "elsewhere")
@@ -69,16 +69,16 @@ def link_graph_directory_outside(directory: Path) -> None:
     graphs.symlink_to(outside)
 
 
-def add_file(name: str) -> Damage:
+def add_file(name: str) -> ManifestDamage:
     """Add a file `name` with the digest of the graph to the manifest."""
     return edit_manifest(lambda m: m["files"].update({name: m["files"][GRAPH_NAME]}))
 
 
-def set_field(key: str, value: object) -> Damage:
+def set_field(key: str, value: object) -> ManifestDamage:
     return edit_manifest(lambda m: m.update({key: value}))
 
 
-def set_option(name: str, value: object) -> Damage:
+def set_option(name: str, value: object) -> ManifestDamage:
     return edit_manifest(lambda m: m["candidates"][0]["options"].update({name: value}))
 
 
@@ -116,6 +116,7 @@ def set_option(name: str, value: object) -> Damage:
             "onnxruntime has no `tensor_parallel_size`",
         ),
         (set_option("kv_offload", True), errors.ManifestInvalid, "no `kv_offload`"),
+        (set_option("attention", "flash"), errors.ManifestInvalid, "no `flash` attention"),
         (set_field("max_tokens", 0), errors.ManifestInvalid, "max_tokens"),
         (
             edit_manifest(lambda m: m["files"].pop(GRAPH_NAME)),
@@ -141,7 +142,7 @@ def set_option(name: str, value: object) -> Damage:
     ],
 )
 def test_read_of_a_damaged_artifact_names_the_damage(
-    damage: Damage, error: type[errors.ArtifactError], named: str, tmp_path: Path
+    damage: ManifestDamage, error: type[errors.ArtifactError], named: str, tmp_path: Path
 ) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
     damage(directory)

@@ -226,3 +226,11 @@ def test_inexact_verification_is_disabled(int8_spec: DecoderSpec, kind: type[Onn
 def test_context_is_limited_by_max_tokens(spec: DecoderSpec) -> None:
     decoder = open_decoder(spec, GeneratorSettings(max_context_tokens=100_000))
     assert decoder.info.context == spec.max_tokens
+
+
+def test_threads_share_out_decode_steps_in_blocks(spec: DecoderSpec) -> None:
+    """Otherwise every operator waits for the slowest thread."""
+    decoder = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=2), slots=2, context=64)
+    options = decoder.session.get_session_options()
+    assert options.get_session_config_entry("session.dynamic_block_base") == "16"
+    decoder.close()

@@ -14,7 +14,7 @@ from tests.support.virtual_time import (
     STEP_S,
     STEP_SLOT_S,
     Arrival,
-    Outcome,
+    JobOutcome,
     VirtualLoop,
     poisson_arrivals,
 )
@@ -28,7 +28,7 @@ def capacity(new_tokens: float) -> float:
     return 1 / (decode_s + PROMPT_TOKENS * PREFILL_TOKEN_S)
 
 
-def goodput(outcomes: list[Outcome], from_s: float, until_s: float) -> float:
+def goodput(outcomes: list[JobOutcome], from_s: float, until_s: float) -> float:
     """Answers in time per second."""
     count = sum(each.is_in_time for each in outcomes if from_s <= each.ended_s < until_s)
     return count / (until_s - from_s)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from deployments.config import SchedulingSettings
+from deployments.deadlines import deadline_after
 from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand
 from deployments.generation.lengths import INITIAL_TOKENS, MAX_ANSWERS, AnswerLengths
+from deployments.generation.safety_factor import Prediction
 
 
 def demand(new_tokens: int = 100, prompt: int = 0, generated: int = 0, minimum: int = 0) -> Demand:
@@ -112,14 +114,33 @@ def test_slow_measurement_is_bounded_by_those_over_fewer_slots() -> None:
     assert times.decode_s(8) == pytest.approx(0.048)
 
 
+def queue_job(queue: AdmissionQueue, number: int, client: str = "", **options: int) -> None:
+    job: Any = SimpleNamespace(
+        number=number, demand=demand(**options), client=client, priority=0, slot_count=1
+    )
+    queue.push(job, Prediction(0.0, 1.0, deadline_after(1.0)), SchedulingSettings())
+
+
+def test_jobs_queued_before_the_first_measurement_keep_their_turn() -> None:
+    """Their prices are guesses, in the unit of the prices that follow."""
+    forecast = Forecast(2)
+    queue = AdmissionQueue(forecast, 2)
+    queue_job(queue, 0, "first")
+    forecast.times.record_step(2, 0.01, 0.0)
+    for number in range(1, 10):
+        queue_job(queue, number, "second")
+    taken = queue.take(1)
+    assert taken is not None
+    assert taken.number == 0
+
+
 @pytest.mark.parametrize("is_measured", [False, True])
 def test_waiting_jobs_take_the_sum_of_their_prices(*, is_measured: bool) -> None:
     forecast = measured() if is_measured else Forecast(2)
     assert forecast.is_measured == is_measured
     queue = AdmissionQueue(forecast, 2)
-    demands = [demand(20, prompt=100), demand(40)]
-    for number, each in enumerate(demands):
-        job: Any = SimpleNamespace(number=number, demand=each, client="", priority=0)
-        queue.push(job, SchedulingSettings())
-    expected_s = sum(map(forecast.price, demands)) if is_measured else 0.0
+    works = ({"new_tokens": 20, "prompt": 100}, {"new_tokens": 40})
+    for number, work in enumerate(works):
+        queue_job(queue, number, **work)
+    expected_s = sum(forecast.price(demand(**work)) for work in works) if is_measured else 0.0
     assert queue.predict_s() == pytest.approx(expected_s)

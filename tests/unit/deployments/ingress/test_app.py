@@ -29,7 +29,7 @@ from tests.support.in_process import InProcess
         ("POST", "/no/such/path", 404, "route_not_found"),
         ("GET", "/v1/poems", 404, "route_not_found"),
         ("GET", "/v2/poems", 404, "route_not_found"),
-        ("DELETE", f"/models/{EMBEDDER}", 405, "method_not_allowed"),
+        ("PUT", f"/models/{EMBEDDER}", 405, "method_not_allowed"),
         ("PUT", "/", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
         ("GET", f"/pipeline/feature-extraction/{EMBEDDER}", 405, "method_not_allowed"),

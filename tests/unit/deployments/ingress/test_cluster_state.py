@@ -13,6 +13,7 @@ from deployments.ingress.cluster_state import (
     ClusterMonitor,
     ClusterSnapshot,
     DeploymentState,
+    ReplicaTarget,
     read_serve_status,
 )
 from tests.support.fakes import TIMEOUT_S, FakeClock, wait_until
@@ -132,7 +133,7 @@ async def test_refreshing_ends_at_the_end_of_the_block() -> None:
         assert encoders.missing(), "the first look is done"
         await wait_until(lambda: not encoders.missing())  # about REFRESH_STARTING_S
     await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before, "nobody looks any more"
+    assert asyncio.all_tasks() == before, "no task reads the status any more"
 
 
 async def test_hanging_controller_does_not_block_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +155,43 @@ async def test_hanging_controller_does_not_block_requests(monkeypatch: pytest.Mo
 def test_replicas_that_take_a_config_or_are_found_again_count_as_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    states = {"RUNNING": 1, "UPDATING": 1, "RECOVERING": 1, "STARTING": 1, "STOPPING": 1}
-    deployment = SimpleNamespace(replica_states=states, status="UPDATING")
-    app = SimpleNamespace(deployments={"CpuEncoder": deployment})
-    status = SimpleNamespace(applications={"hundredfold": app})
-    monkeypatch.setattr("ray.serve.status", lambda: status)
+    states = ("RUNNING", "UPDATING", "RECOVERING", "STARTING", "STOPPING")
+    scaled = {
+        "status": "UPDATING",
+        "replicas": [{"state": state} for state in states],
+        "target_num_replicas": 4,
+        "deployment_config": {"autoscaling_config": {"min_replicas": 1, "max_replicas": 8}},
+    }
+    fixed = {
+        "status": "UNHEALTHY",
+        "replicas": [],
+        "target_num_replicas": 1,
+        "deployment_config": {},
+    }
+    app = {"deployments": {"CpuEncoder": scaled, "Tokenizer": fixed}}
+    details = {"applications": {"hundredfold": app}}
+    client = SimpleNamespace(get_serve_details=lambda: details)
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
     monkeypatch.setattr("ray.cluster_resources", dict)
-    assert read_serve_status("hundredfold") == ClusterSnapshot({"CpuEncoder": 3})
+    assert read_serve_status("hundredfold") == ClusterSnapshot(
+        {"CpuEncoder": 3, "Tokenizer": 0},
+        failing=frozenset({"Tokenizer"}),
+        starting={"CpuEncoder": 1},
+        targets={"CpuEncoder": ReplicaTarget(4, 1, 8), "Tokenizer": ReplicaTarget(1, 1, 1)},
+    )
+    assert read_serve_status("another") == ClusterSnapshot()
+
+
+def test_document_of_serve_has_what_is_read() -> None:
+    """`read_serve_status` reads the models of Serve's REST API by a client that is not public."""
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ApplicationDetails, DeploymentDetails, ReplicaDetails
+
+    assert callable(_get_global_client)
+    assert "deployments" in ApplicationDetails.model_fields
+    assert "state" in ReplicaDetails.model_fields
+    read = {"status", "replicas", "target_num_replicas", "deployment_config"}
+    assert read <= set(DeploymentDetails.model_fields)
+    defaults = AutoscalingConfig()
+    assert (defaults.min_replicas, defaults.max_replicas) == (1, 1)

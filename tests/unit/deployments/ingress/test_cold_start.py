@@ -62,3 +62,14 @@ async def test_cold_start_passes_other_timeouts_on(model: RegisteredModel) -> No
     with pytest.raises(TimeoutError):
         async with limit_cold_start(monitor(running=0, running_later=0), model, Device.CPU, WAIT_S):
             raise TimeoutError
+
+
+async def test_estimate_is_the_measured_start_of_the_deployment(model: RegisteredModel) -> None:
+    cold = monitor(running=0, running_later=0)
+    now_s = cold._applied_s
+    cold._starts.note({"CpuEncoder": 1}, {}, now_s)
+    cold._starts.note({}, {"CpuEncoder": 1}, now_s + 3.25)
+    with pytest.raises(ModelLoading) as raised:
+        async with limit_cold_start(cold, model, Device.CPU, WAIT_S):
+            await asyncio.Event().wait()
+    assert raised.value.estimated_time_s == raised.value.retry_after_s == 3.2

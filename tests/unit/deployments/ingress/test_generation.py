@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from deployments.artifacts.types import Device
-from deployments.config import GeneratorSettings, IngressUserConfig, LimitSettings, ModelSettings
+from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -21,91 +19,16 @@ from deployments.errors import (
     TooManyItems,
     UnknownModel,
     WrongTask,
+    build_overloaded,
 )
-from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
-from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.pipeline import RequestPipeline
-from deployments.ingress.requests import GenerationRequest
-from deployments.ingress.resolver import RequestResolver
-from deployments.ingress.routing import MicroBatchRouter
-from deployments.ingress.tokenization import TokenizationService
-from deployments.messages import (
-    DecodeRequest,
-    FinishReason,
-    GenerationCall,
-    GenerationOptions,
-    SamplingParams,
-    TextTokens,
-    TokenizeRequest,
-)
-from deployments.records import RequestRecord
-from deployments.registry import ModelRegistry
-from deployments.transports.base import GeneratorClient
+from deployments.messages import GenerationCall, GenerationOptions, ModelRef
+from deployments.plan import changes
 from tests.support.artifacts import EMBEDDER
-from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import ListRecorder, send_unbatched, wait_until
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.fakes import wait_until
+from tests.support.generation_harness import ASKED, GenerationHarness, build_request, seeded
 from tests.support.generators import COMPUTE_TYPE, ScriptedGeneratorClient, ScriptedReply
-
-ASKED = GenerationRequest(prompt="Once upon a time")
-
-
-class UnusedTokenizer:
-    """A TokenizerClient that generation never calls."""
-
-    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        raise AssertionError("unexpected call")
-
-    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        raise AssertionError("unexpected call")
-
-
-@dataclass
-class GenerationHarness:
-    """A generation pipeline with one scripted generator, and its recorder."""
-
-    store: Path
-    reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
-    settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    running: int = 1  # replicas that the next refresh reports
-    models: tuple[str, ...] = (EMBEDDER, DECODER)
-    recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
-
-    def __post_init__(self) -> None:
-        self.generator = ScriptedGeneratorClient(self.reply_to)
-        monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
-        monitor.apply(self._read_status())
-        models = [ModelSettings(id=model_id) for model_id in self.models]
-        router = MicroBatchRouter({}, send_unbatched, self.settings.batching)
-        self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
-        self.pipeline = RequestPipeline(
-            resolver=RequestResolver(ModelRegistry(self.store, models), monitor),
-            encoders=EncoderExecutor(router, monitor, self.settings),
-            generators=GenerationExecutor(self.clients, monitor, self.settings),
-            tokenization=TokenizationService(UnusedTokenizer()),
-            recorder=self.recorder,
-            settings=self.settings,
-        )
-
-    def _read_status(self) -> ClusterSnapshot:
-        return ClusterSnapshot({"CpuGenerator": self.running})
-
-    def is_idle(self) -> bool:
-        """Return whether no stream is open and no item is reserved."""
-        return self.generator.open == 0 and self.pipeline.admission.generations.used == 0
-
-    @property
-    def statuses(self) -> list[int]:
-        return [record.status for record in self.recorder.records]
-
-
-def build_request(**fields: object) -> GenerationRequest:
-    return GenerationRequest(**{"prompt": "Once upon a time", **fields})  # type: ignore[arg-type]
-
-
-def seeded(seed: int) -> GenerationOptions:
-    return GenerationOptions(sampling=SamplingParams(seed=seed))
 
 
 async def test_prompt_without_a_model_uses_the_first_generative_model(writing_store: Path) -> None:
@@ -187,8 +110,9 @@ async def test_invalid_generation_requests_are_rejected_and_recorded(
         with pytest.raises(kind) as raised:
             await ask(build_request(**fields))
         assert raised.value.field == path
-        assert raised.value.recorded
-    assert harness.statuses == [kind.status] * 2
+        is_final = kind is not UnknownModel  # that one may be built, and the request run again
+        assert raised.value.recorded is is_final
+    assert harness.statuses == [kind.status] * 2 * is_final
     assert harness.generator.calls == []
     assert harness.is_idle()
 
@@ -257,6 +181,37 @@ async def test_full_item_limit_rejects_generation_at_once(writing_store: Path) -
     assert harness.statuses == [429, 499, 499]
 
 
+def refuse_long_prompts(call: GenerationCall) -> ScriptedReply:
+    """The first prompt hangs; long ones end after their deadline."""
+    if len(str(call.prompt)) > 10:
+        return ScriptedReply(refusal=build_overloaded("full", 5.0, needed_s=1_000.0))
+    return ScriptedReply(hangs=True)
+
+
+async def test_refusal_of_a_replica_is_repeated_without_asking(writing_store: Path) -> None:
+    harness = GenerationHarness(writing_store, refuse_long_prompts)
+    running = await harness.pipeline.stream(build_request(prompt="first"))
+    for prompt in ("long enough", "longer than that"):
+        with pytest.raises(Overloaded):
+            await harness.pipeline.complete(build_request(prompt=prompt))
+    with pytest.raises(Overloaded):
+        await harness.pipeline.stream(build_request(prompt="longest of them all"))
+    assert [call.prompt for call in harness.generator.calls] == ["first", "long enough"]
+    other = build_request(prompt="long enough", options=GenerationOptions(max_new_tokens=1))
+    with pytest.raises(Overloaded):
+        await harness.pipeline.complete(other)
+    assert len(harness.generator.calls) == 3
+    await running.aclose()
+
+
+async def test_idle_generator_is_asked_after_a_refusal(writing_store: Path) -> None:
+    harness = GenerationHarness(writing_store, refuse_long_prompts)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            await harness.pipeline.complete(build_request(prompt="long enough"))
+    assert len(harness.generator.calls) == 2
+
+
 async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_store: Path) -> None:
     settings = IngressUserConfig(generation_timeout_s=0.05)
     harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
@@ -296,129 +251,6 @@ async def test_generator_that_starts_during_the_wait_continues(writing_store: Pa
         await asking
 
 
-async def test_stream_yields_every_chunk_and_ends(writing_store: Path) -> None:
-    harness = GenerationHarness(writing_store)
-    stream = await harness.pipeline.stream(build_request(choices=2))
-    assert [one.prompt_tokens for one in stream.started] == [4, 4]
-    parts = [part async for part in stream]
-    for choice in (0, 1):
-        chunks = [part.chunk for part in parts if part.choice == choice]
-        assert "".join(chunk.text for chunk in chunks) == "Hello"
-        assert chunks[-1].finished is not None
-        assert chunks[-1].finished.reason is FinishReason.END
-    assert harness.is_idle()
-    assert harness.statuses == [200]
-    assert harness.recorder.records[0].timings.tokens == 4 + 2 * 3
-    await stream.aclose()
-    assert harness.statuses == [200], "recorded once"
-
-
-async def test_chunks_of_several_choices_arrive_in_generation_order(writing_store: Path) -> None:
-    def reply_to(call: GenerationCall) -> ScriptedReply:
-        return ScriptedReply(hangs=call.options.sampling.seed == 0)
-
-    harness = GenerationHarness(writing_store, reply_to)
-    stream = await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
-    chunks = []
-    async for part in stream:
-        chunks.append(part)
-        if part.chunk.finished is not None:
-            break
-    assert chunks[-1].choice == 1
-    assert harness.generator.open == 1
-    await stream.aclose()
-    assert harness.is_idle()
-    assert harness.statuses == [499]
-
-
-async def test_error_before_the_first_token_is_raised_at_open(
-    writing_store: Path,
-) -> None:
-    def reply_to(call: GenerationCall) -> ScriptedReply:
-        bad = InvalidField("no such form", field="grammar")
-        return (
-            ScriptedReply(refusal=bad)
-            if call.options.sampling.seed == 1
-            else ScriptedReply(hangs=True)
-        )
-
-    harness = GenerationHarness(writing_store, reply_to)
-    with pytest.raises(InvalidField):
-        await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
-    assert harness.is_idle()
-    assert harness.statuses == [400]
-
-
-async def test_error_within_a_stream_follows_the_chunks_and_ends_other_choices(
-    writing_store: Path,
-) -> None:
-    def reply_to(call: GenerationCall) -> ScriptedReply:
-        last = call.options.sampling.seed == 1
-        return ScriptedReply(breaks=EngineFailed("broken")) if last else ScriptedReply(hangs=True)
-
-    harness = GenerationHarness(writing_store, reply_to)
-    stream = await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
-    texts: list[str] = []
-
-    async def read() -> None:
-        async for part in stream:
-            texts.extend([part.chunk.text] * part.choice)
-
-    with pytest.raises(EngineFailed):
-        await read()
-    assert texts == ["Hel", "lo"]
-    await wait_until(harness.is_idle)
-    assert harness.statuses == [500]
-
-
-async def test_generator_stream_without_a_finish_reason_fails(writing_store: Path) -> None:
-    class Cut(ScriptedGeneratorClient):
-        async def stream(self, call: GenerationCall):  # type: ignore[no-untyped-def]
-            async for what in super().stream(call):
-                if getattr(what, "finished", None) is None:
-                    yield what
-
-    harness = GenerationHarness(writing_store)
-    harness.clients[Device.CPU] = Cut()
-    stream = await harness.pipeline.stream(ASKED)
-    with pytest.raises(EngineFailed):
-        _ = [part async for part in stream]
-    assert harness.statuses == [500]
-
-
-async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_store: Path) -> None:
-    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(is_silent=True))
-    asking = asyncio.ensure_future(harness.pipeline.stream(build_request(choices=2)))
-    await wait_until(lambda: harness.generator.open == 2)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert harness.is_idle()
-    assert harness.statuses == [499]
-
-
-async def test_chunks_that_are_ready_together_come_together(writing_store: Path) -> None:
-    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(("x",) * 40))
-    stream = await harness.pipeline.stream(ASKED)
-    await wait_until(lambda: harness.is_idle())
-    batches = [chunks async for chunks in stream.batches()]
-    assert [len(chunks) for chunks in batches] == [41]
-
-
-async def test_slow_reader_loses_its_stream_and_frees_its_generator(writing_store: Path) -> None:
-    settings = IngressUserConfig(stream_buffer_tokens=20)
-    endless = ScriptedReply(("x",) * 1_000)
-    harness = GenerationHarness(writing_store, lambda call: endless, settings=settings)
-    stream = await harness.pipeline.stream(ASKED)
-    await wait_until(lambda: harness.is_idle())
-    assert harness.generator.events_read < 30
-    batches = stream.batches()
-    assert len(await anext(batches)) == 21, "the chunks before the limit arrive"
-    with pytest.raises(DeadlineExceeded, match="too slowly"):
-        await anext(batches)
-    assert harness.statuses == [504]
-
-
 async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:
     harness = GenerationHarness(writing_store)
     with pytest.raises(InvalidField) as raised:
@@ -438,3 +270,31 @@ async def test_immediate_answer_is_recorded_completely(writing_store: Path) -> N
     assert len([part async for part in stream]) == 3
     (record,) = harness.recorder.records
     assert (record.compute, record.timings.tokens) == (COMPUTE_TYPE, 7)
+
+
+async def test_shadow_generates_answers_again_with_their_seeds_and_the_lowest_priority(
+    tmp_path: Path,
+) -> None:
+    for version in ("000000000001", "000000000002"):
+        seal_tiny_decoder(tmp_path, version=version)
+    changes.promote(tmp_path, DECODER, "000000000001")
+    changes.set_shadow(tmp_path, DECODER, "000000000002", 100)
+    harness = GenerationHarness(
+        tmp_path,
+        lambda call: ScriptedReply(
+            pieces=("a", "b" if call.model.version == "000000000001" else "c")
+        ),
+        models=(DECODER,),
+    )
+    response = await harness.pipeline.complete(build_request(choices=2))
+    stream = await harness.pipeline.stream(build_request())
+    text = "".join([chunk.chunk.text async for chunk in stream])
+    shadows = harness.pipeline.shadows
+    shadow = ModelRef(DECODER, "000000000002")
+    await wait_until(lambda: shadow in shadows.comparisons and shadows.comparisons[shadow].total)
+    assert {one.text for one in response.completions} == {text} == {"ab"}
+    mirrored = [call for call in harness.generator.calls if call.model == shadow]
+    assert {call.priority for call in mirrored} == {1}
+    assert mirrored[0].options.sampling.seed == response.completions[0].started.seed
+    assert shadows.comparisons[shadow].differed >= 1
+    assert harness.statuses == [200, 200]

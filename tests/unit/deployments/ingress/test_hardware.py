@@ -3,12 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from deployments.artifacts.types import Device
-from deployments.errors import HardwareUnavailable
+from deployments.config import IngressUserConfig, PlacementSettings
+from deployments.errors import HardwareUnavailable, Overloaded
 from deployments.ingress.cluster_state import DeploymentState, choose_device
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.pool_forecasts import RequestWork
+from deployments.ingress.requests import ResolvedRequest
+from deployments.messages import CallResult
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest
 from tests.support.in_process import InProcess
 
@@ -21,49 +25,46 @@ RUNS, SLEEPS, ABSENT = (
 )
 
 
-HINT = RequestOptions(use_gpu=True)
-
-
 @pytest.mark.parametrize(
-    ("options", "graphs", "states", "expected"),
+    ("device", "graphs", "states", "expected"),
     [
-        (RequestOptions(), (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
-        (RequestOptions(hardware="cpu"), (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
-        (HINT, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
-        (HINT, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # starting
-        (RequestOptions(), (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
-        (HINT, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
-        (HINT, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),
-        (HINT, (CPU,), {CPU: RUNS, GPU: RUNS}, (CPU, CPU)),
+        (CPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
+        (GPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
+        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # starting
+        (CPU, (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
+        (GPU, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
+        (GPU, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),
+        (GPU, (CPU,), {CPU: RUNS, GPU: RUNS}, (CPU, CPU)),
     ],
 )
-def test_choose_device_takes_the_requested_device_or_falls_back(
-    options: RequestOptions,
+def test_choose_device_takes_the_wanted_device_or_falls_back(
+    device: Device,
     graphs: tuple[Device, ...],
     states: dict[Device, DeploymentState],
     expected: tuple[Device, Device | None],
 ) -> None:
-    assert choose_device(options, tiny_manifest(devices=graphs), states) == expected
+    assert choose_device(device, tiny_manifest(devices=graphs), states) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "graphs", "states", "device"),
+    ("is_required", "graphs", "states", "device"),
     [
-        (RequestOptions(require_gpu=True), (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, GPU),
-        (RequestOptions(hardware="gpu"), (CPU, GPU), {CPU: RUNS}, GPU),
-        (RequestOptions(require_gpu=True), (CPU,), {CPU: RUNS, GPU: RUNS}, GPU),
-        (HINT, (GPU,), {CPU: RUNS}, GPU),
-        (RequestOptions(), (GPU,), {CPU: RUNS, GPU: RUNS}, CPU),
+        (True, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, GPU),
+        (True, (CPU, GPU), {CPU: RUNS}, GPU),
+        (True, (CPU,), {CPU: RUNS, GPU: RUNS}, GPU),
+        (False, (GPU,), {CPU: RUNS}, GPU),
+        (False, (GPU,), {CPU: RUNS, GPU: RUNS}, CPU),
     ],
 )
-def test_choose_device_without_the_required_device_raises(
-    options: RequestOptions,
+def test_choose_device_without_a_usable_device_raises(
+    is_required: bool,
     graphs: tuple[Device, ...],
     states: dict[Device, DeploymentState],
     device: Device,
 ) -> None:
+    manifest = tiny_manifest(devices=graphs)
     with pytest.raises(HardwareUnavailable) as error:
-        choose_device(options, tiny_manifest(devices=graphs), states)
+        choose_device(device, manifest, states, is_required=is_required)
     assert error.value.field == "options.use_gpu"
     assert device in error.value.message
 
@@ -78,6 +79,9 @@ def test_choose_device_without_the_required_device_raises(
         ({}, {"x-use-gpu": "true"}, "gpu-fp32"),
         ({}, {"x-hardware": "gpu"}, "gpu-fp32"),
         ({"hardware": "cpu"}, {"x-use-gpu": "true"}, "cpu-fp32"),
+        ({"compute": "gpu"}, {}, "gpu-fp32"),
+        ({}, {"x-compute": "gpu"}, "gpu-fp32"),
+        ({}, {"x-compute": "cpu"}, "cpu-fp32"),
     ],
 )
 async def test_request_runs_on_the_requested_device(
@@ -163,3 +167,109 @@ async def test_cpu_and_gpu_encoders_answer_alike_and_cache_separately(tiny_store
         "cache",
     ]
     assert answers[0].json() == answers[1].json()
+
+
+def settings_with(**placement: Any) -> IngressUserConfig:
+    return IngressUserConfig(placement=PlacementSettings(**placement))
+
+
+async def embed(http: httpx.AsyncClient, text: str, **headers: str) -> str:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await http.post(EMBED, json={"inputs": text}, headers=named)
+    assert response.status_code == 200, response.text
+    return response.headers["x-compute-type"]
+
+
+CHEAP_GPU = {"cpu": 10.0, "gpu": 1.0}
+
+
+async def test_auto_runs_where_it_is_cheaper(tiny_store: Path) -> None:
+    for prices, compute_type in (({"cpu": 1, "gpu": 10}, "cpu-fp32"), (CHEAP_GPU, "gpu-fp32")):
+        harness = InProcess(tiny_store, gpus=1, settings=settings_with(prices=prices))
+        async with harness.client() as http:
+            assert await embed(http, "a", x_compute="auto") == compute_type
+            assert await embed(http, "b") == "cpu-fp32"  # the default
+
+
+async def test_auto_as_the_default_yields_to_what_a_request_names(tiny_store: Path) -> None:
+    settings = settings_with(default="auto", prices=CHEAP_GPU)
+    async with InProcess(tiny_store, gpus=1, settings=settings).client() as http:
+        assert await embed(http, "a") == "gpu-fp32"
+        assert await embed(http, "b", x_compute="cpu") == "cpu-fp32"
+        assert await embed(http, "c", x_use_gpu="false") == "cpu-fp32"
+
+
+async def test_auto_does_not_wake_a_gpu_for_a_request_that_the_cpu_answers_in_time(
+    tiny_store: Path,
+) -> None:
+    asleep = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 0}
+    settings = settings_with(default="auto", prices=CHEAP_GPU)
+    async with InProcess(tiny_store, gpus=1, running=asleep, settings=settings).client() as http:
+        assert await embed(http, "a") == "cpu-fp32"
+
+
+async def test_auto_without_a_gpu_is_the_cpu_and_no_fallback(tiny_store: Path) -> None:
+    settings = settings_with(default="auto", prices=CHEAP_GPU)
+    async with InProcess(tiny_store, gpus=0, settings=settings).client() as http:
+        response = await http.post(EMBED, json={"inputs": "a"})
+    assert response.headers["x-compute-type"] == "cpu-fp32"
+    assert "x-compute-fallback" not in response.headers
+
+
+async def test_auto_moves_to_the_gpu_while_the_cpu_queue_is_longer_than_the_deadline(
+    tiny_store: Path,
+) -> None:
+    harness = InProcess(tiny_store, gpus=1)
+    async with harness.client() as http:
+        forecasts = harness.pipeline.resolver.forecasts
+        model = harness.pipeline.registry.find(EMBEDDER)
+        assert await embed(http, "a", x_compute="auto") == "cpu-fp32"
+        end = forecasts.start(RequestWork(model, tokens=1e9), Device.CPU)
+        assert await embed(http, "b", x_compute="auto") == "gpu-fp32"
+        end()
+        assert await embed(http, "c", x_compute="auto") == "cpu-fp32"
+
+
+@pytest.mark.parametrize(
+    ("headers", "refusing", "status", "asked"),
+    [
+        ({"x-compute": "auto"}, {Device.GPU}, 200, [Device.GPU, Device.CPU]),
+        ({"x-compute": "auto"}, {*Device}, 429, [Device.GPU, Device.CPU]),
+        ({"x-compute": "gpu"}, {Device.GPU}, 429, [Device.GPU]),
+        ({"x-compute": "auto", "x-request-timeout-ms": "0.01"}, {Device.GPU}, 429, [Device.GPU]),
+    ],
+)
+async def test_auto_asks_another_device_once_after_a_refusal(
+    headers: dict[str, str],
+    refusing: set[Device],
+    status: int,
+    asked: list[Device],
+    tiny_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = InProcess(tiny_store, gpus=1, settings=settings_with(prices=CHEAP_GPU))
+    devices = []
+    async with harness.client() as http:
+        executor = harness.pipeline._encoders
+        execute = executor.execute
+
+        async def refuse(request: ResolvedRequest) -> tuple[CallResult, bool]:
+            devices.append(request.device)
+            if request.device in refusing:
+                raise Overloaded("the queue is full")
+            return await execute(request)
+
+        monkeypatch.setattr(executor, "execute", refuse)
+        body = {"inputs": "a", "options": {"use_cache": False}}
+        response = await http.post(EMBED, json=body, headers=headers)
+    assert (response.status_code, devices) == (status, asked)
+    assert len(harness.recorder.records) == 1
+
+
+async def test_invalid_compute_names_the_header_and_its_values(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        refused = await http.post(EMBED, json={"inputs": "a"}, headers={"x-compute": "tpu"})
+        in_body = await http.post(EMBED, json={"inputs": "a", "options": {"compute": "tpu"}})
+    assert (refused.status_code, refused.json()["field"]) == (400, "x-compute")
+    assert "`auto`, `cpu`, `gpu`" in refused.json()["error"][0]
+    assert in_body.json()["field"] == "options.compute"

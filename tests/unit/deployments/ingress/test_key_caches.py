@@ -1,8 +1,9 @@
-"""Caches of different keys, which would tell by their speed what another key has asked."""
+"""Caches per key: the speed of a shared one would reveal what another key has asked."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,37 +16,40 @@ from tests.support.keys import add_key, bearer
 PROMPT = "a b c d e f g h a b c d e f g h a b c d e f g h a b c d e f g h"
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_response_cache_is_separated_by_key(
-    tiny_store: Path, tmp_path: Path, shared: bool
-) -> None:
+class Keyed(NamedTuple):
+    """Settings with two keys."""
+
+    settings: IngressUserConfig
+    alice: str
+    bob: str
+
+
+@pytest.fixture(params=[False, True], ids=["separate", "shared"])
+def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Keyed:
     path = tmp_path / "keys.json"
-    alice, bob = add_key(path, "alice"), add_key(path, "bob")
-    settings = IngressUserConfig(key_file=path, cache=CacheSettings(shared=shared))
-    server = InProcess(tiny_store, settings=settings)
+    settings = IngressUserConfig(key_file=path, cache=CacheSettings(shared=request.param))
+    return Keyed(settings, add_key(path, "alice"), add_key(path, "bob"))
+
+
+async def test_response_cache_is_separated_by_key(tiny_store: Path, keyed: Keyed) -> None:
+    server = InProcess(tiny_store, settings=keyed.settings)
     async with server.client() as http:
-        for key in (alice, alice, bob):
+        for key in (keyed.alice, keyed.alice, keyed.bob):
             await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"}, headers=bearer(key))
     hits = [record.cache for record in server.recorder.records]
-    assert hits == ["miss", "hit", "hit" if shared else "miss"]
+    assert hits == ["miss", "hit", "hit" if keyed.settings.cache.shared else "miss"]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_prefix_cache_is_separated_by_key(
-    writing_store: Path, tmp_path: Path, shared: bool
-) -> None:
-    path = tmp_path / "keys.json"
-    alice, bob = add_key(path, "alice"), add_key(path, "bob")
-    settings = IngressUserConfig(key_file=path, cache=CacheSettings(shared=shared))
+async def test_prefix_cache_is_separated_by_key(writing_store: Path, keyed: Keyed) -> None:
     server = InProcess(
         writing_store,
         models=(EMBEDDER, DECODER),
-        settings=settings,
+        settings=keyed.settings,
         writes=GeneratorSettings(kv_slots=3, max_context_tokens=128),
     )
     cached = []
     async with server.client() as http:
-        for key in (alice, alice, bob):
+        for key in (keyed.alice, keyed.alice, keyed.bob):
             response = await http.post(
                 "/v1/completions",
                 json={"model": DECODER, "prompt": PROMPT, "max_tokens": 1},
@@ -54,4 +58,4 @@ async def test_prefix_cache_is_separated_by_key(
             assert response.status_code == 200, response.text
             usage = response.json()["usage"]
             cached.append(usage["prompt_tokens_details"]["cached_tokens"] > 0)
-    assert cached == [False, True, shared]
+    assert cached == [False, True, keyed.settings.cache.shared]

@@ -65,7 +65,7 @@ async def test_client_that_leaves_frees_its_slot_within_two_steps(
     monkeypatch.setattr(GeneratorReplica, "start", start_and_append(replicas))
     async with served.application() as app:
         (replica,) = replicas
-        (model,) = replica._models.values()
+        (model,) = replica.pool.models()
         loop = model.loop
         steps.close()
         before = steps.done

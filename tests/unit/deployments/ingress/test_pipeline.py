@@ -224,7 +224,7 @@ async def test_log_lines_omit_the_text(tiny_store: Path, caplog: pytest.LogCaptu
     async with InProcess(tiny_store).client() as http:
         await http.post(EMBED, json={"inputs": "secretword"})
         await http.post(EMBED, json={"inputs": ["secretword " * 40]})
-    messages = [r.getMessage() for r in caplog.records if r.name == "ray.serve.hundredfold"]
+    messages = [r.getMessage() for r in caplog.records if r.module == "request_log"]
     assert len(messages) == 2
     assert not any("secretword" in line for line in messages)
 

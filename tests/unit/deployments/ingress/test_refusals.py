@@ -24,18 +24,18 @@ def test_request_like_a_refused_one_is_refused_with_the_estimate(refusals: Recen
 
 
 @pytest.mark.parametrize(
-    ("queue", "characters", "timeout_s"),
+    ("queue", "size", "timeout_s"),
     [
-        (QUEUE, 99, 30.0),  # shorter
+        (QUEUE, 99, 30.0),  # smaller
         (QUEUE, 100, 60.0),  # later deadline
         (("cpu", "other", None), 100, 30.0),
         (("cpu", "client", "batch"), 100, 30.0),
     ],
 )
 def test_request_that_may_fit_is_sent(
-    refusals: RecentRefusals, queue: object, characters: int, timeout_s: float
+    refusals: RecentRefusals, queue: object, size: int, timeout_s: float
 ) -> None:
-    refusals.check(queue, characters, deadline_after(timeout_s))
+    refusals.check(queue, size, deadline_after(timeout_s))
 
 
 def test_refusal_without_a_prediction_is_not_repeated() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from ray.serve import context
@@ -27,9 +29,9 @@ from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
+    CallOutcome,
     CallResult,
     ModelRef,
-    Outcome,
     Truncation,
 )
 from deployments.transports.base import Deliver, EncoderClient
@@ -178,6 +180,15 @@ async def test_micro_batch_tells_how_many_characters_wait_behind_it() -> None:
     assert encoder.backlogs == [len("waits"), 0]
 
 
+async def test_collected_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ingress.routing.MAX_KEYS", 3)
+    routed = router(EchoEncoder())
+    for number in range(8):
+        key = SHORT._replace(model=ModelRef(f"tiny/model{number}", "0123456789ab"))
+        assert (await routed.run(key, call("text"))).value == "text"
+    assert len(routed._submitters) <= 3
+
+
 async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
     made: list[MicroBatchSettings] = []
 
@@ -305,6 +316,29 @@ async def test_batch_is_cancelled_when_the_unanswered_callers_have_left() -> Non
     await wait_until(lambda: encoder.cancelled == 1)
 
 
+def collect_by_turn(
+    send: SendMicroBatch, max_batch_size: int
+) -> Callable[[str], Coroutine[Any, Any, CallOutcome]]:
+    """Submit texts to one slot; the calls of one turn of the event loop are one micro-batch."""
+    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=max_batch_size)
+    slots = BatchSlots(send, settings)
+    queue: list[PendingCall] = []
+
+    async def collect(pending: PendingCall) -> None:
+        queue.append(pending)
+        await asyncio.sleep(0)
+        if queue:
+            group, queue[:] = queue[:], []
+            await slots.start(group)
+
+    async def submit(text: str) -> CallOutcome:
+        pending = PendingCall(call(text), asyncio.get_running_loop().create_future())
+        await slots.submit(collect, pending)
+        return await pending.outcome
+
+    return submit
+
+
 async def test_calls_without_a_free_slot_are_sent_together() -> None:
     sent: list[int] = []
     release = asyncio.Event()
@@ -315,23 +349,7 @@ async def test_calls_without_a_free_slot_are_sent_together() -> None:
         for one in calls:
             one.settle(CallResult(one.call.texts[0], "fake"))
 
-    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=8)
-    slots = BatchSlots(send, settings)
-    queue: list[PendingCall] = []
-
-    async def collect(pending: PendingCall) -> None:
-        """Collect the calls of one turn of the event loop, as @serve.batch does."""
-        queue.append(pending)
-        await asyncio.sleep(0)
-        if queue:
-            group, queue[:] = queue[:], []
-            await slots.start(group)
-
-    async def submit(text: str) -> Outcome:
-        pending = PendingCall(call(text), asyncio.get_running_loop().create_future())
-        await slots.submit(collect, pending)
-        return await pending.outcome
-
+    submit = collect_by_turn(send, max_batch_size=8)
     calls = []
     for text in ("a", "b", "c", "d"):  # one by one, as from other connections
         calls.append(asyncio.ensure_future(submit(text)))
@@ -354,22 +372,10 @@ async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:
     async def send(calls: list[PendingCall]) -> None:
         sent.append(len(calls))
         await release.wait()
+        for one in calls:
+            one.settle(CallResult(one.call.texts[0], "fake"))
 
-    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=4)
-    slots = BatchSlots(send, settings)
-    queue: list[PendingCall] = []
-
-    async def collect(pending: PendingCall) -> None:
-        queue.append(pending)
-        await asyncio.sleep(0)
-        if queue:
-            group, queue[:] = queue[:], []
-            await slots.start(group)
-
-    async def submit(text: str) -> None:
-        pending = PendingCall(call(text), asyncio.get_running_loop().create_future())
-        await slots.submit(collect, pending)
-
+    submit = collect_by_turn(send, max_batch_size=4)
     calls = [asyncio.ensure_future(submit(text)) for text in "abcdefg"]
     await wait_until(lambda: sum(sent) == 5)
     assert sent == [1, 4]

@@ -8,7 +8,8 @@ import pytest
 from deployments.errors import BadSetting, Forbidden, RateLimited, Unauthorized
 from deployments.keys.key import KeyLimits, Scope, generate_key, key_id
 from deployments.keys.key_file import read_key_file
-from deployments.keys.key_ring import CHECK_INTERVAL_S, KeyRing
+from deployments.keys.key_ring import KeyRing
+from deployments.watched_file import CHECK_INTERVAL_S
 from tests.support.fakes import FakeClock
 from tests.support.keys import add_key, remove_key
 

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.errors import RateLimited
 from deployments.keys.key import KeyLimits
-from deployments.keys.limits import KeyMeter, Lease, format_seconds
+from deployments.keys.limits import KeyMeter, MeteredRequest, format_seconds
 from tests.support.fakes import FakeClock
 
 
@@ -23,21 +23,21 @@ def count_admitted(
     meters = [KeyMeter("noisy", limits, clock) for _ in range(replicas)]
     admitted: list[float] = []
     used: list[tuple[float, int]] = []
-    in_flight: deque[tuple[float, KeyMeter, Lease]] = deque()
+    in_flight: deque[tuple[float, KeyMeter, MeteredRequest]] = deque()
     for tick in range(minutes * 60 * 50):
         clock.now_s = tick / 50
         while in_flight and in_flight[0][0] <= clock.now_s:
-            _, meter, lease = in_flight.popleft()
+            _, meter, metered = in_flight.popleft()
             used.append((clock.now_s, tokens()))
             meter.use_tokens(used[-1][1])
-            lease.release()
+            metered.release()
         meter = choice.choice(meters)
         try:
-            lease = meter.enter(replicas)
+            metered = meter.enter(replicas)
         except RateLimited:
             continue
         admitted.append(clock.now_s)
-        in_flight.append((clock.now_s + 1, meter, lease))
+        in_flight.append((clock.now_s + 1, meter, metered))
     return admitted, used
 
 
@@ -61,11 +61,11 @@ def test_noisy_key_gets_its_tokens_and_no_more(replicas: int) -> None:
 
 def test_concurrent_requests_are_bounded_and_freed() -> None:
     meter = KeyMeter("alice", KeyLimits(concurrent_requests=2), FakeClock())
-    leases = [meter.enter(1), meter.enter(1)]
+    metered = [meter.enter(1), meter.enter(1)]
     with pytest.raises(RateLimited, match="2 requests at a time") as refused:
         meter.enter(1)
     assert refused.value.retry_after_s == 1
-    leases.pop().release()
+    metered.pop().release()
     meter.enter(1)
 
 
@@ -78,11 +78,11 @@ def test_small_limit_leaves_every_replica_one_request() -> None:
 def test_refused_request_uses_nothing() -> None:
     clock = FakeClock()
     meter = KeyMeter("alice", KeyLimits(requests_per_minute=10, concurrent_requests=1), clock)
-    lease = meter.enter(1)
+    metered = meter.enter(1)
     for _ in range(5):
         with pytest.raises(RateLimited):
             meter.enter(1)
-    lease.release()
+    metered.release()
     clock.now_s += 6
     meter.enter(1)
 
@@ -90,16 +90,16 @@ def test_refused_request_uses_nothing() -> None:
 def test_large_request_is_paid_back() -> None:
     clock = FakeClock()
     meter = KeyMeter("alice", KeyLimits(tokens_per_minute=600), clock)
-    lease = meter.enter(1)
+    metered = meter.enter(1)
     meter.use_tokens(660)
-    lease.release()
+    metered.release()
     with pytest.raises(RateLimited, match="600 tokens per minute") as refused:
         meter.enter(1)
     clock.now_s += refused.value.retry_after_s
     meter.enter(1)
 
 
-def test_headers_tell_limits_as_openai_does() -> None:
+def test_headers_give_limits_as_openai_does() -> None:
     meter = KeyMeter(
         "alice", KeyLimits(requests_per_minute=600, tokens_per_minute=6_000), FakeClock()
     )
@@ -111,6 +111,29 @@ def test_headers_tell_limits_as_openai_does() -> None:
         b"x-ratelimit-remaining-tokens": b"600",
         b"x-ratelimit-reset-tokens": b"0ms",
     }
+
+
+def test_every_refusal_names_all_limits() -> None:
+    limits = KeyLimits(requests_per_minute=600, tokens_per_minute=6_000, concurrent_requests=1)
+    meter = KeyMeter("alice", limits, FakeClock())
+    lease = meter.enter(1)
+    with pytest.raises(RateLimited, match="1 requests at a time") as refused:
+        meter.enter(1)
+    assert dict(refused.value.headers) == {
+        "x-ratelimit-limit-requests": "600",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "100ms",
+        "x-ratelimit-limit-tokens": "6000",
+        "x-ratelimit-remaining-tokens": "600",
+        "x-ratelimit-reset-tokens": "0ms",
+        "retry-after-ms": "1000",
+    }
+    meter.use_tokens(660)
+    lease.release()
+    with pytest.raises(RateLimited, match="6000 tokens per minute") as refused:
+        meter.enter(1)
+    assert refused.value.headers["x-ratelimit-limit-requests"] == "600"
+    assert refused.value.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
 @pytest.mark.parametrize(

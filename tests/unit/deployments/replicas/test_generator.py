@@ -4,27 +4,17 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
+from contextlib import aclosing
 
 import pytest
 
-from deployments.artifacts.types import Device
-from deployments.config import AppArgs, GeneratorSettings, ModelSettings, SchedulingSettings
-from deployments.engines.decoder import DecoderInfo, DecoderSpec
-from deployments.engines.decoder_factory import open_decoder
-from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.errors import (
+    ArtifactMissing,
     DeadlineExceeded,
     EmptyInput,
-    EngineFailed,
-    EngineLost,
     InputTooLong,
     InvalidField,
     Overloaded,
-    ServeError,
-    UnknownModel,
     UnknownToken,
 )
 from deployments.generation.grammar import Constraint, GrammarCompiler
@@ -34,77 +24,14 @@ from deployments.messages import (
     Chunk,
     Completion,
     FinishReason,
-    GenerationCall,
-    GenerationOptions,
     Grammar,
     ModelRef,
-    Prompt,
     SamplingParams,
     Started,
 )
-from deployments.records import StepRecord
-from deployments.registry import ModelRegistry, RegisteredModel
-from deployments.replicas.generator import GeneratorReplica
-from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.fakes import TIMEOUT_S, ListRecorder, wait_until
-
-GREEDY = SamplingParams(temperature=0)
-REPLY = "Hi you!"
-OTHER = Grammar("regex", "(a|b)")
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("generators")
-    seal_tiny_decoder(store)
-    seal_tiny_decoder(store, "tiny/speaker", says=REPLY)
-    return store
-
-
-@pytest.fixture
-def refs(store: Path) -> dict[str, ModelRef]:
-    return {model.ref.id: model.ref for model in ModelRegistry.of(args(store)).open_models()}
-
-
-def args(store: Path) -> AppArgs:
-    return AppArgs(
-        store=store,
-        models=(ModelSettings(id=DECODER), ModelSettings(id="tiny/speaker")),
-        encoders={},
-        generators={Device.CPU: GeneratorSettings(kv_slots=2, max_context_tokens=200)},
-    )
-
-
-@asynccontextmanager
-async def replica(
-    store: Path, rules: SchedulingSettings | None = None
-) -> AsyncIterator[GeneratorReplica]:
-    steps: ListRecorder[StepRecord] = ListRecorder()
-    running = GeneratorReplica(args(store), Device.CPU, steps)
-    running.start()
-    if rules is not None:
-        running.configure(rules)
-    try:
-        yield running
-    finally:
-        await running.close()
-
-
-def call(
-    model: ModelRef,
-    prompt: Prompt = "Once upon a time",
-    *,
-    deadline_s: float | None = None,
-    **options: object,
-) -> GenerationCall:
-    chosen = GenerationOptions(**{"sampling": GREEDY, "max_new_tokens": 12} | options)
-    return GenerationCall(model, prompt, chosen, deadline_s or time.monotonic() + 60)
-
-
-async def complete(running: GeneratorReplica, request: GenerationCall) -> Completion:
-    outcome = await running.complete(request)
-    assert isinstance(outcome, Completion), outcome
-    return outcome
+from tests.support.decoder_artifacts import DECODER
+from tests.support.fakes import wait_until
+from tests.support.generator_replicas import OTHER, REPLY, call, complete, replica
 
 
 async def test_complete_returns_the_concatenated_stream(store, refs) -> None:
@@ -119,6 +46,7 @@ async def test_complete_returns_the_concatenated_stream(store, refs) -> None:
     assert tuple(token for chunk in chunks for token in chunk.tokens) == completion.tokens
     assert completion.finished.reason is FinishReason.LENGTH
     assert completion.finished.generated_tokens == len(completion.tokens) == 12
+    assert min(completion.finished.timings) > 0
 
 
 async def test_chat_generates_until_the_end_token(store, refs) -> None:
@@ -302,13 +230,13 @@ async def test_truncate_prompt_tokens_keeps_the_last_tokens(store, refs) -> None
 async def test_unknown_model_returns_its_error(store) -> None:
     async with replica(store) as running:
         outcome = await running.complete(call(ModelRef("tiny/other", "0" * 12)))
-    assert isinstance(outcome, UnknownModel)
+    assert isinstance(outcome, ArtifactMissing)
 
 
 async def test_cancelled_reader_frees_its_slot(store, refs) -> None:
     endless = call(refs[DECODER], min_new_tokens=180, max_new_tokens=180)
     async with replica(store) as running:
-        loop = running._models[refs[DECODER]].loop
+        loop = running.pool.get(refs[DECODER]).loop
         async with aclosing(running.stream(endless)) as stream:
             async for event in stream:
                 if isinstance(event, Chunk):
@@ -328,7 +256,7 @@ async def test_unread_stream_blocks_no_other_call(store, refs) -> None:
     request = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
     async with replica(store) as running, aclosing(running.stream(request)) as unread:
         assert isinstance(await anext(unread), Started)
-        loop = running._models[refs[DECODER]].loop
+        loop = running.pool.get(refs[DECODER]).loop
         await wait_until(lambda: loop.load == (0, 0))
         assert isinstance(await running.complete(call(refs[DECODER])), Completion)
         (rest,) = [event async for event in unread]
@@ -357,7 +285,7 @@ async def test_random_cancellations_leak_nothing_and_change_no_output(store, ref
             if number % 10 == 9:
                 await asyncio.gather(*tasks[-10:], return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        loop = running._models[refs[DECODER]].loop
+        loop = running.pool.get(refs[DECODER]).loop
         await wait_until(lambda: loop.load == (0, 0))
         assert not running._readers
     survivors = [(n, o) for n, o in enumerate(outcomes) if isinstance(o, Completion)]
@@ -365,120 +293,3 @@ async def test_random_cancellations_leak_nothing_and_change_no_output(store, ref
     assert any(isinstance(o, asyncio.CancelledError) for o in outcomes)
     for number, completion in survivors:
         assert completion.text == expected[number % len(prompts)]
-
-
-async def test_check_health_fails_when_the_engine_is_lost(store, refs) -> None:
-    async with replica(store) as running:
-        await complete(running, call(refs[DECODER]))
-        health = running._models[refs[DECODER]].loop.health
-        health.record_failure(EngineLost("all processes have ended"))
-        with pytest.raises(EngineLost, match="have ended"):
-            await running.check_health()
-
-
-async def test_check_health_fails_when_a_step_hangs(
-    store, refs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with replica(store) as running:
-        loop = running._models[refs[DECODER]].loop
-        held = threading.Event()
-        monkeypatch.setattr(loop._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
-        answer = asyncio.create_task(running.complete(call(refs[DECODER])))
-        await wait_until(lambda: loop.health.running_s() > 0)
-        await running.check_health()
-        monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
-        with pytest.raises(EngineFailed, match=r"tiny/.* a call has run for"):
-            await running.check_health()
-        held.set()
-        assert isinstance(await answer, ServeError)
-        await wait_until(lambda: loop.health.running_s() == 0)  # the answer leaves first
-        await running.check_health()
-
-
-@pytest.mark.parametrize("subject", ["prompt", "grammar"])
-async def test_check_health_fails_when_a_prompt_or_grammar_hangs(
-    subject: str, store, refs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with replica(store) as running:
-        preparer = running._models[refs[DECODER]].preparer
-        held = threading.Event()
-        method = {"prompt": "build_job", "grammar": "compile_grammar"}[subject]
-        monkeypatch.setattr(preparer, method, lambda *_: held.wait(TIMEOUT_S))
-        grammar = OTHER if subject == "grammar" else None
-        answer = asyncio.create_task(running.complete(call(refs[DECODER], grammar=grammar)))
-        health = getattr(running, f"_{subject}_health")
-        await wait_until(lambda: health.running_s() > 0)
-        await running.check_health()
-        monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
-        with pytest.raises(EngineFailed, match=f"{subject} thread: a call has run for"):
-            await running.check_health()
-        held.set()
-        with contextlib.suppress(Exception):
-            await answer
-
-
-async def test_check_health_fails_when_the_thread_of_the_steps_ended(store, refs) -> None:
-    async with replica(store) as running:
-        loop = running._models[refs[DECODER]].loop
-        await running.check_health()
-        loop.close()
-        await running.check_health()  # it was asked to end
-        loop._is_closing = False
-        with pytest.raises(EngineFailed, match="the thread of its steps has ended"):
-            await running.check_health()
-
-
-async def test_failed_model_load_closes_its_engine(
-    store, refs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[str] = []
-
-    class FailingPreparer:
-        def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
-            raise EngineFailed(f"{model.ref.id}: preparation failed")
-
-    monkeypatch.setattr("deployments.replicas.generator.RequestPreparer", FailingPreparer)
-    monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self.info.compute_type))
-    async with replica(store) as running:
-        outcomes = [await running.complete(call(refs[DECODER])) for _ in range(3)]
-    assert closed == ["cpu-fp32", "cpu-fp32"], "one engine per model"
-    assert all(isinstance(o, EngineFailed) and "preparation failed" in o.message for o in outcomes)
-    assert len({id(outcome) for outcome in outcomes}) == 3, "each has its own traceback"
-    assert not any(error.__traceback__ for error in running._failed.values())
-
-
-def test_open_decoder_closes_a_decoder_that_fails_warmup(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: OnnxDecoder, *args: object, **kwargs: object) -> None:
-        raise EngineFailed("no memory left")
-
-    closed: list[OnnxDecoder] = []
-    monkeypatch.setattr(OnnxDecoder, "decode", broken)
-    monkeypatch.setattr(OnnxDecoder, "close", lambda self: closed.append(self))
-    model = next(ModelRegistry.of(args(store)).open_models())
-    spec = DecoderSpec.of(model.directory, model.manifest, model.manifest.candidates[0])
-    with pytest.raises(EngineFailed, match="no memory left"):
-        open_decoder(spec, GeneratorSettings(kv_slots=2, max_context_tokens=100))
-    assert len(closed) == 1
-
-
-async def test_load_is_the_used_slots_and_the_measured_time_of_waiting_requests(
-    store, refs
-) -> None:
-    async with replica(store) as running:
-        assert running.load() == (0.0, 0.0)
-        await complete(running, call(refs[DECODER]))
-        streams = [running.stream(call(refs[DECODER], max_new_tokens=150)) for _ in range(2)]
-        for stream in streams:
-            await anext(stream)
-        waiting = asyncio.ensure_future(running.complete(call(refs["tiny/speaker"])))
-        busy = running.load().busy
-        assert busy == 1.0
-        assert isinstance(await waiting, Completion)
-        waiting = asyncio.ensure_future(running.complete(call(refs[DECODER])))
-        await wait_until(lambda: running.load().queued_s > 0)
-        for stream in streams:
-            await stream.aclose()
-        assert isinstance(await waiting, Completion)
-        assert running.load() == (0.0, 0.0)

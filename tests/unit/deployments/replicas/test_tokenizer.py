@@ -12,12 +12,12 @@ from deployments.artifacts.types import Device, TaskName
 from deployments.config import AppArgs, EncoderSettings, ModelSettings, TokenizerUserConfig
 from deployments.deadlines import deadline_after
 from deployments.errors import (
+    ArtifactMissing,
     DeadlineExceeded,
     EngineFailed,
     InputTooLong,
     Overloaded,
     ServeError,
-    UnknownModel,
     UnknownToken,
 )
 from deployments.messages import (
@@ -142,12 +142,22 @@ async def test_second_segment_starts_are_sent_for_pairs_only(
     assert [item.second_segment_start for item in encoded.items()] == [4, 3, 4]
 
 
-async def test_unknown_model_fails_every_call(make_replica, tiny_store: Path) -> None:
+async def test_batch_of_a_missing_model_raises(make_replica, tiny_store: Path) -> None:
     known = batch(tiny_store, call("a"), call("b"))
     unknown = known._replace(key=known.key._replace(model=ModelRef("no/such", "0123456789ab")))
-    encoded = await make_replica(TokenizeLog()).tokenize_batch(unknown)
-    assert [type(outcome) for outcome in encoded.calls] == [UnknownModel, UnknownModel]
-    assert encoded.items() == []
+    with pytest.raises(ArtifactMissing) as raised:
+        await make_replica(TokenizeLog()).tokenize_batch(unknown)
+    assert raised.value.elsewhere, "another replica may have it"
+
+
+async def test_batch_without_calls_loads_its_model(tiny_store: Path) -> None:
+    configured = args(tiny_store).model_copy(update={"models": ()})
+    replica = TokenizerReplica(configured, TokenizeLog())
+    empty = batch(tiny_store)
+    assert empty.key.model not in replica.pool
+    assert (await replica.tokenize_batch(empty)).calls == ()
+    assert empty.key.model in replica.pool
+    replica.close()
 
 
 class BlockingRecorder:
@@ -268,7 +278,7 @@ async def test_tokenize_and_decode_return_errors(make_replica, tiny_store: Path)
     absent = ModelRef("no/such", "0123456789ab")
     missing = await replica.tokenize(TokenizeRequest(absent, ("a",), special=True))
     unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))
-    assert isinstance(missing, UnknownModel)
+    assert isinstance(missing, ArtifactMissing)
     assert isinstance(unknown, UnknownToken)
 
 

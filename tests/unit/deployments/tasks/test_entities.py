@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from deployments.tasks.entities import EntityGroup, merge_windows
-from tests.support.builders import tiny_tokenizer
-from tests.support.labelled_tokens import Scores, ask, spans
+from tests.support.labeled_tokens import Scores, ask, spans
+from tests.support.tiny_encoders import tiny_tokenizer
 
 CERTAIN = 1 - 1e-12  # 1 in float32
 

@@ -17,8 +17,8 @@ from deployments.tasks.fill_mask import FillMask, FillMaskOptions
 from deployments.tokenization.tokenizer import CachingTokenizer
 from deployments.tokenization.vocabulary import TokenVocabulary
 from tests.support.artifacts import tiny_manifest, with_tasks
-from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
+from tests.support.tiny_encoders import tiny_tokenizer
 
 TASK = FillMask()
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from deployments.tasks.numbers import identity, normalize, sigmoid, softmax
 
-ScoreFunction = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+NumberFunction = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ ScoreFunction = Callable[[NDArray[np.float32]], NDArray[np.float32]]
     ],
 )
 def test_score_functions_are_exact_and_do_not_overflow(
-    function: ScoreFunction, logits: list[float], scores: list[float]
+    function: NumberFunction, logits: list[float], scores: list[float]
 ) -> None:
     with np.errstate(over="raise", invalid="raise"):
         computed = function(np.array([logits], dtype=np.float32))

@@ -13,7 +13,7 @@ from deployments.tasks.base import DecodeContext
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
 from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 from tests.support.artifacts import tiny_manifest, with_tasks
-from tests.support.builders import tiny_tokenizer
+from tests.support.tiny_encoders import tiny_tokenizer
 
 TASK = QuestionAnswering()
 MANIFEST = with_tasks(tiny_manifest(), TaskName.QUESTION_ANSWERING).model_copy(

@@ -13,8 +13,8 @@ from deployments.messages import Truncation, Windowing
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.token_classification import EntityOptions, EntityParameters
 from tests.support.artifacts import MAX_TOKENS
-from tests.support.builders import tiny_tokenizer
-from tests.support.labelled_tokens import MANIFEST, TASK, ask, spans
+from tests.support.labeled_tokens import MANIFEST, TASK, ask, spans
+from tests.support.tiny_encoders import tiny_tokenizer
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 WORDS = ("good", "film", "bad", "river", "it", "x", "y", "z", "of", "filmy", "日", "city's", "7")

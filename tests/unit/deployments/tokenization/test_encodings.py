@@ -14,7 +14,7 @@ from deployments.tokenization.encodings import (
     open_tokenizer,
     truncate_item,
 )
-from tests.support.builders import WORDS, tiny_tokenizer
+from tests.support.tiny_encoders import WORDS, tiny_tokenizer
 
 SIDES = {Truncation.KEEP_START: "right", Truncation.KEEP_END: "left"}
 

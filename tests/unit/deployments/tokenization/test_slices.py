@@ -9,8 +9,8 @@ from deployments.messages import Call, Truncation, Windowing
 from deployments.tokenization import slices, tokenizer
 from deployments.tokenization.slices import cut_calls, merge_parts
 from deployments.tokenization.tokenizer import CachingTokenizer
-from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
+from tests.support.tiny_encoders import tiny_tokenizer
 
 
 def call(*texts: str, windowing: Windowing | None = None) -> Call:

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.errors import ArtifactError, UnknownToken
 from deployments.tokenization.vocabulary import TokenInspector
-from tests.support.builders import tiny_tokenizer
+from tests.support.tiny_encoders import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from deployments.tokenization.tokenizer import (
     TokenCache,
     TokenizedTexts,
 )
-from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline, item
+from tests.support.tiny_encoders import tiny_tokenizer
 
 MAX_TOKENS = 6  # four read_tokens between [CLS] and [SEP]
 
@@ -88,7 +88,7 @@ def test_truncation_keeps_its_side_and_is_counted(
 
 
 def test_cached_text_is_truncated_or_rejected_per_call(directory: Path) -> None:
-    tokenizer = CachingTokenizer(directory, MAX_TOKENS, cache_bytes=10_000)
+    tokenizer = CachingTokenizer(directory, MAX_TOKENS, TokenCache(10_000))
     text = "good " * 9
     for _ in range(2):
         cut, rejected = tokenizer.tokenize(
@@ -100,7 +100,7 @@ def test_cached_text_is_truncated_or_rejected_per_call(directory: Path) -> None:
 
 
 def test_cached_item_equals_a_new_one(directory: Path) -> None:
-    cached = CachingTokenizer(directory, MAX_TOKENS, cache_bytes=10_000)
+    cached = CachingTokenizer(directory, MAX_TOKENS, TokenCache(10_000))
     uncached = CachingTokenizer(directory, MAX_TOKENS)
     for text in ("good film", "GOOD film", "good film", " ", "日本", "good film"):
         (cached_item,), (fresh,) = (
@@ -124,10 +124,11 @@ def test_cache_bytes_never_exceed_the_limit() -> None:
     size = 4 * len("text 0") + cached_item.ids.nbytes + ENTRY_OVERHEAD_BYTES
     cache = TokenCache(3 * size)
     for i in range(5):
-        cache.put(f"text {i}", cached_item)
-        cache.get("text 0")  # keeps the entry recent
+        cache.put("a", f"text {i}", cached_item)
+        cache.get("a", "text 0")  # keeps the entry recent
     assert cache.bytes == 3 * size
-    assert [i for i in range(5) if cache.get(f"text {i}") is not None] == [0, 3, 4]
+    assert [i for i in range(5) if cache.get("a", f"text {i}") is not None] == [0, 3, 4]
+    assert cache.get("b", "text 0") is None, "tokens of another tokenizer"
     cache.resize(size)
     assert cache.bytes == size
     cache.resize(0)
@@ -211,7 +212,7 @@ def test_windows_per_call_are_limited(directory: Path) -> None:
 
 
 def test_cache_distinguishes_pairs_from_their_segments(directory: Path) -> None:
-    cached = CachingTokenizer(directory, 9, cache_bytes=10_000)
+    cached = CachingTokenizer(directory, 9, TokenCache(10_000))
     texts: tuple[Text, ...] = ("good film", ("good", "film"), ("good film", ""), ("film", "good"))
     first, again = (cached.tokenize([call(*texts)])[0] for _ in range(2))
     assert [item.ids.tolist() for item in again.items] == [i.ids.tolist() for i in first.items]
@@ -224,5 +225,5 @@ def test_cache_distinguishes_pairs_from_their_segments(directory: Path) -> None:
 
 def test_cached_pair_counts_the_bytes_of_both_segments() -> None:
     cache, cached_item = TokenCache(10_000), item(0, length=5)
-    cache.put(("good", "film"), cached_item)
+    cache.put("a", ("good", "film"), cached_item)
     assert cache.bytes == 4 * len("goodfilm") + cached_item.ids.nbytes + ENTRY_OVERHEAD_BYTES

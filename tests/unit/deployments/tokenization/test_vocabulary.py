@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from deployments.tokenization.vocabulary import TokenVocabulary
-from tests.support.builders import tiny_tokenizer
+from tests.support.tiny_encoders import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from deployments.errors import InputTooLong
 from deployments.messages import Call, Text, Truncation, Windowing
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.windows import MAX_WINDOWS, TokenWindow, WindowTokenizer
-from tests.support.builders import tiny_tokenizer
 from tests.support.fakes import far_deadline
+from tests.support.tiny_encoders import tiny_tokenizer
 
 MAX_TOKENS = 12  # ten words between [CLS] and [SEP]
 LETTERS = "a b c d e f g h i j k l m n o p q r s t u v w x y z"

@@ -156,14 +156,14 @@ async def test_tokenizer_client_retries_a_lost_replica_once() -> None:
 CALL = GenerationCall(KEY.model, "Once", GenerationOptions(), deadline_s=0.0)
 
 
-class FakeGenerator:
+class SilentGenerator:
     """A Serve handle of a generator that never responds."""
 
     def __init__(self) -> None:
         self.complete = self.stream = self
         self.responses: list[SilentResponse] = []
 
-    def options(self, **options: object) -> FakeGenerator:
+    def options(self, **options: object) -> SilentGenerator:
         return self
 
     def remote(self, call: GenerationCall) -> SilentResponse:
@@ -185,7 +185,7 @@ class SilentResponse:
 
 
 async def test_cancelled_complete_cancels_the_serve_response() -> None:
-    generator = FakeGenerator()
+    generator = SilentGenerator()
     task = asyncio.create_task(ServeGeneratorClient(generator).complete(CALL))
     while not generator.responses:
         await asyncio.sleep(0)

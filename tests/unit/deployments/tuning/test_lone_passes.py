@@ -9,7 +9,7 @@ from deployments.batching.scheduler import LonePass
 from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
 from deployments.tuning.costs import TuningTarget
-from deployments.tuning.lone_passes import BRIEF_MS, LonePassPlanner
+from deployments.tuning.lone_passes import BRIEF_MS, LonePassPlanner, measure_graphs
 from tests.support.cost_tables import row
 from tests.support.fakes import wait_until
 from tests.support.tuning_artifacts import seal_tunable, write_table
@@ -33,7 +33,9 @@ def write_times(
 
 
 def planner(target: TuningTarget, max_bytes: int = 1 << 20) -> LonePassPlanner:
-    return LonePassPlanner({MODEL: target}, threads=THREADS, max_bytes=max_bytes)
+    lone = LonePassPlanner(threads=THREADS, max_bytes=max_bytes)
+    lone.add(MODEL, target)
+    return lone
 
 
 async def open_for(lone: LonePassPlanner, items: int, tokens: int) -> EncoderEngine | None:
@@ -52,6 +54,20 @@ async def test_shape_that_gains_gets_an_engine_after_its_first_use(tmp_path: Pat
     assert engine.info.compute_type == "cpu-fp32"
     assert lone.plan(MODEL, 1, 12).engine is None, "short texts gain nothing"
     assert lone.plan(ModelRef("tiny/other", MODEL.version), 1, 120) == LonePass()
+    lone.close()
+
+
+async def test_removed_model_returns_its_memory(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path)
+    write_times(target, ONE_THREAD_MS)
+    write_times(with_all_cores(target), ALL_CORES_MS)
+    lone = planner(target, max_bytes=measure_graphs(target))
+    engine = await open_for(lone, 1, 120)
+    lone.remove(MODEL)
+    assert engine is not None
+    assert lone.plan(MODEL, 1, 120) == LonePass()
+    lone.add(MODEL, target)
+    assert await open_for(lone, 1, 120) is not engine
     lone.close()
 
 

@@ -11,6 +11,7 @@ from deployments.engines import EncoderEngine
 from deployments.engines.onnx import OnnxEngine
 from deployments.errors import EngineFailed, HardwareUnavailable
 from deployments.tuning.costs import TuningTarget
+from deployments.tuning.host import Host
 from deployments.tuning.opening import ShapeDispatchEngine, open_tuned_engine
 from tests.support.fakes import build_item
 from tests.support.tuning_artifacts import WRONG_GRAPH_NAME, seal_tunable, write_table
@@ -77,6 +78,35 @@ def test_stale_table_opens_the_default(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path)
     write_table(target, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})
     assert not open_tuned_engine(target)[1]
+
+
+def other_host(target: TuningTarget, **changes: object) -> Host:
+    return target.host.model_copy(update={"name": "another CPU", **changes})
+
+
+def test_table_of_a_host_that_computes_alike_selects_and_is_not_tuned(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
+    default, _ = open_tuned_engine(target)
+    write_table(target, {"1x16": "plain"}, host=other_host(target, cores=96))
+    engine, is_tuned = open_tuned_engine(target)
+    assert not is_tuned
+    assert not have_equal_outputs(engine, default)
+
+
+def test_most_similar_host_selects(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
+    near, far = 2 * target.host.cores, 32 * target.host.cores
+    write_table(target, {"1x16": "astray"}, host=other_host(target, cores=far))
+    write_table(target, {"1x16": "plain"}, host=other_host(target, cores=near))
+    plain, _ = open_tuned_engine(seal_tunable(tmp_path / "b"))
+    assert have_equal_outputs(open_tuned_engine(target)[0], plain)
+
+
+def test_table_of_a_host_with_other_instructions_does_not_select(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, names=["astray", "plain"], wrong=["astray"])
+    default, _ = open_tuned_engine(target)
+    write_table(target, {"1x16": "plain"}, host=other_host(target, flags=("abacus",)))
+    assert have_equal_outputs(open_tuned_engine(target)[0], default)
 
 
 @pytest.mark.parametrize(

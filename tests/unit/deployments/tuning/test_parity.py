@@ -17,8 +17,8 @@ from deployments.tuning.parity import (
     run_probes,
     top1_agreement,
 )
-from tests.support.builders import ENCODER_HEADS
 from tests.support.fakes import ScriptedEngine, build_item, item
+from tests.support.tiny_encoders import ENCODER_HEADS
 
 GATE = Gate()
 # Rows of logits in the output of each probe, for heads with an output per token or mask.

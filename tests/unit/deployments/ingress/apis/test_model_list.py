@@ -4,10 +4,23 @@ from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, PruningSource
 from deployments.artifacts.types import Device
+from deployments.config import IngressUserConfig
 from deployments.ingress.apis.model_list import owner
-from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, MAX_TOKENS, WIDTH, seal_tiny
+from deployments.plan.changes import refuse
+from tests.support.artifacts import (
+    CLASSIFIER,
+    EMBEDDER,
+    GRAPH_NAME,
+    MAX_TOKENS,
+    WIDTH,
+    seal,
+    seal_tiny,
+    seal_tiny_version,
+)
 from tests.support.in_process import InProcess
+from tests.support.keys import add_key, bearer
 
 
 async def test_model_facts_have_tasks_and_devices(tiny_store: Path) -> None:
@@ -20,9 +33,17 @@ async def test_model_facts_have_tasks_and_devices(tiny_store: Path) -> None:
     assert facts["state"] == "ready"
     assert facts["tasks"][:2] == ["feature-extraction", "sentence-similarity"]
     assert (facts["max_tokens"], facts["width"]) == (MAX_TOKENS, WIDTH)
+    sizes = [device.pop("size_bytes") for device in facts["devices"].values()]
+    assert 0 < sizes[0] < facts["size_bytes"]
     assert facts["devices"] == {
-        "cpu": {"compute_type": "cpu-fp32", "available": True, "replicas": 1},
-        "gpu": {"compute_type": "gpu-fp32", "available": False, "replicas": 1},
+        device: {
+            "compute_type": f"{device}-fp32",
+            "candidate": f"tiny-{device}",
+            "precision": "fp32",
+            "available": device == "cpu",
+            "replicas": 1,
+        }
+        for device in ("cpu", "gpu")
     }
 
 
@@ -40,6 +61,37 @@ async def test_all_model_paths_return_the_same_facts(tiny_store: Path) -> None:
     assert [response.json()["labels"] for response in responses] == [
         ["NEGATIVE", "NEUTRAL", "POSITIVE"]
     ] * 4
+
+
+async def test_versions_are_told_to_keys_that_only_use_models(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for version in ("000000000001", "000000000002", "000000000003", "000000000004"):
+        directory = seal_tiny_version(tmp_path, EMBEDDER, version)
+        if version == "000000000003":
+            (directory / MANIFEST_NAME).write_text("{}")
+    refuse(tmp_path, EMBEDDER, "000000000002", "it failed")
+    key_file = tmp_path_factory.mktemp("keys") / "keys.json"
+    key = add_key(key_file, models=(EMBEDDER,))
+    settings = IngressUserConfig(key_file=key_file)
+    async with InProcess(tmp_path, models=(EMBEDDER,), settings=settings).client() as http:
+        facts = (await http.get(f"/models/{EMBEDDER}", headers=bearer(key))).json()
+        other = await http.get(f"/models/{CLASSIFIER}", headers=bearer(key))
+    assert [one["version"] for one in facts["versions"]] == ["000000000004", "000000000001"]
+    for key in ("version", "size_bytes", "pruned", "devices"):
+        assert facts["versions"][0][key] == facts[key]
+    assert other.status_code == 403
+
+
+async def test_versions_tell_how_they_were_pruned(tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, EMBEDDER)
+    manifest = ArtifactManifest.parse(directory)
+    pruned = manifest.source.model_copy(update={"pruning": PruningSource(fraction=0.4)})
+    (directory / MANIFEST_NAME).unlink()
+    seal(directory, manifest.model_copy(update={"source": pruned}))
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        facts = (await http.get(f"/models/{EMBEDDER}")).json()
+    assert [facts["pruned"], facts["versions"][0]["pruned"]] == [0.4, 0.4]
 
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
@@ -102,3 +154,46 @@ async def test_default_model_is_the_first_that_fits(tiny_store: Path) -> None:
     assert named.json()["model"] == EMBEDDER
     assert meant.status_code == 200
     assert [matches["label"] for matches in neither.json()[0]]
+
+
+async def test_models_of_the_store_follow_those_of_the_configuration_in_pages(
+    tmp_path: Path,
+) -> None:
+    ids = [f"tiny/model-{number}" for number in range(5)]
+    directories = [seal_tiny(tmp_path, model_id) for model_id in ids]
+    (directories[1] / MANIFEST_NAME).write_bytes(b"damaged")
+    async with InProcess(tmp_path, models=(ids[3],)).client() as http:
+        pages = []
+        after = {}
+        for _ in range(3):
+            pages.append((await http.get("/v1/models", params={"limit": 2, **after})).json())
+            after = {"after": pages[-1]["data"][-1]["id"]}
+        short = (await http.get("/models", params={"limit": 1})).json()
+        past = (await http.get("/v1/models", params={"after": "tiny/model-2x"})).json()
+    listed = [model["id"] for page in pages for model in page["data"]]
+    assert listed == [ids[3], ids[0], ids[1], ids[2], ids[4]]
+    assert [model["state"] for model in pages[1]["data"]] == ["refused", "ready"]
+    assert [page["has_more"] for page in pages] == [True, True, False]
+    assert pages[0]["data"][1]["tasks"][0] == "feature-extraction"
+    assert [model["id"] for model in short["data"]] == [ids[3]]
+    assert [model["id"] for model in past["data"]] == [ids[4]]
+
+
+async def test_five_thousand_models_are_listed_by_a_hundred(tmp_path: Path) -> None:
+    original = seal_tiny(tmp_path, EMBEDDER).parent
+    for number in range(5_000):
+        (tmp_path / f"many--m{number:04d}").symlink_to(original)
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        page = (await http.get("/v1/models")).json()
+        assert (await http.post("/models/many/m0007", json={"inputs": "a"})).status_code == 503
+        document = (await http.get("/openapi.json")).text
+    assert (len(page["data"]), page["has_more"]) == (100, True)
+    assert "many/" not in document
+    assert len(document) < 1_000_000
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many"])
+async def test_invalid_limit_is_named(limit: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await http.get("/models", params={"limit": limit})
+    assert (response.status_code, response.json()["field"]) == (400, "limit")

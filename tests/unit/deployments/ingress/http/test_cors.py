@@ -45,6 +45,7 @@ async def test_permitted_page_may_ask_without_a_key_and_read_answers(
         answer = await http.post(EMBED, json={"inputs": "a"}, headers=PAGE | bearer(key))
         refused = await http.post(EMBED, json={"inputs": "a"}, headers=PAGE)
     assert asked.status_code == 204
+    assert asked.headers["access-control-allow-methods"] == "GET, POST, DELETE"
     assert asked.headers["access-control-allow-headers"] == "authorization,content-type"
     assert (answer.status_code, refused.status_code) == (200, 401)
     for response in (asked, answer, refused):

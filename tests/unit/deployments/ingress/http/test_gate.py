@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from deployments.config import CacheSettings, IngressUserConfig
+from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.http.api import Access
 from deployments.keys.key import KeyLimits, Scope
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
@@ -18,12 +19,12 @@ from tests.support.in_process import ONE_OF_EACH, InProcess
 from tests.support.keys import add_key, bearer
 
 EMBED = f"/models/{EMBEDDER}"
-# What tells liveness or describes the API; everything else needs a key.
+# Paths that report liveness or describe the API; everything else needs a key.
 PUBLIC = {
     "/", "/health", "/healthz", "/ping", "/ready",
     "/v2", "/v2/health/live", "/v2/health/ready",
     "/docs", "/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js",
-    "/openapi.json",
+    "/openapi.json", *(f"/page/{name}" for name in ASSETS),
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             for route in app.table.routes:
-                method = "POST" if "POST" in route.methods else "GET"
+                (method,) = route.methods - {"HEAD"}
                 if route.access is Access.PUBLIC:
                     assert method == "GET"
                     continue
@@ -58,6 +59,30 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
                 lacking = await http.request(method, fill(route.path), headers=bearer(useless))
                 assert lacking.status_code == 403, route.path
     assert {r.path for r in app.table.routes if r.access is Access.PUBLIC} == PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        (None, "localhost:8000", 404),
+        ("http://localhost:8000", "localhost:8000", 404),
+        ("http://127.0.0.1", "127.0.0.1", 404),
+        ("http://[::1]:8000", "[::1]:8000", 404),
+        ("https://evil.example", "localhost:8000", 403),
+        ("http://localhost:3000", "localhost:8000", 403),
+        ("http://evil.example:8000", "evil.example:8000", 403),  # its name points to this host
+        ("null", "localhost:8000", 403),
+    ],
+)
+async def test_web_pages_of_others_cannot_manage_a_server_without_keys(
+    origin: str | None, host: str, status: int, tiny_store: Path
+) -> None:
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+    async with InProcess(tiny_store).client() as http:
+        response = await http.post("/models/no/such/rollback", headers=headers)
+        assert response.status_code == status, response.text
+        run = await http.post(EMBED, json={"inputs": "a"}, headers=headers)
+        assert run.status_code == 200
 
 
 async def test_without_a_key_file_any_key_passes(tiny_store: Path) -> None:
@@ -89,28 +114,45 @@ async def test_key_is_found_in_each_header(
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "types"),
     [
-        (EMBED, {"code": "invalid_api_key"}),
-        ("/embed", {"code": "invalid_api_key", "error_type": "Unauthorized"}),
-        ("/generate", {"code": "invalid_api_key", "error_type": "unauthorized"}),
-        ("/v2/models/x/infer", {"code": "invalid_api_key"}),
+        (EMBED, ({}, {})),
+        ("/embed", ({"error_type": "Unauthorized"}, {"error_type": "Forbidden"})),
+        ("/generate", ({"error_type": "unauthorized"}, {"error_type": "forbidden"})),
+        ("/v2/models/x/infer", ({}, {})),
     ],
 )
 async def test_refusals_are_in_the_words_of_the_dialect(
-    path: str, words: dict[str, str], tiny_store: Path, key_file: Path
+    path: str, types: tuple[dict[str, str], ...], tiny_store: Path, key_file: Path
 ) -> None:
-    add_key(key_file)
+    lacking = bearer(add_key(key_file, scopes=(Scope.GPU,)))
     async with keyed(tiny_store, key_file).client() as http:
-        response = await http.post(path, json={})
-        openai = await http.post("/v1/embeddings", json={})
-    assert (response.status_code, openai.status_code) == (401, 401)
-    body = response.json()
-    assert isinstance(body.pop("error"), str)
-    assert body == words
-    error = openai.json()["error"]
-    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
-    assert openai.headers["x-should-retry"] == "false"
+        for headers, status, code, words in (
+            ({}, 401, "invalid_api_key", types[0]),
+            (lacking, 403, "permission_denied", types[1]),
+        ):
+            response = await http.post(path, json={}, headers=headers)
+            assert response.status_code == status
+            body = response.json()
+            assert isinstance(body.pop("error"), str)
+            assert body == {"code": code, **words}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/chat/completions"])
+async def test_refusals_are_in_the_words_of_openai(
+    path: str, tiny_store: Path, key_file: Path
+) -> None:
+    lacking = bearer(add_key(key_file, scopes=(Scope.GPU,)))
+    async with keyed(tiny_store, key_file).client() as http:
+        for headers, status, kind, code in (
+            ({}, 401, "authentication_error", "invalid_api_key"),
+            (lacking, 403, "permission_error", "permission_denied"),
+        ):
+            response = await http.post(path, json={}, headers=headers)
+            assert response.status_code == status
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == (kind, code)
+            assert response.headers["x-should-retry"] == "false"
 
 
 async def test_refused_key_is_not_repeated_in_the_answer(tiny_store: Path, key_file: Path) -> None:
@@ -197,6 +239,7 @@ async def test_limited_key_gets_429_with_headers(tiny_store: Path, key_file: Pat
     assert refused.headers["retry-after"] == "3"
     assert 0 < int(refused.headers["retry-after-ms"]) <= 3000
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.headers["x-ratelimit-limit-tokens"] == "10000", "every answer has all limits"
     assert refused.headers["x-should-retry"] == "true"
     assert (embed.status_code, embed.json()["error_type"]) == (429, "Overloaded")
 

@@ -15,7 +15,7 @@ from deployments.ingress.http.api import Access
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
-from deployments.ingress.http.gate import Gate
+from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.router import OperationRoute, RouteTable
 from tests.support.fakes import wait_until
@@ -34,7 +34,7 @@ async def no_lifespan() -> AsyncIterator[None]:
     yield
 
 
-class Server:
+class LargeAnswerApp:
     """The application and the messages of its answers. `stops_after`: the client reads no more."""
 
     def __init__(self, body: bytes, limit: int = 1 << 20, write_timeout_s: float = 30.0) -> None:
@@ -46,7 +46,7 @@ class Server:
 
         self.app = HttpApplication(
             RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC)]),
-            Gate(),
+            AccessGate(),
             Cors(CorsSettings()),
             Capacity(lambda: 1_000, "body bytes"),
             LargeResponseSender(self.budget, lambda: write_timeout_s),
@@ -73,7 +73,7 @@ def body_of(sent: list[Message]) -> bytes:
 
 
 async def test_small_answer_is_one_message() -> None:
-    server = Server(b"x" * CHUNK_BYTES)
+    server = LargeAnswerApp(b"x" * CHUNK_BYTES)
     sent = await server.get()
     assert len(sent) == 2
     assert server.budget.used == 0
@@ -81,7 +81,7 @@ async def test_small_answer_is_one_message() -> None:
 
 async def test_large_answer_is_sent_in_chunks() -> None:
     body = bytes(range(256)) * 600
-    server = Server(body)
+    server = LargeAnswerApp(body)
     sent = await server.get()
     assert [message["type"] for message in sent] == ["http.response.start"] + [
         "http.response.body"
@@ -95,7 +95,7 @@ async def test_large_answer_is_sent_in_chunks() -> None:
 
 
 async def test_unread_answers_count_and_further_ones_are_refused() -> None:
-    server = Server(b"x" * 400_000)
+    server = LargeAnswerApp(b"x" * 400_000)
     unread = [asyncio.create_task(server.get(stops_after=2)) for _ in range(2)]
     await wait_until(lambda: server.budget.used == 800_000)
     sent = await server.get()
@@ -111,14 +111,14 @@ async def test_unread_answers_count_and_further_ones_are_refused() -> None:
 
 
 async def test_answer_above_the_budget_is_sent_alone() -> None:
-    server = Server(b"x" * 400_000, limit=100_000)
+    server = LargeAnswerApp(b"x" * 400_000, limit=100_000)
     assert len(body_of(await server.get())) == 400_000
     assert server.budget.used == 0
 
 
 async def test_answer_that_nobody_reads_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr("deployments.ingress.http.large_responses.MIN_BYTES_PER_S", 1e9)
-    server = Server(b"x" * 400_000, write_timeout_s=0.01)
+    server = LargeAnswerApp(b"x" * 400_000, write_timeout_s=0.01)
     sent: list[Message] = await server.get(stops_after=2)
     assert len(sent) == 2, "the rest is dropped, and the server closes the connection"
     assert server.budget.used == 0

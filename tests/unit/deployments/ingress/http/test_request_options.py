@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.types import Device
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.ingress.http.request_options import RequestOptions, read_options
 
@@ -27,6 +26,10 @@ from deployments.ingress.http.request_options import RequestOptions, read_option
         ({"use_gpu": True}, {"x-use-cache": "0"}, RequestOptions(use_gpu=True, use_cache=False)),
         ({"hardware": "cpu"}, {"x-hardware": "gpu"}, RequestOptions(hardware="cpu")),
         ({"use_gpu": False}, {"x-hardware": "gpu"}, RequestOptions(use_gpu=False)),
+        (None, {"x-compute": " Auto"}, RequestOptions(compute="auto")),
+        ({"compute": "gpu"}, {"x-compute": "cpu"}, RequestOptions(compute="gpu")),
+        ({"use_gpu": True}, {"x-compute": "auto"}, RequestOptions(use_gpu=True)),
+        ({"compute": "auto"}, {"x-use-gpu": "true"}, RequestOptions(compute="auto")),
         ({"use_gpu": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
         ({"hardware": None}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
         ({"deadline_ms": 250}, {"x-request-timeout-ms": "9"}, RequestOptions(deadline_ms=250)),
@@ -68,11 +71,13 @@ def test_body_options_override_headers(
         ({"hardware": "tpu"}, {}, InvalidField, "options.hardware"),
         ({"use_gpus": True}, {}, UnknownParameter, "options.use_gpus"),
         (None, {"x-use-gpu": "maybe"}, InvalidField, "x-use-gpu"),
-        (None, {"x-hardware": "abacus"}, InvalidField, "options.hardware"),
+        (None, {"x-hardware": "abacus"}, InvalidField, "x-hardware"),
+        (None, {"x-compute": "tpu"}, InvalidField, "x-compute"),
+        ({"compute": "tpu"}, {}, InvalidField, "options.compute"),
         (None, {"x-request-timeout-ms": "soon"}, InvalidField, "x-request-timeout-ms"),
         (None, {"x-request-timeout-ms": "-1"}, InvalidField, "x-request-timeout-ms"),
         ({"deadline_ms": 0}, {}, InvalidField, "options.deadline_ms"),
-        (None, {"x-priority": "vip"}, InvalidField, "options.priority"),
+        (None, {"x-priority": "vip"}, InvalidField, "x-priority"),
     ],
 )
 def test_invalid_option_is_named(
@@ -84,18 +89,35 @@ def test_invalid_option_is_named(
 
 
 @pytest.mark.parametrize(
-    ("options", "device"),
+    ("options", "compute"),
     [
         (RequestOptions(), None),
-        (RequestOptions(use_gpu=False), None),
-        (RequestOptions(use_gpu=True), Device.GPU),
-        (RequestOptions(hardware="gpu"), Device.GPU),
-        (RequestOptions(hardware="cpu"), Device.CPU),
-        (RequestOptions(hardware="cpu", use_gpu=True), Device.CPU),
+        (RequestOptions(use_gpu=False), "cpu"),
+        (RequestOptions(use_gpu=True), "gpu"),
+        (RequestOptions(require_gpu=True), "gpu"),
+        (RequestOptions(hardware="gpu"), "gpu"),
+        (RequestOptions(hardware="cpu", use_gpu=True), "cpu"),
+        (RequestOptions(compute="auto"), "auto"),
+        (RequestOptions(compute="auto", use_gpu=True), "gpu"),
+        (RequestOptions(compute="gpu", use_gpu=False), "cpu"),
+        (RequestOptions(compute="auto", hardware="cpu"), "cpu"),
     ],
 )
-def test_hardware_overrides_use_gpu(options: RequestOptions, device: Device | None) -> None:
-    assert options.device is device
+def test_requested_compute_prefers_hardware_then_use_gpu(
+    options: RequestOptions, compute: str | None
+) -> None:
+    assert options.requested_compute == compute
+
+
+@pytest.mark.parametrize("header", ["x-compute", "x-hardware", "x-priority"])
+def test_error_of_a_header_names_the_allowed_words(header: str) -> None:
+    allowed = {
+        "x-compute": "`auto`, `cpu`, `gpu`",
+        "x-hardware": "`cpu`, `gpu`",
+        "x-priority": "`interactive`, `batch`",
+    }[header]
+    with pytest.raises(InvalidField, match=f"`{header}` must be one of {allowed}"):
+        read_options(None, {header: "tpu"})
 
 
 def test_timeout_of_an_openai_client_does_not_end_a_stream() -> None:

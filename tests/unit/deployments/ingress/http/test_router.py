@@ -17,7 +17,7 @@ from deployments.ingress.http.api import Access, ErrorFormat
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
-from deployments.ingress.http.gate import Gate
+from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.router import OperationRoute, RouteTable
 
@@ -59,7 +59,7 @@ def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
     recorded = [] if rejections is None else rejections
     return HttpApplication(
         RouteTable(ROUTES),
-        Gate(),
+        AccessGate(),
         Cors(CorsSettings()),
         Capacity(lambda: 1_000, "body bytes"),
         large_sender(),
@@ -160,7 +160,7 @@ async def test_lifespan_is_entered_and_left() -> None:
 
     app = HttpApplication(
         RouteTable([]),
-        Gate(),
+        AccessGate(),
         Cors(CorsSettings()),
         Capacity(lambda: 1, "body bytes"),
         large_sender(),

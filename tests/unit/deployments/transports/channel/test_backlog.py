@@ -10,7 +10,7 @@ import pytest
 
 from deployments.messages import CallBatch
 from deployments.transports.channel import server as server_module
-from deployments.transports.channel.client import Request
+from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.clients import LONE_CALL_CHARACTERS, ChannelEncoderClient
 from deployments.transports.channel.frames import AnswerFrame, Method
 from tests.support.channels import call, connected_pool, running_replica, until
@@ -64,21 +64,21 @@ async def test_backlog_ends_with_its_client_and_with_time(
         assert one.server.backlog == 0
 
 
-class FakePool:
+class RecordingReplicaPool:
     """A ReplicaPool that records its requests; each text has half as many tokens."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[ChannelRequest] = []
         self.connected = 1
-        self.has_idle_replica = False
+        self.has_idle_replica = lambda _model: False
 
-    async def call(self, request: Request) -> AnswerFrame:
+    async def call(self, request: ChannelRequest) -> AnswerFrame:
         self.requests.append(request)
         return AnswerFrame(0, 1, request.cost // 2, memoryview(b""))
 
 
 async def test_encoders_get_the_backlog_in_tokens() -> None:
-    tokenizers: Any = FakePool()
+    tokenizers: Any = RecordingReplicaPool()
     client = ChannelEncoderClient(tokenizers, tokenizers, tokenizers)
     text = "a" * (LONE_CALL_CHARACTERS + 1)
     request = await client._build_request(CallBatch(KEY, (build_call(text),), backlog=3 * 1001))

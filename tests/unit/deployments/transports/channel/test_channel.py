@@ -1,49 +1,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
-from contextlib import AsyncExitStack, aclosing
-from pathlib import Path
+from contextlib import AsyncExitStack
 
 import pytest
 
 from deployments.errors import EngineFailed, InvalidField, ReplicasLost, ReplicasSilent
 from deployments.transports.channel import client as client_module
 from deployments.transports.channel import pool as pool_module
-from deployments.transports.channel.client import Request
-from deployments.transports.channel.endpoint import Endpoint, encode_hello
-from deployments.transports.channel.frames import (
-    WIRE_VERSION,
-    Frame,
-    FrameType,
-    Method,
-    encode_call,
-    encode_frame,
-)
+from deployments.transports.channel.frames import Frame, FrameType
 from deployments.transports.channel.pool import MAX_TRIES, NoChannel, ReplicaPool
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import (
     NODE,
-    RunningReplica,
     call,
     connected_pool,
+    pool_costs,
     running_replica,
+    send,
+    server_loads,
     until,
 )
-
-
-async def send(pool: ReplicaPool, message: bytes, cost: int = 1) -> bytes:
-    return bytes((await pool.call(call(message, cost))).message)
-
-
-def pool_costs(pool: ReplicaPool) -> int:
-    return sum(connection.pending_cost for connection in pool.connections())
-
-
-def server_loads(*replicas: RunningReplica) -> int:
-    return sum(running.server.load + running.server.calls for running in replicas)
 
 
 @pytest.mark.parametrize("node", [NODE, "another node"])
@@ -335,152 +314,6 @@ async def test_replica_that_is_unlisted_during_the_handshake_is_left(
         pool.update({})
         await until(connection.closed.done)
         assert not connection.is_ready
-
-
-async def test_socket_directory_is_private_and_removed() -> None:
-    async with running_replica() as replica:
-        path = Path(replica.endpoint.unix)
-        assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert not path.parent.exists()
-
-
-async def test_missing_unix_socket_falls_back_to_tcp() -> None:
-    async with running_replica() as replica:
-        Path(replica.endpoint.unix).unlink()
-        async with connected_pool(replica) as pool:
-            assert await send(pool, b"echo") == b"echo"
-
-
-async def test_client_with_a_wrong_secret_is_refused() -> None:
-    async with running_replica() as replica:
-        pool = ReplicaPool("CpuEncoder", NODE)
-        pool.update({"0": replica.endpoint._replace(secret="00" * 32)})
-        await asyncio.sleep(0.2)
-        assert pool.connected == 0
-        assert not replica.server.connections
-        pool.close()
-
-
-def hello(version: int = WIRE_VERSION) -> bytes:
-    return version.to_bytes(2, "little") + encode_hello(bytes(32))[2:]
-
-
-def message(kind: FrameType, body: bytes = b"") -> bytes:
-    return b"".join(encode_frame(kind, 1, body))
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        message(FrameType.CALL, encode_call(Method.INFER, 1, 1)),
-        message(FrameType.PING),
-        message(FrameType.HELLO, hello(version=WIRE_VERSION + 1)),
-        message(FrameType.HELLO, b"short"),
-        message(FrameType.HELLO, hello()) + message(FrameType.PROOF, bytes(32)),
-        message(FrameType.HELLO, hello()) * 2,
-        message(FrameType.PROOF, bytes(32)),
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        bytes(random.Random(1).randbytes(500)),
-    ],
-)
-async def test_nothing_is_accepted_before_the_handshake(sent: bytes) -> None:
-    async with running_replica() as replica:
-        reader, writer = await asyncio.open_connection("127.0.0.1", replica.endpoint.port)
-        writer.write(sent)
-        with contextlib.suppress(ConnectionResetError):
-            await reader.read()  # at most a challenge, then the end
-        writer.close()
-        assert replica.replica.started == []
-        assert not replica.server.connections
-
-
-@pytest.mark.parametrize("kind", [FrameType.HELLO, FrameType.ANSWER, FrameType.GOAWAY])
-async def test_connection_with_a_wrong_frame_is_closed(kind: FrameType) -> None:
-    async with running_replica() as replica, connected_pool(replica) as pool:
-        (connection,) = pool.connections()
-        connection.send(kind)
-        await connection.closed
-
-
-async def test_unknown_method_and_repeated_id_close_the_connection() -> None:
-    async with running_replica() as replica, connected_pool(replica) as pool:
-        with pytest.raises(ReplicasLost):
-            await pool.call(Request(Method.DECODE, b"", 1))
-        await until(lambda: pool.connected == 1)
-        (connection,) = pool.connections()
-        for _ in range(2):
-            connection.send(FrameType.CALL, 99, encode_call(Method.INFER, 1, 1), b"wait")
-        await connection.closed
-        await until(lambda: server_loads(replica) == 0)
-
-
-def test_endpoint_survives_metadata_and_refuses_other_versions() -> None:
-    endpoint = Endpoint(WIRE_VERSION, "node", "/tmp/x", "127.0.0.1", 1234, "ab")
-    assert Endpoint.from_metadata(endpoint.to_metadata()) == endpoint
-    assert Endpoint.from_metadata(endpoint._replace(wire=WIRE_VERSION + 1).to_metadata()) is None
-    assert Endpoint.from_metadata({}) is None
-
-
-async def read(pool: ReplicaPool, count: int, request: bytes) -> list[bytes]:
-    events: list[bytes] = []
-    async with aclosing(pool.stream(call(request, method=Method.STREAM))) as stream:
-        async for event in stream:
-            events.append(event)
-            if len(events) == count:
-                break
-    return events
-
-
-async def test_stream_yields_all_events_in_order() -> None:
-    async with running_replica() as replica, connected_pool(replica) as pool:
-        replica.replica.release.set()
-        events = [e async for e in pool.stream(call(b"500", method=Method.STREAM))]
-        assert events == [str(n).encode() for n in range(500)]
-        assert (pool_costs(pool), server_loads(replica)) == (0, 0)
-
-
-async def test_closed_stream_is_cancelled_in_the_replica() -> None:
-    async with running_replica() as replica, connected_pool(replica) as pool:
-        assert len(await read(pool, 3, b"10")) == 3
-        await until(lambda: replica.replica.cancelled == [b"10"])
-        await until(lambda: server_loads(replica) == 0)
-
-
-async def test_unread_stream_stops_at_the_window() -> None:
-    async with running_replica() as replica, connected_pool(replica) as pool:
-        sent: list[int] = []
-        original = ServerConnection.send
-
-        def count(self: ServerConnection, kind: FrameType, *parts: object) -> None:
-            sent.append(kind)
-            original(self, kind, *parts)  # type: ignore[arg-type]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ServerConnection, "send", count)
-            async with aclosing(pool.stream(call(b"1000", method=Method.STREAM))) as stream:
-                await anext(stream)
-                await asyncio.sleep(0.05)
-                assert sent.count(FrameType.EVENT) == 64
-
-
-async def test_stream_is_retried_before_the_first_event_only() -> None:
-    async with running_replica() as first, running_replica() as second:
-        async with connected_pool(first, second) as pool:
-            stream = pool.stream(call(b"0", method=Method.STREAM))
-            waiting = asyncio.ensure_future(anext(stream, None))
-            await until(lambda: first.replica.started or second.replica.started)
-            victim, other = (first, second) if first.replica.started else (second, first)
-            other.replica.release.set()
-            victim.disconnect()
-            assert await waiting is None
-            assert other.replica.started == [b"0"]
-        async with connected_pool(second) as pool:
-            second.replica.release.clear()
-            stream = pool.stream(call(b"1", method=Method.STREAM))
-            assert await anext(stream) == b"0"
-            second.disconnect()
-            with pytest.raises(EngineFailed, match="lost"):
-                await anext(stream)
 
 
 async def test_every_call_has_one_outcome_under_random_faults() -> None:

@@ -3,179 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
-import numpy as np
 import pytest
 
-from deployments.artifacts.types import Device, TaskName
 from deployments.deadlines import deadline_after
-from deployments.errors import InvalidField, Overloaded, ServeError
+from deployments.errors import ArtifactMissing, InvalidField, Overloaded
 from deployments.messages import (
-    BatchKey,
-    Call,
     CallBatch,
+    CallOutcome,
     CallResult,
-    Chunk,
-    Completion,
     DecodeRequest,
-    Finished,
-    FinishReason,
     GenerationCall,
     GenerationOptions,
-    GenerationTimings,
     ModelRef,
-    Outcome,
-    Started,
-    TextTokens,
-    TokenizedBatch,
-    TokenizedCall,
     TokenizeRequest,
-    Truncation,
 )
-from deployments.tasks.embedding import EmbeddingOptions
-from deployments.transports.base import Deliver
+from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
 from deployments.transports.channel.clients import (
     LONE_CALL_CHARACTERS,
     ChannelEncoderClient,
     ChannelGeneratorClient,
+    ChannelPoolManager,
     ChannelTokenizerClient,
 )
 from deployments.transports.channel.pool import ReplicaPool
-from deployments.transports.channel.server import ChannelServer, Service
+from deployments.transports.channel.server import ChannelServer
 from deployments.transports.channel.services import (
     encoder_service,
     generator_service,
     tokenizer_service,
 )
+from tests.support.channel_replicas import (
+    CHUNK,
+    KEY,
+    LAST,
+    MODEL,
+    STARTED,
+    EchoGenerator,
+    FakeEncoder,
+    FakeTokenizer,
+    Fallback,
+    build_call,
+    pool_of,
+)
 from tests.support.channels import NODE, until
 from tests.support.fakes import collect_outcomes
-
-MODEL = ModelRef("tiny/model", "0123456789ab")
-KEY = BatchKey(MODEL, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
-STARTED = Started(2, 0, 7, "fake")
-CHUNK = Chunk("a", ())
-LAST = Chunk("b", (), Finished(FinishReason.END, 2, GenerationTimings()))
-
-
-def build_call(*texts: str) -> Call:
-    options = EmbeddingOptions(normalize=True, dimensions=2)
-    fields = tuple("inputs" for _ in texts)
-    return Call(texts, fields, options, Truncation.REFUSE, deadline_after(10))
-
-
-class FakeTokenizer:
-    """One token per character; the text `too long` fails."""
-
-    batches = 0
-
-    async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
-        self.batches += 1
-        calls: list[TokenizedCall | ServeError] = []
-        ids: list[int] = []
-        for call in batch.calls:
-            if call.texts == ("too long",):
-                calls.append(InvalidField("too long", field="inputs"))
-                continue
-            ids += [ord(character) for text in call.texts for character in text]
-            lengths = tuple(map(len, call.texts))
-            calls.append(TokenizedCall(lengths, 0, call.options, call.deadline_s))
-        return TokenizedBatch(batch.key, np.array(ids, "<i4").tobytes(), tuple(calls), 0.0)
-
-    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
-        if request.model != MODEL:
-            return Overloaded("full")
-        empty = np.zeros((0, 2), np.int32)
-        return tuple(TextTokens(np.array([len(t)], np.int32), empty, {}) for t in request.texts)
-
-    async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
-        return tuple("".join(map(chr, sequence)) for sequence in request.sequences)
-
-
-class FakeEncoder:
-    """The value of a call is the sum of its token ids.
-
-    `may_answer` holds all answers back, `may_continue` those after the first.
-    """
-
-    def __init__(self) -> None:
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.may_continue = asyncio.Event()
-        self.may_continue.set()
-
-    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, Outcome], None]:
-        await self.may_answer.wait()
-        items = iter(batch.items())
-        for index, call in enumerate(batch.calls):
-            if isinstance(call, ServeError):
-                yield {index: call}
-            else:
-                assert isinstance(call.options, EmbeddingOptions)
-                sums = [[float(next(items).ids.sum())] for _ in call.lengths]
-                yield {index: CallResult(np.array(sums, np.float32), "fake")}
-                await self.may_continue.wait()
-
-
-class FakeGenerator:
-    async def complete(self, call: GenerationCall) -> Completion | ServeError:
-        if call.prompt == "full":
-            return Overloaded("full")
-        assert LAST.finished is not None
-        return Completion(STARTED, str(call.prompt), (), LAST.finished)
-
-    async def stream(
-        self, call: GenerationCall
-    ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
-        yield STARTED
-        if call.prompt == "full":
-            yield Overloaded("full")
-            return
-        yield CHUNK
-        yield LAST
-
-
-class Fallback:
-    """Every client; records that it was called."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
-        self.calls.append(batch)
-        for index in range(len(batch.calls)):
-            deliver(index, CallResult("fallback", "fake"))
-
-    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        self.calls.append(request)
-        return ()
-
-    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        self.calls.append(request)
-        return ("fallback",)
-
-    async def complete(self, call: GenerationCall) -> Completion:
-        self.calls.append(call)
-        assert LAST.finished is not None
-        return Completion(STARTED, "fallback", (), LAST.finished)
-
-    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        self.calls.append(call)
-        yield STARTED
-
-
-@asynccontextmanager
-async def pool_of(service: Service) -> AsyncIterator[ReplicaPool]:
-    server, pool = ChannelServer(service), ReplicaPool("Fake", NODE)
-    pool.update({"0": await server.start(NODE, "127.0.0.1")})
-    await until(lambda: pool.connected == 1)
-    try:
-        yield pool
-    finally:
-        pool.close()
-        await server.close(1)
 
 
 @pytest.fixture
@@ -188,7 +63,7 @@ async def pools() -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
         encoder: Any = FakeEncoder()
         tokenizer: Any = FakeTokenizer()
-        generator: Any = FakeGenerator()
+        generator: Any = EchoGenerator()
         services = (
             tokenizer_service(tokenizer),
             encoder_service(encoder, tokenizer),
@@ -222,7 +97,7 @@ async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) ->
     ):
         client = ChannelEncoderClient(tokenizers, encoders, fallback)
 
-        def send(text: str) -> asyncio.Task[list[Outcome]]:
+        def send(text: str) -> asyncio.Task[list[CallOutcome]]:
             return asyncio.create_task(
                 collect_outcomes(client, CallBatch(KEY, (build_call(text),)))
             )
@@ -265,7 +140,7 @@ async def test_encoder_tokenizes_while_no_tokenizer_answers(fallback: Fallback) 
 async def test_outcomes_arrive_before_the_last_is_known(pools: Any, fallback: Fallback) -> None:
     encoder, tokenizers, encoders, _ = pools
     encoder.may_continue.clear()
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CallOutcome] = {}
     batch = CallBatch(KEY, (build_call("a"), build_call("b")))
     client = ChannelEncoderClient(tokenizers, encoders, fallback)
     call = asyncio.create_task(client.infer(batch, outcomes.__setitem__))
@@ -282,7 +157,7 @@ async def test_batch_starts_again_when_the_encoder_is_lost_after_an_outcome(
     first: Any = FakeEncoder()
     second: Any = FakeEncoder()
     first.may_continue.clear()
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CallOutcome] = {}
     batch = CallBatch(KEY, (build_call("a"), build_call("b")))
     tokenizer: Any = FakeTokenizer()
     lost = ChannelServer(encoder_service(first, tokenizer))
@@ -349,3 +224,47 @@ async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fall
     (outcome,) = await collect_outcomes(ChannelEncoderClient(pools[1], empty, fallback), batch)
     assert isinstance(outcome, CallResult)
     assert outcome.value == "fallback"
+
+
+class RecordingPoolManager:
+    """Keeps its requests. Loading `absent` fails; other loads list the model."""
+
+    def __init__(self) -> None:
+        self.requests: list[PoolRequest] = []
+
+    async def handle(self, request: PoolRequest) -> PoolState:
+        self.requests.append(request)
+        if request.model is not None and request.model.id == "absent":
+            raise ArtifactMissing("no such files")
+        models = (LoadedModel(request.model, 5, True, 0, 3, 9.5, 0.5),) if request.model else ()
+        return PoolState(models, 5, 10)
+
+
+async def test_pools_of_all_replicas_are_managed() -> None:
+    replicas = [(FakeEncoder(), RecordingPoolManager()) for _ in range(2)]
+    tokenizer, tokenizer_pool = FakeTokenizer(), RecordingPoolManager()
+    vars(tokenizer)["pool"] = tokenizer_pool
+    async with AsyncExitStack() as stack:
+        endpoints = {}
+        for index, (replica, fake_pool) in enumerate(replicas):
+            vars(replica)["pool"] = fake_pool
+            encoder: Any = replica
+            inner: Any = tokenizer
+            server = ChannelServer(encoder_service(encoder, inner)._replace(pool=None))
+            stack.push_async_callback(server.close, 1)
+            endpoints[str(index)] = await server.start(NODE, "127.0.0.1")
+        pool = ReplicaPool("Fake", NODE)
+        stack.callback(pool.close)
+        manager = ChannelPoolManager(pool)
+        assert await manager.manage(PoolRequest("list")) == {}, "nothing is connected"
+        pool.update(endpoints)
+        await until(lambda: pool.connected == 2)
+        ref = ModelRef("acme/tiny", "0123456789ab")
+        states = await manager.manage(PoolRequest("load", ref))
+        loaded = PoolState((LoadedModel(ref, 5, True, 0, 3, 9.5, 0.5),), 5, 10)
+        assert states == {"0": loaded, "1": loaded}
+        failed = await manager.manage(PoolRequest("load", ModelRef("absent", "0")))
+        assert {type(error) for error in failed.values()} == {ArtifactMissing}
+    for _, fake_pool in replicas:
+        assert len(fake_pool.requests) == 1, "its tokenizer had no such model"
+    assert len(tokenizer_pool.requests) == 4, "that of each encoder too"

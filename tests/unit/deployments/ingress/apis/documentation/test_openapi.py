@@ -15,8 +15,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from deployments.artifacts.types import TaskName
 from deployments.ingress.apis.documentation.components import Components, infer_schema
+from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.apis.response_headers import INFERENCE_HEADERS
-from deployments.ingress.http.request_options import HEADERS
+from deployments.request_headers import OPTION_HEADERS
 from tests.support.all_models import ALL_MODELS, ENCODER_MODELS, seal_all_models
 from tests.support.artifacts import EMBEDDER, tiny_manifest
 from tests.support.decoder_artifacts import DECODER
@@ -79,6 +80,7 @@ async def test_all_routes_except_page_files_are_documented(all_models_store: Pat
         "/docs/swagger-ui.css",
         "/docs/swagger-ui-bundle.js",
         "/docs/start.js",
+        *(f"/page/{name}" for name in ASSETS),
     }
     assert documented <= served
 
@@ -189,7 +191,7 @@ async def test_response_headers_are_documented(all_models_store: Path) -> None:
     assert headers_told(document, "/models/{id}") > set(INFERENCE_HEADERS)
     for path in ("/models/{id}", "/v2/models/{id}/infer"):
         parameters = {p["name"] for p in document["paths"][path]["post"]["parameters"]}
-        assert parameters == {"id", *HEADERS}
+        assert parameters == {"id", *OPTION_HEADERS}
 
 
 def headers_told(document: dict[str, Any], path: str) -> set[str]:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS, WIDTH, seal_tiny
+from deployments.artifacts.types import TaskName
+from tests.support.artifacts import (
+    CLASSIFIER,
+    EMBEDDER,
+    MAX_TOKENS,
+    WIDTH,
+    seal_tiny,
+    tiny_manifest,
+)
 from tests.support.in_process import InProcess
 
 EMBED = f"/models/{EMBEDDER}"
@@ -127,7 +135,7 @@ async def test_headers_have_compute_type_and_counts(tiny_store: Path) -> None:
     assert (
         response.headers["x-compute-tokens"] == "7"
     )  # good, film, night and two pairs of [CLS] and [SEP]
-    assert response.headers["x-sha"] == "0123abc"
+    assert response.headers["x-sha"] == tiny_manifest(EMBEDDER).version
     assert 0 < float(response.headers["x-compute-time"]) < 30
     stages = [part.split(";")[0] for part in response.headers["server-timing"].split(", ")]
     assert stages == ["tokenization", "queue", "forward", "total"]
@@ -177,6 +185,16 @@ async def test_zero_shot_response_depends_on_the_client_version(
     async with InProcess(tmp_path, models=(CLASSIFIER,)).client() as http:
         response = await http.post(CLASSIFY, json=body, headers={"user-agent": user_agent})
     assert (response.status_code, type(response.json())) == (200, kind)
+
+
+async def test_zero_shot_response_is_a_list_wherever_the_task_is_named(tmp_path: Path) -> None:
+    labels = ("entailment", "contradiction")
+    seal_tiny(tmp_path, CLASSIFIER, labels=labels, tasks=(TaskName.ZERO_SHOT_CLASSIFICATION,))
+    body = {"inputs": "a", "parameters": {"candidate_labels": ["good", "night"]}}
+    async with InProcess(tmp_path, models=(CLASSIFIER,)).client() as http:
+        for path in (CLASSIFY, f"{CLASSIFY}/pipeline/zero-shot-classification"):
+            response = await http.post(path, json=body)
+            assert (response.status_code, type(response.json())) == (200, list), path
 
 
 async def test_model_of_the_body_is_used_without_a_path_model(tiny_store: Path) -> None:

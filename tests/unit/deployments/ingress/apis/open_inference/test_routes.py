@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from deployments.artifacts.manifest import MANIFEST_NAME
@@ -149,18 +150,18 @@ async def test_index_lists_all_configured_models(tmp_path: Path) -> None:
     assert ready == everything[:1]
     assert wrong.status_code == 400
     async with InProcess(tmp_path, models=(EMBEDDER,), running={}).client() as http:
-        (entry,) = (await http.post("/v2/repository/index")).json()
-    assert entry["state"] == "LOADING"
+        entries = (await http.post("/v2/repository/index")).json()
+    assert entries[0]["state"] == "LOADING"
 
 
 LOADING = [
     (f"{EMBEDDER}/load", b"", 200, ""),
     (f"{EMBEDDER}/load", b"{}", 200, ""),
     (f"{EMBEDDER}/load", b'{"parameters": {}}', 200, ""),
-    (f"{EMBEDDER}/load", b'{"parameters": {"config": "{}"}}', 400, "serve_config.yaml"),
+    (f"{EMBEDDER}/load", b'{"parameters": {"config": "{}"}}', 400, "parameters"),
     (f"{EMBEDDER}/load", b"[]", 400, "object"),
     (f"{EMBEDDER}/load", b"{", 400, "JSON"),
-    ("no/such/load", b"{}", 404, "serve_config.yaml"),
+    ("no/such/load", b"{}", 404, "does not exist"),
     ("tiny/damaged/load", b"{}", 503, "manifest"),
     (
         f"{EMBEDDER}/unload",
@@ -171,7 +172,54 @@ LOADING = [
 ]
 
 
-async def test_load_and_unload_report_the_configuration(tmp_path: Path) -> None:
+async def read_index(http: httpx.AsyncClient) -> list[tuple[str, str, str]]:
+    entries = (await http.post("/v2/repository/index")).json()
+    return [(entry["name"], entry["state"], entry["reason"]) for entry in entries]
+
+
+async def test_index_tells_which_models_of_the_store_are_loaded(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    seal_tiny(tmp_path, "acme/other")
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        never_loaded = await read_index(http)
+        assert (await http.post("/v2/models/acme/other/infer", json=TEXT)).status_code == 200
+        loaded = await read_index(http)
+        await http.post("/v2/repository/models/acme/other/unload")
+        unloaded = await read_index(http)
+        only_ready = (await http.post("/v2/repository/index", json={"ready": True})).json()
+        assert (await http.post("/v2/models/acme/other/infer", json=TEXT)).status_code == 200
+    assert loaded == [(EMBEDDER, "READY", ""), ("acme/other", "READY", "")]
+    assert (
+        never_loaded
+        == unloaded
+        == [
+            (EMBEDDER, "READY", ""),
+            ("acme/other", "UNAVAILABLE", "unloaded"),
+        ]
+    )
+    assert [entry["name"] for entry in only_ready] == [EMBEDDER]
+
+
+async def test_model_that_is_not_configured_is_loaded_and_unloaded(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    seal_tiny(tmp_path, "acme/other")
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+
+        async def loaded() -> set[str]:
+            entries = (await http.get("/models/ps")).json()
+            return {entry["model"] for entry in entries} - {EMBEDDER}
+
+        assert await loaded() == set()
+        for _ in range(2):
+            load = await http.post("/v2/repository/models/acme/other/load")
+            assert (load.status_code, load.json()) == (200, {})
+            assert await loaded() == {"acme/other"}
+            unload = await http.post("/v2/repository/models/acme/other/unload")
+            assert (unload.status_code, unload.json()) == (200, {}), unload.text
+            assert await loaded() == set()
+
+
+async def test_load_and_unload_say_why_they_fail(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     async with InProcess(tmp_path, models=(EMBEDDER, damaged(tmp_path))).client() as http:
         for path, body, status, words in LOADING:

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from deployments.artifacts.generation_config import GenerationDefaults
+from deployments.artifacts.store import resolve_version
 from deployments.config import ModelSettings
 from deployments.messages import Chat, FinishReason, GenerationOptions, Grammar, SamplingParams
 from deployments.registry import ModelRegistry
@@ -55,9 +56,12 @@ async def test_headers_have_compute_type_and_timings(writing_store: Path) -> Non
     assert headers["content-type"] == "application/json"
     assert headers["x-compute-type"] == COMPUTE_TYPE
     assert headers["x-compute-tokens"] == "7"
-    assert headers["x-sha"] == "0123abc"
+    assert headers["x-sha"] == resolve_version(writing_store, DECODER, "latest")
     assert float(headers["x-compute-time"]) > 0
-    assert "prefill;dur=2.00, decode;dur=3.00" in headers["server-timing"]
+    assert (
+        "tokenization;dur=0.50, queue;dur=1.00, prefill;dur=2.00, decode;dur=3.00"
+        in headers["server-timing"]
+    )
 
 
 async def test_defaults_do_not_change_the_distribution(writing_store: Path) -> None:

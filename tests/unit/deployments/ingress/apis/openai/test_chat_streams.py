@@ -63,6 +63,12 @@ async def test_stream_usage_is_last_and_null_before(writing_store: Path) -> None
         "total_tokens": 10,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
+    assert last["timings"] == {
+        "tokenize_ms": 0.5,
+        "queue_ms": 1.0,
+        "prefill_ms": 2.0,
+        "decode_ms": 3.0,
+    }
 
 
 async def test_stream_headers_have_compute_type_and_revision(writing_store: Path) -> None:

@@ -8,7 +8,7 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER, GRAPH_NAME, seal_tiny
 from tests.support.in_process import InProcess
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+@pytest.mark.parametrize("path", ["/health", "/ping"])
 async def test_health_does_not_depend_on_replicas(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store, running={}).client() as http:
         response = await http.get(path)

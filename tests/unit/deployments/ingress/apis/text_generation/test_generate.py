@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deployments.artifacts.store import resolve_version
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import (
     DeadlineExceeded,
@@ -19,7 +20,7 @@ from deployments.errors import (
     ServeError,
 )
 from deployments.messages import Chunk, FinishReason, Token
-from tests.support.artifacts import EMBEDDER, tiny_manifest
+from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
 from tests.support.scripted_generation import (
@@ -127,7 +128,7 @@ async def test_headers_have_token_counts_and_milliseconds(writing_store: Path) -
     assert headers["content-type"] == "application/json"
     assert headers["x-compute-type"] == "cpu-int4"
     assert headers["x-compute-characters"] == "9"
-    assert headers["x-sha"] == tiny_manifest().source.revision
+    assert headers["x-sha"] == resolve_version(writing_store, DECODER, "latest")
     assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == ("2", "4")
     assert (headers["x-queue-time"], headers["x-inference-time"]) == ("10", "60")
     assert headers["x-time-per-token"] == "15"
@@ -223,5 +224,5 @@ async def test_missing_generative_model_is_an_error(
 async def test_wrong_method_has_the_tgi_error_format(writing_store: Path) -> None:
     async with InProcess(writing_store, models=MODELS).client() as http:
         for path in ("/generate", f"/models/{DECODER}/generate_stream"):
-            response = await http.delete(path)
+            response = await http.put(path)
             assert (response.status_code, response.json()["error_type"]) == (405, "validation")

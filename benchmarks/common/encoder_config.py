@@ -1,0 +1,50 @@
+"""Configurations of servers that a benchmark starts for encoder models only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.default_config import CONFIG_NAME, find_config
+
+ENCODER = "CpuEncoder"
+_GPU_ENCODER = "GpuEncoder"
+_DEPLOYMENTS = ("Ingress", "Tokenizer")
+
+
+def write_encoder_config(
+    root: Path,
+    store: Path,
+    models: Sequence[str],
+    encoder: Mapping[str, Any],
+    *,
+    replicas: int = 1,
+    with_gpu: bool = False,
+) -> Path:
+    """Write the default configuration, without generators, to `root`.
+
+    `models` are loaded at the start; `encoder` has settings of the CPU encoder. `with_gpu` adds a
+    replica of the GPU encoder. Models are not tuned.
+    """
+    document = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
+    (application,) = document["applications"]
+    arguments = application["args"]
+    arguments["store"] = str(store)
+    arguments["models"] = [{"id": model_id} for model_id in models]
+    arguments["generators"] = {}
+    cpu, gpu = (arguments["encoders"][device] | {"tune": "off"} for device in ("cpu", "gpu"))
+    arguments["encoders"] = {"cpu": cpu | encoder} | ({"gpu": gpu} if with_gpu else {})
+    counts = {ENCODER: replicas} | ({_GPU_ENCODER: 1} if with_gpu else {})
+    deployments = [d for d in application["deployments"] if d["name"] in (*_DEPLOYMENTS, *counts)]
+    application["deployments"] = deployments
+    for deployment in deployments:
+        if (count := counts.get(deployment["name"])) is not None:
+            scaling = deployment["autoscaling_config"]
+            scaling |= dict.fromkeys(("min_replicas", "max_replicas"), count)
+            scaling.pop("initial_replicas", None)
+    path = root / CONFIG_NAME
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path

@@ -1,0 +1,111 @@
+"""Requests of several tasks and forms with their right answers, for hours of mixed load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from benchmarks.common.agreement import is_same_completion
+from benchmarks.common.http import ServerAddress, model_path
+from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
+from benchmarks.faults.load import KnownRequest, StreamCut, ask
+from benchmarks.hostile.wire import build_post
+
+CLASSIFIER = "hundredfold/minilm-sst2"
+READER = "hundredfold/minilm-squad"
+LIST_TEXTS = 16
+ANSWER_TOKENS = 24
+# Numbers of two right answers differ by rounding: a text is computed beside others.
+TOLERANCE = 0.02
+CONTEXT = (
+    "The observatory on the hill was built in 1887 by Anna Lindqvist. Its refractor is nine metres "
+    "long, and the dome turns on forty wheels."
+)
+QUESTIONS = ("Who built the observatory?", "How long is the refractor?")
+REVIEWS = ("A film of rare warmth.", "Two hours that feel like nine.", "It has its moments.")
+
+# Requests per second by kind.
+RATES: Mapping[str, float] = {
+    "sentence": 8.0,
+    "list": 0.5,
+    "label": 3.0,
+    "answer": 2.0,
+    "completion": 0.5,
+    "stream": 0.5,
+}
+
+
+async def build_mixed_requests(address: ServerAddress) -> dict[str, list[KnownRequest]]:
+    """Ask for the right answers. Raise BenchmarkError."""
+    sentences = [f"A sentence of middling length, number {number}." for number in range(64)]
+    lists = [sentences[start : start + LIST_TEXTS] for start in range(0, 64, LIST_TEXTS)]
+    questions = [{"question": question, "context": CONTEXT} for question in QUESTIONS]
+    inputs: dict[str, tuple[str, Sequence[object]]] = {
+        "sentence": (DEFAULT_MODEL, sentences),
+        "list": (DEFAULT_MODEL, lists),
+        "label": (CLASSIFIER, REVIEWS),
+        "answer": (READER, questions),
+    }
+    requests = {
+        kind: [await _known(address, kind, model_path(model), _infer(each)) for each in values]
+        for kind, (model, values) in inputs.items()
+    }
+    for kind in ("completion", "stream"):
+        requests[kind] = [
+            await _known(address, kind, "/v1/completions", _complete(prompt, kind == "stream"))
+            for prompt in ("The sea is", "Once upon a time")
+        ]
+    return requests
+
+
+def _infer(inputs: object) -> dict[str, object]:
+    return {"inputs": inputs, "options": {"use_cache": False}}
+
+
+def _complete(prompt: str, stream: bool) -> dict[str, object]:
+    return {
+        "model": DEFAULT_GENERATOR,
+        "prompt": prompt,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "stream": stream,
+    }
+
+
+async def _known(
+    address: ServerAddress, kind: str, path: str, body: Mapping[str, object]
+) -> KnownRequest:
+    raw = build_post(address.prefix + path, orjson.dumps(body))
+    parse: Callable[[bytes], Any] = parse_stream if kind == "stream" else orjson.loads
+    expected = parse(await ask(address, raw))
+    if kind in ("completion", "stream"):
+        return KnownRequest(kind, raw, partial(is_same_completion, expected), parse)
+    return KnownRequest(kind, raw, partial(is_close, expected), parse)
+
+
+def parse_stream(body: bytes) -> dict[str, Any]:
+    """Return the events of a completion as one response. Raise StreamCut if some are missing."""
+    events = [line[6:] for line in body.splitlines() if line.startswith(b"data: ")]
+    if not events or events[-1] != b"[DONE]":
+        raise StreamCut
+    chunks = [orjson.loads(event) for event in events[:-1]]
+    if any("error" in chunk for chunk in chunks):
+        raise StreamCut
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+    return {"choices": [{"text": text}]}
+
+
+def is_close(expected: Any, value: Any) -> bool:
+    """Compare two JSON values; numbers may differ by TOLERANCE."""
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return expected.keys() == value.keys() and all(
+            is_close(item, value[key]) for key, item in expected.items()
+        )
+    if isinstance(expected, list) and isinstance(value, list):
+        return len(expected) == len(value) and all(map(is_close, expected, value))
+    if isinstance(expected, int | float) and isinstance(value, int | float):
+        return abs(expected - value) <= TOLERANCE
+    return bool(expected == value)

@@ -1,0 +1,1 @@
+"""Thousands of models behind two encoder replicas."""

@@ -1,0 +1,256 @@
+"""Many models: Zipf traffic on a store of thousands, two encoder replicas with room for few.
+
+The command starts servers of its own, one of them with few models, to compare the start. Afterwards
+requests to the most popular model alternate with those to a pinned one, and models without any
+request so far are loaded, alone and two at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import uvloop
+
+from benchmarks.common.encoder_config import ENCODER, write_encoder_config
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import Client, ServerAddress, build_inference_body, model_path
+from benchmarks.common.options import (
+    DEFAULT_MODEL,
+    add_run_options,
+    add_store_option,
+    positive_count,
+    positive_number,
+)
+from benchmarks.common.report import Table, log_progress, publish, start_run
+from benchmarks.common.statistics import Goal, percentiles_ms
+from benchmarks.models.store import link_model, model_name, write_tiny_models
+from benchmarks.servers.own_server import start_server
+from benchmarks.serving.load import LoadPlan, Workload, run_load
+from benchmarks.serving.profile import classify_process
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import find_artifact
+from deployments.artifacts.types import TaskName
+from deployments.replicas.encoder import ENGINE_BYTES
+from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
+
+REPLICAS = 2
+FEW_MODELS = 10  # in the store of the first start, for comparison
+PINNED = model_name(0)
+COLD = [f"cold/model-{number}" for number in range(3)]  # the first alone, the others together
+ZIPF_EXPONENT = 1.0
+REQUESTS = 100_000  # of the sequence that the connections take turns with
+CONNECTIONS = 8
+TASK, TEXT = TaskName.FEATURE_EXTRACTION.value, "w1 w2 w3 w4"
+PAIRS = 400  # of requests to the hot and the pinned model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyModelsResults:
+    """What one run measured."""
+
+    models: int
+    room: int  # models per replica
+    pool_bytes: int  # per replica
+    start_s: float  # of the server, until it is ready
+    start_few_s: float  # with FEW_MODELS in the store
+    requests_per_s: float
+    failures: Mapping[str, int]
+    latency_ms: Mapping[str, float]  # of the Zipf traffic, loads included
+    models_asked: int
+    hot_ms: Mapping[str, float]
+    pinned_ms: Mapping[str, float]
+    cold_bytes: int  # of the graph that is loaded
+    cold_s: tuple[float, ...]  # one alone, then two at a time
+    encoder_mib: tuple[float, float]  # of all encoder replicas, before and after the traffic
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    add_store_option(parser)
+    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="that is loaded cold")
+    parser.add_argument("--models", type=positive_count, default=5_000, metavar="N")
+    parser.add_argument("--room", type=positive_count, default=200, metavar="N", help="per replica")
+    parser.add_argument("--seconds", type=positive_number, default=30.0, metavar="S")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the results. Raise BenchmarkError, also after a failed request."""
+    metadata = start_run("many_models", arguments.command_line, arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="many-models-") as directory:
+        few, many = Path(directory, "few"), Path(directory, "many")
+        with start_with(few, FEW_MODELS, arguments) as (_, start_few_s, _):
+            pass
+        with start_with(many, arguments.models, arguments) as (address, start_s, pool_bytes):
+            measured = measure(address, arguments)
+    results = ManyModelsResults(
+        models=arguments.models,
+        room=arguments.room,
+        pool_bytes=pool_bytes,
+        start_s=start_s,
+        start_few_s=start_few_s,
+        cold_bytes=count_cold_bytes(arguments),
+        **measured,
+    )
+    notes = [goal.sentence for goal in find_goals(results)]
+    publish(arguments, metadata, results, build_tables(results), notes=notes)
+    if results.failures:
+        raise BenchmarkError(f"requests failed: {dict(results.failures)}", hint="see the server")
+    return 0
+
+
+@contextmanager
+def start_with(
+    root: Path, models: int, arguments: argparse.Namespace
+) -> Iterator[tuple[ServerAddress, float, int]]:
+    """Run a server on a store of so many models.
+
+    Yield its address, the seconds of its start, and the bytes of the pool of each encoder.
+    """
+    graph_bytes = write_tiny_models(root / "store", models)
+    sealed = find_artifact(arguments.store, arguments.model)
+    for model_id in COLD:
+        link_model(sealed, ArtifactManifest.parse(sealed), root / "store", model_id)
+    room = ARENA_BYTES_PER_PASS + arguments.room * (ENGINE_BYTES + graph_bytes)
+    config = write_config(root, room)
+    log_progress(f"{models} models sealed")
+    started_s = time.perf_counter()
+    with start_server(config, arguments.out) as server:
+        yield server.address, time.perf_counter() - started_s, room
+
+
+def count_cold_bytes(arguments: argparse.Namespace) -> int:
+    manifest = ArtifactManifest.parse(find_artifact(arguments.store, arguments.model))
+    return manifest.count_bytes(manifest.candidates[0])
+
+
+def write_config(root: Path, pool_bytes: int) -> Path:
+    """Write a configuration with two CPU encoders, one pinned model and no generators."""
+    encoder = {"pool_bytes": pool_bytes, "concurrent_passes": 1}
+    return write_encoder_config(root, root / "store", [PINNED], encoder, replicas=REPLICAS)
+
+
+def measure(address: ServerAddress, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the measured fields of ManyModelsResults."""
+    before = read_encoder_mib()
+    rng = np.random.default_rng(arguments.seed)
+    numbers = draw_zipf(rng, arguments.models, REQUESTS)
+    workload = Workload([build_request(address, model_name(number)) for number in numbers])
+    plan = LoadPlan(connections=CONNECTIONS, seconds=arguments.seconds, warm_up_s=2.0)
+    result = uvloop.run(run_load(address, workload, plan))
+    log_progress(f"{result.requests_per_s:.0f} requests/s, failures {dict(result.failures)}")
+    after = read_encoder_mib()
+    hot = model_name(int(np.bincount(numbers[numbers > 0]).argmax()))
+    hot_s, pinned_s = compare(address, hot, PINNED)
+    with ThreadPoolExecutor(2) as threads:
+        alone = ask_timed(address, COLD[0])
+        both = list(threads.map(lambda model: ask_timed(address, model), COLD[1:]))
+    answered = len(result.latencies_s)
+    return {
+        "requests_per_s": result.requests_per_s,
+        "failures": result.failures,
+        "latency_ms": percentiles_ms(result.latencies_s),
+        "models_asked": len(set(numbers[:answered].tolist())),
+        "hot_ms": percentiles_ms(hot_s),
+        "pinned_ms": percentiles_ms(pinned_s),
+        "cold_s": (alone, *both),
+        "encoder_mib": (before, after),
+    }
+
+
+def draw_zipf(rng: np.random.Generator, models: int, count: int) -> np.ndarray:
+    """Draw model numbers whose probability falls with their rank, which is random."""
+    weights = 1.0 / np.arange(1, models + 1) ** ZIPF_EXPONENT
+    return rng.permutation(models)[rng.choice(models, size=count, p=weights / weights.sum())]
+
+
+def build_request(address: ServerAddress, model_id: str) -> bytes:
+    return address.build_post(model_path(model_id), build_inference_body(TEXT))
+
+
+def compare(address: ServerAddress, first: str, second: str) -> tuple[list[float], list[float]]:
+    """Return the seconds of requests to two models in turns, over one connection."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with Client(address) as client:
+        for _ in range(PAIRS):
+            for model_id, times in zip((first, second), seconds, strict=True):
+                times.append(_ask(client, model_id))
+    return seconds
+
+
+def ask_timed(address: ServerAddress, model_id: str) -> float:
+    """Return the seconds of one request, connection included."""
+    with Client(address) as client:
+        return _ask(client, model_id)
+
+
+def _ask(client: Client, model_id: str) -> float:
+    started_s = time.perf_counter()
+    client.infer(TASK, model_id, TEXT)
+    return time.perf_counter() - started_s
+
+
+def read_encoder_mib() -> float:
+    """Return the resident memory of all encoder replicas on this host."""
+    total = 0.0
+    for process in psutil.process_iter(("cmdline", "name", "memory_info")):
+        command = " ".join(process.info["cmdline"] or ())
+        if classify_process(command, process.info["name"]) == ENCODER:
+            total += process.info["memory_info"].rss / 2**20
+    return total
+
+
+def find_goals(results: ManyModelsResults) -> list[Goal]:
+    difference = results.hot_ms["p50"] - results.pinned_ms["p50"]
+    before_mib, after_mib = results.encoder_mib
+    pools_mib = REPLICAS * results.pool_bytes / 2**20
+    return [
+        Goal.at_most("p50 of a hot model beyond a pinned one, ms", difference, 2.0),
+        Goal.at_most("start, relative to few models", results.start_s / results.start_few_s, 1.1),
+        Goal.at_most("s of the slowest cold load", max(results.cold_s), 1.5),
+        Goal.at_most("MiB that the encoders grow by", after_mib - before_mib, pools_mib),
+    ]
+
+
+def build_tables(results: ManyModelsResults) -> list[Table]:
+    traffic = (
+        f"{results.models}",
+        f"{results.models_asked}",
+        f"{REPLICAS} x {results.room}",
+        f"{results.start_s:.1f} / {results.start_few_s:.1f}",
+        f"{results.requests_per_s:.0f}",
+        f"{sum(results.failures.values())}",
+        f"{results.latency_ms['p50']:.1f} / {results.latency_ms['p99']:.1f}",
+        " / ".join(f"{mib:.0f}" for mib in results.encoder_mib),
+    )
+    loads = (
+        f"{results.hot_ms['p50']:.2f}",
+        f"{results.pinned_ms['p50']:.2f}",
+        f"{results.cold_bytes / 1e6:.1f}",
+        f"{results.cold_s[0]:.2f}",
+        " / ".join(f"{seconds:.2f}" for seconds in results.cold_s[1:]),
+    )
+    return [
+        Table(
+            "traffic",
+            (
+                "models", "asked for", "room", f"start s, with {FEW_MODELS}", "requests/s",
+                "failed", "p50 / p99 ms", "encoders MiB, before / after",
+            ),
+            [traffic],
+        ),
+        Table(
+            "loads",
+            ("hot p50 ms", "pinned p50 ms", "cold MB", "alone s", "two at a time s"),
+            [loads],
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,139 @@
+"""Steady load whose answers tell their version: each is compared with that version's own answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from benchmarks.common.agreement import is_same_embedding
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress, build_inference_body, model_path
+from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
+
+TEXT = "w1 w2 w3 w4"
+TIMEOUT_S = 60.0
+MIN_COSINE = 0.999
+GRACE_S = 3.0  # after a change, in which the former versions may answer too
+VERSION_HEADER = re.compile(rb"\r\nx-sha: *(\w+)", re.IGNORECASE)
+
+RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutAnswer:
+    """One request. `version` is empty without an answer."""
+
+    name: str  # that the client asked for
+    step: str
+    version: str
+    outcome: RolloutOutcome
+    status: int
+    started_s: float
+    ended_s: float
+
+
+class VersionedLoad:
+    """Requests at a fixed rate until `stop`, each of a new client, for several names in turn."""
+
+    def __init__(
+        self, address: ServerAddress, expected: Mapping[str, Any], names: Sequence[str], rate: float
+    ) -> None:
+        """`expected`: the right answers by version. Each of `names` gets the same share."""
+        self.answers: list[RolloutAnswer] = []
+        self._address = address
+        self._expected = expected
+        self._names = names
+        self._interval_s = 1 / rate
+        self._step = ""
+        self._allowed: dict[str, frozenset[str]] = {}
+        self._former: dict[str, frozenset[str]] = {}
+        self._changed_s = 0.0
+        self._requests: set[asyncio.Task[None]] = set()
+        self._sender: asyncio.Task[None] | None = None
+
+    def begin_step(self, step: str, allowed: Mapping[str, frozenset[str]]) -> None:
+        """Expect these versions by name from now on; GRACE_S later, no others."""
+        self._step = step
+        self._former, self._allowed = self._allowed, {**self._allowed, **allowed}
+        self._changed_s = time.perf_counter()
+
+    def start(self) -> None:
+        self._sender = asyncio.create_task(self._send_all())
+
+    async def stop(self) -> None:
+        """Send no more; wait for the answers."""
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+        await asyncio.gather(*self._requests)
+
+    async def _send_all(self) -> None:
+        next_s = time.perf_counter()
+        number = 0
+        while True:
+            await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
+            task = asyncio.create_task(self._send(self._names[number % len(self._names)]))
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+            number += 1
+            next_s += self._interval_s
+
+    async def _send(self, name: str) -> None:
+        step, started_s = self._step, time.perf_counter()
+        client = f"x-api-key: client-{os.urandom(8).hex()}"
+        answer = await send_raw(
+            self._address, build_request(self._address, name, client), TIMEOUT_S
+        )
+        version = read_version(answer)
+        outcome = self._classify(name, answer, version, started_s)
+        self.answers.append(
+            RolloutAnswer(
+                name, step, version, outcome, answer.status, started_s, time.perf_counter()
+            )
+        )
+
+    def _classify(
+        self, name: str, answer: HttpExchange, version: str, started_s: float
+    ) -> RolloutOutcome:
+        if answer.status != 200:
+            return "failed"
+        try:
+            value = orjson.loads(answer.body)
+        except ValueError:
+            return "wrong"
+        if not is_same_embedding(self._expected.get(version), value, MIN_COSINE):
+            return "wrong"
+        allowed = self._allowed.get(name, frozenset())
+        if started_s < self._changed_s + GRACE_S:
+            allowed |= self._former.get(name, allowed)
+        return "right" if version in allowed else "stale"
+
+
+def build_request(address: ServerAddress, name: str, *headers: str) -> bytes:
+    return build_post(address.prefix + model_path(name), build_inference_body(TEXT), *headers)
+
+
+def read_version(answer: HttpExchange) -> str:
+    found = VERSION_HEADER.search(answer.head)
+    return found[1].decode() if found else ""
+
+
+async def ask(address: ServerAddress, name: str) -> HttpExchange:
+    return await send_raw(address, build_request(address, name), TIMEOUT_S)
+
+
+async def ask_version(address: ServerAddress, name: str) -> Any:
+    """Return the answer of an exact version. Raise BenchmarkError."""
+    answer = await ask(address, name)
+    if answer.status != 200:
+        raise BenchmarkError(
+            f"`{name}` answered {answer.status}: {answer.body[:200]!r}", hint="see the server's log"
+        )
+    return orjson.loads(answer.body)

@@ -1,0 +1,92 @@
+"""The system's Chromium, and measurements of one tab."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
+SETTLE_MS = 300.0  # until what the page has received is shown
+POLLS_PER_MINUTE = 30  # of the view `status`
+WARM_UP_MINUTES = 10  # until its lines have all their points and V8 has compiled its code
+SPEED = 1_000  # of the timers of the page; its requests take their time
+FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+# What moved since then, without what a person caused (https://web.dev/cls).
+OBSERVE_SHIFTS = """() => {
+  window.shifted = [];
+  const note = (entry) => entry.sources.forEach(({node}) => window.shifted.push(node?.className));
+  new PerformanceObserver((list) => {
+    list.getEntries().filter((entry) => !entry.hadRecentInput).forEach(note);
+  }).observe({type: "layout-shift", buffered: false});
+}"""
+_POLLED = "**/stats"
+_FAST_TIMERS = (
+    "const after = setTimeout;"
+    f"window.setTimeout = (call, ms, ...more) => after(call, ms / {SPEED}, ...more);"
+)
+
+
+def find_browser() -> str | None:
+    return next(filter(None, map(shutil.which, EXECUTABLES)), None)
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """Start the system's Chromium. Playwright's own builds are not downloaded."""
+    with sync_playwright() as playwright:
+        # Without the sandbox of Chromium, which root in a container does not have.
+        browser = playwright.chromium.launch(
+            executable_path=find_browser(),
+            args=[
+                "--no-sandbox",
+                "--disable-dev-shm-usage",
+                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            ],
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def read_first_paint_ms(page: Page) -> float:
+    """Wait for the first paint of a page that is loading. Return ms since the navigation."""
+    page.wait_for_function(FIRST_PAINT)
+    return cast(float, page.evaluate(FIRST_PAINT))
+
+
+class OpenStatus:
+    """The view `status`, open for minutes. Its requests are real.
+
+    Its timers are fast, so that minutes pass in seconds, unless `real_time` is set.
+    """
+
+    def __init__(self, page: Page, url: str, *, real_time: bool = False) -> None:
+        self._page = page
+        self._polls = 0
+        if not real_time:
+            page.add_init_script(_FAST_TIMERS)
+        page.on("requestfinished", lambda request: self._count(request.url))
+        page.goto(f"{url}/#/status")
+        self._session = page.context.new_cdp_session(page)
+
+    def read_bytes_after(self, minutes: float) -> int:
+        """Return the bytes of live JavaScript objects when so many minutes have passed.
+
+        The page gets no answers meanwhile: those that it is just showing would count.
+        """
+        while self._polls < minutes * POLLS_PER_MINUTE:
+            self._page.wait_for_timeout(50)
+        self._page.route(_POLLED, lambda _route: None)
+        self._page.wait_for_timeout(SETTLE_MS)
+        self._session.send("HeapProfiler.collectGarbage")
+        used = int(self._session.send("Runtime.getHeapUsage")["usedSize"])
+        self._page.unroute(_POLLED)  # lets the waiting request go on
+        return used
+
+    def _count(self, url: str) -> None:
+        self._polls += url.endswith("/stats")

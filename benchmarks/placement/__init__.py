@@ -1,0 +1,1 @@
+"""Replay of a day against the choice of the hardware."""

@@ -1,0 +1,41 @@
+"""The summary of the published comparison, for the first page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.common.report import RESULTS, Table, read_table
+
+FILE = RESULTS / "rivals.json"
+# Header of a column, workload, and connections.
+COLUMNS = (
+    ("1 client", "sentences", 1),
+    ("16 clients", "sentences", 16),
+    ("64 clients", "sentences", 64),
+    ("16 clients, lists of 32", "lists", 16),
+)
+_NOTHING = "-"
+
+
+def summarize_published() -> Table:
+    """Return requests/s of the servers that answered at every load. Raise BenchmarkError."""
+    tables = {workload: read_table(FILE, workload) for _, workload, _ in COLUMNS}
+    systems = dict.fromkeys(row[0] for table in tables.values() for row in table.rows)
+    rows = [
+        [system, *(_find_rate(tables[workload], system, at) for _, workload, at in COLUMNS)]
+        for system in systems
+    ]
+    complete = [row for row in rows if _NOTHING not in row]
+    return Table("rivals", ("requests/s", *(header for header, _, _ in COLUMNS)), complete)
+
+
+def _find_rate(table: Table, system: str, connections: int) -> str:
+    """Return requests/s; nothing if no request or only some were answered."""
+    rate = next(_cells(table, system, f"requests/s at {connections}"), _NOTHING)
+    return _NOTHING if rate == "0.0" or "failed" in rate else rate
+
+
+def _cells(table: Table, system: str, header: str) -> Iterator[str]:
+    if header in table.columns:
+        index = list(table.columns).index(header)
+        yield from (row[index] for row in table.rows if row[0] == system)

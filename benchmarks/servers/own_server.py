@@ -1,0 +1,71 @@
+"""The server under test: started for the benchmark, on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress
+from benchmarks.common.report import REPOSITORY
+from benchmarks.servers.process_kinds import KINDS, find_processes
+from benchmarks.servers.processes import ServerCommand, is_ready, run_server
+from cluster.default_config import CONFIG_NAME
+from cluster.processes import find_free_port
+
+PREFERRED_PORT = 8600
+READY_TIMEOUT_S = 60.0  # until the server is ready again for the next fault
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server under test."""
+
+    address: ServerAddress
+    launcher: int  # pid
+
+    async def wait_until_complete(self) -> None:
+        """Wait until processes of every kind run and the server is ready. Raise BenchmarkError."""
+        deadline_s = time.perf_counter() + READY_TIMEOUT_S
+        while True:
+            missing = [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]
+            ready = await asyncio.to_thread(is_ready, self.address.port, "/ready")
+            if ready and not missing:
+                return
+            if time.perf_counter() > deadline_s:
+                raise BenchmarkError(
+                    f"the server has not recovered after {READY_TIMEOUT_S:g} s: ready {ready}, "
+                    f"missing processes {missing}",
+                    hint="look at the logs in /tmp/ray/session_latest/logs",
+                )
+            await asyncio.sleep(POLL_S)
+
+
+@contextmanager
+def start_server(config: Path, logs: Path) -> Iterator[Server]:
+    """Start a server with a copy of `config` on a port of its own; end it afterwards.
+
+    The launcher writes to `<logs>/hundredfold.log`.
+    """
+    port = find_free_port(PREFERRED_PORT, 0)
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        own = Path(directory) / CONFIG_NAME
+        own.write_bytes(config.read_bytes())
+        command = ServerCommand(
+            name="hundredfold",
+            arguments=[sys.executable, "-m", "cluster", "up", str(own), "--port", str(port)],
+            port=port,
+            ready_path="/ready",
+            environment={},
+        )
+        with run_server(command, logs, REPOSITORY) as process:
+            if process.pid is None:
+                raise AssertionError("bug: the server has no process")
+            yield Server(process.address, process.pid)

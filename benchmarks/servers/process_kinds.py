@@ -1,0 +1,74 @@
+"""The kinds of processes of a server, and the processes of one kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+ProcessFault = Literal["kill", "stop"]
+ACTION_NAMES = {"kill": "kill -9", "stop": "SIGSTOP"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessKind:
+    """Processes whose command line contains `words`, and what their loss may cost.
+
+    Requests are lost at most for `max_disturbed_s` after the fault; None: all but 0.1 % are
+    answered.
+    """
+
+    name: str
+    words: str
+    max_disturbed_s: float | None = None
+
+
+REPLICA = "ray::ServeReplica:hundredfold:"
+PORT_S = 2.0  # the port itself goes
+RESTART_S = 20.0  # all of Ray and Serve starts again
+KINDS = (
+    ProcessKind("encoder", f"{REPLICA}CpuEncoder"),
+    ProcessKind("tokenizer", f"{REPLICA}Tokenizer"),
+    ProcessKind("generator", f"{REPLICA}CpuGenerator"),
+    ProcessKind("ingress", f"{REPLICA}Ingress"),
+    ProcessKind("controller", "ray::ServeController"),
+    ProcessKind("haproxy", "/haproxy -db", PORT_S),
+    ProcessKind("manager", "ray::HAProxyManager", PORT_S),
+    ProcessKind("gcs", "gcs/gcs_server", RESTART_S),
+    ProcessKind("raylet", "raylet/raylet", RESTART_S),
+    ProcessKind("dashboard", "dashboard/dashboard.py"),
+)
+
+
+def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
+    """Return the live processes of a kind that the launcher started, the oldest first.
+
+    Each child of the launcher leads a session, in which everything stays that it starts.
+    """
+    found = [one for one in find_members(launcher) if kind.words in _read_command(one)]
+    return sorted(found, key=psutil.Process.create_time)
+
+
+def find_members(launcher: int) -> Iterator[psutil.Process]:
+    """Find the live processes that the launcher started."""
+    try:
+        sessions = {child.pid for child in psutil.Process(launcher).children()}
+    except psutil.Error:
+        return
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (OSError, psutil.Error):
+            continue
+
+
+def _read_command(process: psutil.Process) -> str:
+    """Return the command line; empty when the process has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,331 @@
+"""API keys: latency of refusals, cost of keys under load, and the share of a key above its limit.
+
+The command starts a server of its own. Phases with and without keys alternate: the key file is
+taken out of the configuration of the running server and put back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import os
+import re
+import statistics
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+import yaml
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress, build_inference_body, task_path
+from benchmarks.common.options import (
+    DEFAULT_MODEL,
+    add_run_options,
+    positive_count,
+    positive_seconds,
+)
+from benchmarks.common.report import Table, log_progress, publish, start_run
+from benchmarks.common.sentences import load_sentences
+from benchmarks.common.statistics import Goal, percentiles_ms
+from benchmarks.servers.own_server import start_server
+from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
+from cluster.default_config import CONFIG_HELP, find_config
+from deployments.artifacts.types import TaskName
+from deployments.keys.key import ApiKey, KeyLimits, generate_key, hash_key, key_id
+from deployments.keys.key_file import KeyFile, change_key_file
+
+TASK = TaskName.FEATURE_EXTRACTION.value
+LOG_NAME = "hundredfold.log"
+NOISY_PER_MINUTE = 1_200
+NOISY_CONNECTIONS = 4
+WARM_UP_REFUSALS = 1_000  # of each kind: the server has just started
+SETTLE_S = 10.0  # in which the noisy key uses up what it has saved
+CHANGE_TIMEOUT_S = 30.0
+MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysResults:
+    """What one run measured."""
+
+    refusal_ms: Mapping[str, Mapping[str, float]]  # percentiles by reason
+    connections: int
+    without_keys: Sequence[float]  # requests/s by round
+    with_keys: Sequence[float]
+    noisy_allowed_per_s: float
+    noisy_answered_per_s: float
+    noisy_refused_per_s: float
+    quiet_alone_ms: Mapping[str, float]
+    quiet_beside_ms: Mapping[str, float]
+    quiet_failures: Mapping[str, int]
+
+    @property
+    def cost(self) -> float:
+        """Share of the throughput that keys cost: the median over the rounds."""
+        pairs = zip(self.with_keys, self.without_keys, strict=True)
+        return 1 - statistics.median(keyed / free for keyed, free in pairs)
+
+    @property
+    def noisy_share(self) -> float:
+        return self.noisy_answered_per_s / self.noisy_allowed_per_s
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
+    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
+    parser.add_argument("--connections", type=positive_count, default=64, metavar="N")
+    parser.add_argument("--rounds", type=positive_count, default=8, metavar="N")
+    parser.add_argument(
+        "--seconds", type=positive_seconds, default=5.0, metavar="S", help="of each phase"
+    )
+    parser.add_argument("--refusals", type=positive_count, default=1_000, metavar="N")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the results. Raise BenchmarkError."""
+    metadata = start_run("keys", arguments.command_line, arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="keys-") as directory:
+        keys = KeySet(Path(directory) / "keys.json")
+        config = find_config(arguments.config)
+        with start_server(config, arguments.out) as server:
+            settings = LiveSettings(arguments.out / LOG_NAME, config, server.address.port)
+            results = measure(server.address, settings, keys, arguments)
+    notes = [goal.sentence for goal in find_goals(results)]
+    publish(arguments, metadata, results, build_tables(results), notes=notes)
+    return 0
+
+
+class KeySet:
+    """A key file with a key for each client of the benchmark."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.usual = self._add("usual")
+        self.noisy = self._add("noisy", KeyLimits(requests_per_minute=NOISY_PER_MINUTE))
+
+    def _add(self, name: str, limits: KeyLimits | None = None) -> str:
+        text = generate_key()
+        key = ApiKey(
+            id=key_id(text),
+            name=name,
+            sha256=hash_key(text).hex(),
+            created=datetime.now(UTC),
+            limits=limits or KeyLimits(),
+        )
+        change_key_file(self.path, lambda content: KeyFile(keys=(*content.keys, key)))
+        return text
+
+
+class LiveSettings:
+    """The configuration of a running server, changed by Ray Serve's REST API as `serve deploy`."""
+
+    def __init__(self, log: Path, config: Path, port: int) -> None:
+        """`log`: the output of the launcher, which names the dashboard. Raise BenchmarkError."""
+        found = re.search(r"dashboard on ([\d.:]+)", log.read_text(encoding="utf-8"))
+        if found is None:
+            raise BenchmarkError(f"`{log}` names no dashboard", hint="see why the start failed")
+        self._url = f"http://{found[1]}/api/serve/applications/"
+        self._document = yaml.safe_load(config.read_text(encoding="utf-8"))
+        self._document["http_options"]["port"] = port
+
+    def set_key_file(self, path: Path | None) -> None:
+        """Raise BenchmarkError."""
+        (application,) = self._document["applications"]
+        ingress = next(d for d in application["deployments"] if d["name"] == "Ingress")
+        ingress["user_config"]["key_file"] = None if path is None else str(path)
+        self._put(self._document)
+
+    def _put(self, body: Any) -> None:
+        token = os.environ.get("RAY_AUTH_TOKEN") or Path("~/.ray/auth_token").expanduser()
+        text = token if isinstance(token, str) else token.read_text(encoding="utf-8").strip()
+        request = urllib.request.Request(
+            self._url,
+            method="PUT",
+            data=orjson.dumps(body),
+            headers={"authorization": f"Bearer {text}", "content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=CHANGE_TIMEOUT_S):
+                pass
+        except urllib.error.HTTPError as error:
+            raise BenchmarkError(
+                f"Ray Serve refused the configuration: {error.read()[:500]!r}", hint="see its log"
+            ) from error
+
+
+def measure(
+    address: ServerAddress, settings: LiveSettings, keys: KeySet, arguments: argparse.Namespace
+) -> KeysResults:
+    texts = load_sentences(None, arguments.seed).texts
+    path = task_path(TASK, arguments.model)
+
+    def build(key: str | None) -> list[bytes]:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return [address.build_post(path, build_inference_body(text), headers) for text in texts]
+
+    switch_keys(settings, address, keys.path)
+    refusals = measure_refusals(address, path, arguments.refusals)
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for round_ in range(arguments.rounds):
+        for is_keyed in (False, True) if round_ % 2 == 0 else (True, False):
+            switch_keys(settings, address, keys.path if is_keyed else None)
+            result = load(address, build(keys.usual if is_keyed else None), arguments)
+            log_progress(f"keys {is_keyed}: {result.requests_per_s:.0f} requests/s")
+            rates[is_keyed].append(result.requests_per_s)
+    switch_keys(settings, address, keys.path)
+    quiet, noisy = build(keys.usual), build(keys.noisy)
+    return KeysResults(
+        refusal_ms=refusals,
+        connections=arguments.connections,
+        without_keys=rates[False],
+        with_keys=rates[True],
+        **uvloop.run(measure_noisy(address, quiet, noisy, 3 * arguments.seconds)),
+    )
+
+
+def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | None) -> None:
+    """Require keys, or none, and wait until the server does. Raise BenchmarkError."""
+    wanted = 200 if path is None else 401
+    if ask_status(address) == wanted:
+        return
+    settings.set_key_file(path)
+    deadline_s = time.perf_counter() + CHANGE_TIMEOUT_S
+    while ask_status(address) != wanted:
+        if time.perf_counter() > deadline_s:
+            raise BenchmarkError("the server does not apply the key file", hint="see its log")
+        time.sleep(0.1)
+
+
+def ask_status(address: ServerAddress) -> int:
+    """Return the status of a list of models without a key."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=30)
+    try:
+        connection.request("GET", f"{address.prefix}/v1/models?limit=1")
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+
+
+def measure_refusals(
+    address: ServerAddress, path: str, count: int
+) -> dict[str, Mapping[str, float]]:
+    """Ask with no key, an unknown one and one of another form in turns, one connection each."""
+    cases = {"no key": None, "unknown key": generate_key(), "another form": "x" * 40}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    with ExitStack() as stack:
+        connections = {
+            name: stack.enter_context(
+                closing(http.client.HTTPConnection(address.host, address.port, timeout=30))
+            )
+            for name in cases
+        }
+        for _ in range(WARM_UP_REFUSALS + count):
+            for name, key in cases.items():
+                seconds[name].append(_time_refusal(connections[name], address.prefix + path, key))
+    return {name: percentiles_ms(each[WARM_UP_REFUSALS:]) for name, each in seconds.items()}
+
+
+def _time_refusal(connection: http.client.HTTPConnection, path: str, key: str | None) -> float:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    body = build_inference_body("A sentence.")
+    started_s = time.perf_counter()
+    connection.request("POST", path, body, headers)
+    response = connection.getresponse()
+    response.read()
+    ended_s = time.perf_counter()
+    if response.status != 401:
+        raise BenchmarkError(f"a wrong key got {response.status}", hint="see the server's log")
+    return ended_s - started_s
+
+
+def load(
+    address: ServerAddress, requests: Sequence[bytes], arguments: argparse.Namespace
+) -> LoadResult:
+    plan = LoadPlan(connections=arguments.connections, seconds=arguments.seconds)
+    result: LoadResult = uvloop.run(run_load(address, Workload(requests), plan))
+    if result.failures:
+        raise BenchmarkError(f"requests failed: {dict(result.failures)}", hint="see the server")
+    return result
+
+
+async def measure_noisy(
+    address: ServerAddress, quiet: Sequence[bytes], noisy: Sequence[bytes], seconds: float
+) -> dict[str, Any]:
+    """Let a key ask without a pause, beside a client without limits."""
+    plan = LoadPlan(connections=1, seconds=seconds, warm_up_s=2.0)
+    alone = await run_load(address, Workload(quiet), plan)
+    loud = LoadPlan(connections=NOISY_CONNECTIONS, seconds=seconds, warm_up_s=SETTLE_S)
+    beside, result = await asyncio.gather(
+        run_load(address, Workload(quiet), LoadPlan(connections=1, seconds=seconds, warm_up_s=10)),
+        run_load(address, Workload(noisy), loud),
+    )
+    return {
+        "noisy_allowed_per_s": NOISY_PER_MINUTE / 60,
+        "noisy_answered_per_s": result.requests_per_s,
+        "noisy_refused_per_s": sum(result.failures.values()) / (seconds + SETTLE_S),
+        "quiet_alone_ms": percentiles_ms(alone.latencies_s),
+        "quiet_beside_ms": percentiles_ms(beside.latencies_s),
+        "quiet_failures": beside.failures,
+    }
+
+
+def find_goals(results: KeysResults) -> list[Goal]:
+    slowest = max(times["p99"] for times in results.refusal_ms.values())
+    return [
+        Goal.at_most("p99 of a refused key, ms", slowest, MAX_REFUSAL_MS),
+        Goal.at_most("share of the throughput that keys cost", results.cost, MAX_COST),
+        Goal.at_most(
+            "error of the share of a noisy key", abs(results.noisy_share - 1), MAX_SHARE_ERROR
+        ),
+    ]
+
+
+def build_tables(results: KeysResults) -> list[Table]:
+    refusals = [
+        (name, f"{times['p50']:.2f}", f"{times['p99']:.2f}")
+        for name, times in results.refusal_ms.items()
+    ]
+    cost = (
+        str(results.connections),
+        f"{statistics.median(results.without_keys):.0f}",
+        f"{statistics.median(results.with_keys):.0f}",
+        f"{results.cost:.1%}",
+    )
+    noisy = (
+        f"{results.noisy_allowed_per_s:.1f}",
+        f"{results.noisy_answered_per_s:.1f}",
+        f"{results.noisy_refused_per_s:.0f}",
+        f"{results.quiet_alone_ms['p50']:.1f} / {results.quiet_alone_ms['p99']:.1f}",
+        f"{results.quiet_beside_ms['p50']:.1f} / {results.quiet_beside_ms['p99']:.1f}",
+        str(sum(results.quiet_failures.values())),
+    )
+    return [
+        Table("refusals", ("sent", "p50 ms", "p99 ms"), refusals),
+        Table(
+            "cost",
+            ("connections", "requests/s without keys", "with keys", "cost, median of rounds"),
+            [cost],
+        ),
+        Table(
+            "noisy",
+            (
+                "limit, requests/s", "answered/s", "refused/s", "other key alone, p50 / p99 ms",
+                "beside it", "its failures",
+            ),
+            [noisy],
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,215 @@
+"""Stories: what each technique is worth, measured.
+
+a: 10 and 100 times, technique by technique. b: the stages of a model for questions from PyTorch to
+int8. c: a GPT-2 with and without bound memory and KV cache. Each part starts what it needs and
+writes a result file with tables and plots. docs/stories.md is made from copies of these files in
+docs/results (`python -m benchmarks tables`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.options import (
+    DEFAULT_GENERATOR,
+    DEFAULT_MODEL,
+    add_rounds_option,
+    add_run_options,
+    add_store_option,
+)
+from benchmarks.common.report import RunMetadata, Table, log_progress, publish, start_run
+from benchmarks.common.sentences import (
+    DEFAULT_DATA,
+    SQUAD_NAME,
+    load_sentences,
+    read_answerable_questions,
+)
+from benchmarks.serving.quality import DEFAULT_READER
+from benchmarks.stories import decoding, served_stages, techniques
+from benchmarks.stories.encoder_steps import open_encoder_steps
+from benchmarks.stories.stages import (
+    GPU_STAGE,
+    StagePlan,
+    list_stages,
+    seal_stages,
+    write_questions,
+)
+from build_artifacts.demo import find_demo_model
+from build_artifacts.errors import SourceNotFound
+from build_artifacts.pruning.prune import Pruning
+from deployments.artifacts.types import TaskName
+from deployments.machine import usable_cores
+
+DEFAULT_PRUNING = 0.2
+# Points of F1 that a stage may lose.
+DEFAULT_MAX_DROP = 5.0
+QUIET = "nothing else ran on the machine"
+
+
+class Story(NamedTuple):
+    """One story: its measurement, tables and plot."""
+
+    measure: Callable[[argparse.Namespace, Path], Any]
+    build_tables: Callable[[Any], Sequence[Table]]
+    plot: Callable[[Path, RunMetadata, Any], list[Path]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("part", choices=tuple(PARTS), help="the story")
+    add_store_option(parser)
+    add_run_options(parser)
+    add_rounds_option(parser)
+    parser.add_argument(
+        "--embedder", default=DEFAULT_MODEL, metavar="ID", help="of story a; default: %(default)s"
+    )
+    parser.add_argument(
+        "--generator",
+        default=DEFAULT_GENERATOR,
+        metavar="ID",
+        help="of story a; empty: leave generation out; default: %(default)s",
+    )
+    parser.add_argument(
+        "--reader", default=DEFAULT_READER, metavar="ID", help="of story b; default: %(default)s"
+    )
+    parser.add_argument(
+        "--adapter", type=Path, metavar="DIR", help="that the build of the reader merged"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help=f"directory of {SQUAD_NAME} and stsb-test.tsv"
+    )
+    parser.add_argument(
+        "--prune", type=float, default=DEFAULT_PRUNING, metavar="FRACTION", help="of story b"
+    )
+    parser.add_argument(
+        "--max-drop",
+        type=float,
+        default=DEFAULT_MAX_DROP,
+        metavar="POINTS",
+        help="of F1, for each stage of story b; default: %(default)s",
+    )
+    parser.add_argument("--note", default=QUIET, help="what else ran on the machine")
+    parser.add_argument("--no-server", action="store_true", help="leave the server of story a out")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure one story and write the results. Raise ServeError."""
+    part = PARTS[arguments.part]
+    metadata = start_run(f"story_{arguments.part}", arguments.command_line, arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="stories-") as directory:
+        results = part.measure(arguments, Path(directory))
+    publish(arguments, metadata, results, part.build_tables(results))
+    for path in part.plot(arguments.out, metadata, results):
+        log_progress(f"wrote {path}")
+    return 0
+
+
+def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniques.TechniqueResults:
+    sentences = load_sentences(arguments.data, arguments.seed)
+    texts = techniques.sample_requests(sentences.texts, techniques.REQUESTS, arguments.seed)
+    model = LocalModel.open(arguments.store, arguments.embedder)
+    work = scratch / "encoder"
+    work.mkdir()
+    with open_encoder_steps(model, arguments.store, work, texts) as steps:
+        rates = techniques.run_rounds(techniques.build_measurements(steps, texts), arguments.rounds)
+        embedding = tuple(techniques.StepRate(s.name, s.what, rates[s.name]) for s in steps)
+    generation: tuple[techniques.StepRate, ...] = ()
+    if arguments.generator:
+        generator = LocalModel.open(arguments.store, arguments.generator)
+        unpacked = scratch / "generator"
+        unpacked.mkdir()
+        generation = techniques.measure_generation(
+            generator, unpacked, arguments.rounds, arguments.seed
+        )
+    served = None
+    if not arguments.no_server:
+        served = techniques.measure_served(
+            model,
+            arguments.store,
+            texts,
+            rounds=arguments.rounds,
+            out=arguments.out,
+            root=scratch,
+        )
+    return techniques.TechniqueResults(
+        embedder=model.manifest.id,
+        generator=arguments.generator or None,
+        sentences=sentences.origin,
+        requests=len(texts),
+        distinct=len(set(texts)),
+        note=arguments.note,
+        embedding=embedding,
+        generation=generation,
+        served_per_s=served,
+    )
+
+
+def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stages.StageResults:
+    """Questions that rate heads are those of the demo model; others measure F1, if there are."""
+    model = LocalModel.open(arguments.store, arguments.reader)
+    if model.manifest.tasks[0] != TaskName.QUESTION_ANSWERING:
+        raise BenchmarkError(
+            f"`{model.manifest.id}` does not answer questions", hint="name one with --reader ID"
+        )
+    calibration = find_calibration()
+    held_out = (arguments.data or DEFAULT_DATA) / SQUAD_NAME
+    data = held_out if arguments.data or held_out.is_file() else calibration
+    questions = read_answerable_questions(data)
+    plan = StagePlan(
+        manifest=model.manifest,
+        adapter=arguments.adapter,
+        pruning=Pruning(fraction=arguments.prune, data=calibration),
+        evaluation=write_questions(questions, scratch / "questions.json"),
+        max_drop=arguments.max_drop,
+    )
+    store = scratch / "store"
+    stages, refused = seal_stages(plan, scratch, store)
+    lengths = [n for n in served_stages.LENGTHS if n <= model.manifest.max_tokens]
+    measured = served_stages.measure_stages(
+        stages, store, questions, data.name, lengths, arguments.out
+    )
+    return served_stages.StageResults(
+        model_id=model.manifest.id,
+        pruned=arguments.prune,
+        data=data.name,
+        calibration=calibration.name,
+        questions=len(questions),
+        threads=usable_cores(),
+        note=arguments.note,
+        stages=(
+            *measured,
+            *(served_stages.describe_unmeasured(*item) for item in refused.items()),
+            *(() if GPU_STAGE in list_stages() else (served_stages.FP16,)),
+        ),
+    )
+
+
+def find_calibration() -> Path:
+    """Return the questions of the demo model."""
+    path = find_demo_model(DEFAULT_READER).evaluation
+    if path is None:
+        raise SourceNotFound(f"`{DEFAULT_READER}` has no questions", hint="this is a bug")
+    return path
+
+
+def measure_decoding(arguments: argparse.Namespace, _scratch: Path) -> decoding.DecodingResults:
+    return decoding.measure_decoding(
+        decoding.GPT2,
+        decoding.CONTEXTS,
+        threads=usable_cores(),
+        rounds=arguments.rounds,
+        seed=arguments.seed,
+        note=arguments.note,
+    )
+
+
+PARTS: Mapping[str, Story] = {
+    "a": Story(measure_techniques, techniques.build_tables, techniques.plot_techniques),
+    "b": Story(measure_stages, served_stages.build_tables, served_stages.plot_stages),
+    "c": Story(measure_decoding, decoding.build_tables, decoding.plot_decoding),
+}

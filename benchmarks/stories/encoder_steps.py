@@ -1,0 +1,189 @@
+"""The steps of story a for sentence vectors: each adds one technique to the step before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, SortedBatches
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.local_model import LocalModel
+from build_artifacts.progress import BuildProgress
+from build_artifacts.report.stages import (
+    RebuiltStages,
+    Stage,
+    build_served_stage,
+    rebuild_prepared,
+)
+from build_artifacts.report.values import (
+    BASELINE,
+    ReportRequest,
+    TimingModes,
+    read_served_variants,
+)
+from build_artifacts.search.graphs import CandidateGraphs
+from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.storage.workspace import StepRunner, Workspace
+from deployments.artifacts.types import Device
+from deployments.batching.batches import collate
+from deployments.engines import EncoderEngine
+from deployments.engines.forward_pass import Batch
+from deployments.messages import TokenizedItem
+from deployments.tokenization.encodings import open_tokenizer
+from deployments.tuning.costs import TuningTarget
+from deployments.tuning.measure import wait_until_idle
+
+Tokenize = Callable[[str], TokenizedItem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderStep:
+    """One way to compute the vectors of a sequence of requests with one text each."""
+
+    name: str
+    what: str
+    tokenize: Tokenize
+    engine: EncoderEngine
+    padded_tokens: int = 0  # 0: no padding
+    has_cache: bool = False  # repeats of a text are answered without a pass
+    passes: int = 0  # concurrent passes of batches; 0: one pass per request, one after the other
+
+    def time_requests(self, texts: Sequence[str]) -> float:
+        """Compute all requests once, with an empty cache. Return the seconds."""
+        wait_until_idle()
+        started_s = time.perf_counter()
+        distinct = list(dict.fromkeys(texts)) if self.has_cache else texts
+        if self.passes:
+            batches = SortedBatches.build([self.tokenize(t) for t in distinct], SENTENCES_PER_BATCH)
+            with ThreadPoolExecutor(self.passes) as pool:
+                list(pool.map(self.engine.run, batches.batches))
+        else:
+            for text in distinct:
+                self.engine.run(self._pad(collate([self.tokenize(text)])))
+        return time.perf_counter() - started_s
+
+    def _pad(self, batch: Batch) -> Batch:
+        missing = self.padded_tokens - batch.input_ids.shape[1]
+        if missing <= 0:
+            return batch
+        sides = ((0, 0), (0, missing))
+        return replace(
+            batch,
+            input_ids=np.pad(batch.input_ids, sides),
+            attention_mask=np.pad(batch.attention_mask, sides),
+            token_type_ids=np.pad(batch.token_type_ids, sides),
+        )
+
+
+@contextmanager
+def open_encoder_steps(
+    model: LocalModel, store: Path, scratch: Path, texts: Sequence[str]
+) -> Iterator[list[EncoderStep]]:
+    """Rebuild the graphs behind the sealed one and open every step. Raise ServeError."""
+    request = ReportRequest(artifact=model.directory, store=store)
+    modes = TimingModes.of(request)
+    with ExitStack() as stack:
+        stages = _build_stages(model, scratch, modes)
+        engines = {
+            name: stack.enter_context(_open(stage, batched=False)) for name, stage in stages.items()
+        }
+        slow, fast = _open_slow_tokenizer(model, scratch), _open_fast_tokenizer(model)
+        _check_equal(slow, fast, texts)
+        naive = EncoderStep(
+            name="naive",
+            what="Python tokenizer, every text padded to the maximum, PyTorch eager, "
+            "one text at a time",
+            tokenize=slow,
+            engine=engines[BASELINE],
+            padded_tokens=model.manifest.max_tokens,
+        )
+        steps = [naive]
+
+        def add(name: str, what: str, **changes: Any) -> None:
+            steps.append(replace(steps[-1], name=name, what=what, **changes))
+
+        add("fast tokenizer", "compiled tokenizer", tokenize=fast)
+        add("no padding", "texts keep their length", padded_tokens=0)
+        add("cache", "repeated texts are not computed again", has_cache=True)
+        for name, stage in (("graph", "onnx"), ("fusion", "optimized"), ("quantization", "served")):
+            if stage in engines:
+                add(name, stages[stage].what, engine=engines[stage])
+        batched = stack.enter_context(_open(stages["served"], batched=True))
+        add(
+            "batching",
+            f"batches of {SENTENCES_PER_BATCH} by length, one pass per core",
+            engine=batched,
+            passes=modes.throughput.concurrent_passes,
+        )
+        yield steps
+
+
+def _build_stages(model: LocalModel, scratch: Path, modes: TimingModes) -> dict[str, Stage]:
+    """Return the stages of the model's report by name; the served one is `served`."""
+    target = TuningTarget(model.directory, model.manifest, Device.CPU, modes.single_pass)
+    served = read_served_variants(target)
+    if served is None:
+        raise BenchmarkError(
+            f"this host cannot serve `{model.manifest.id}`", hint="build the model again"
+        )
+    with BuildProgress.on_stderr() as progress:
+        steps = StepRunner(Workspace(scratch), progress)
+        prepared = rebuild_prepared(
+            model.manifest, steps, scratch / "sources", HuggingFaceHub(), None
+        )
+        rebuilt = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)
+        stages = {stage.name: stage for stage in rebuilt.build_baselines(served, {})}
+    return stages | {"served": build_served_stage(served, modes)}
+
+
+@contextmanager
+def _open(stage: Stage, *, batched: bool) -> Iterator[EncoderEngine]:
+    engine = stage.open(stage.throughput if batched else stage.single_pass)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _open_fast_tokenizer(model: LocalModel) -> Tokenize:
+    tokenizer = open_tokenizer(model.directory)
+    tokenizer.enable_truncation(model.manifest.max_tokens)
+
+    def tokenize(text: str) -> TokenizedItem:
+        ids = np.array(tokenizer.encode(text).ids, np.int32)
+        return TokenizedItem(ids, len(ids))
+
+    return tokenize
+
+
+def _open_slow_tokenizer(model: LocalModel, scratch: Path) -> Tokenize:
+    """Open transformers' tokenizer in Python with the vocabulary of the model."""
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+    vocabulary = open_tokenizer(model.directory).get_vocab()
+    file = scratch / "vocab.txt"
+    file.write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)), encoding="utf-8")
+    tokenizer = BertTokenizerLegacy(str(file))
+    max_tokens = model.manifest.max_tokens
+
+    def tokenize(text: str) -> TokenizedItem:
+        ids = tokenizer(text, truncation=True, max_length=max_tokens)["input_ids"]
+        return TokenizedItem(np.array(ids, np.int32), len(ids))
+
+    return tokenize
+
+
+def _check_equal(slow: Tokenize, fast: Tokenize, texts: Sequence[str]) -> None:
+    for text in dict.fromkeys(texts):
+        if not np.array_equal(slow(text).ids, fast(text).ids):
+            raise BenchmarkError(
+                f"the tokenizers disagree on `{text[:60]}`",
+                hint="name an uncased model of BERT's vocabulary with --embedder ID",
+            )

@@ -1,0 +1,188 @@
+"""The stages of story b, sealed one by one: graphs of one checkpoint, before and after pruning."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from build_artifacts.accuracy_gate import AccuracyGate
+from build_artifacts.demo_variants import CPU_TORCH
+from build_artifacts.errors import GateFailed, UnsupportedModel
+from build_artifacts.evaluation import ExampleSampling
+from build_artifacts.evaluation.squad import SquadQuestion
+from build_artifacts.families import read_metadata
+from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.families.encoder import EncoderBuild, EncoderFamily
+from build_artifacts.progress import BuildProgress
+from build_artifacts.pruning.prune import Pruning, describe_pruning
+from build_artifacts.recipes import (
+    CPU_FP32,
+    CPU_INT8,
+    GPU_FP16,
+    BuildRecipe,
+    CandidateRecipe,
+)
+from build_artifacts.report.stages import PLAIN_ONNX, rebuild_checkpoint
+from build_artifacts.search.screening_settings import has_device
+from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.steps.seal import ArtifactIdentity, write_artifact
+from build_artifacts.storage.workspace import StepRunner, Workspace
+from deployments.artifacts.manifest import ArtifactManifest, Gate
+from deployments.artifacts.store import publish
+from deployments.artifacts.types import Device
+
+# Of the questions, for the accuracy gate; the served answers are scored on all.
+_SAMPLING = ExampleSampling(limit=100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecipe:
+    """One stage of the served_stages."""
+
+    name: str
+    what: str
+    recipe: CandidateRecipe
+    is_pruned: bool = True
+
+
+STAGES = (
+    StageRecipe(name="baseline", what="PyTorch, fp32", recipe=CPU_TORCH, is_pruned=False),
+    StageRecipe(name="pruned", what="PyTorch, fp32", recipe=CPU_TORCH),
+    StageRecipe(
+        name="onnx", what="exported, as ONNX Runtime opens it by default", recipe=PLAIN_ONNX
+    ),
+    StageRecipe(name="optimized", what="one operator per attention, lean graph", recipe=CPU_FP32),
+    StageRecipe(name="int8", what="smoothed static int8", recipe=CPU_INT8),
+    StageRecipe(name="int8, not pruned", what="the same", recipe=CPU_INT8, is_pruned=False),
+)
+GPU_STAGE = StageRecipe(name="fp16", what="fused FP16 graph, on the GPU", recipe=GPU_FP16)
+
+
+def list_stages() -> tuple[StageRecipe, ...]:
+    """Return the stages that this host can measure."""
+    return (*STAGES, GPU_STAGE) if has_device(Device.GPU) else STAGES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedStage:
+    """A stage as a model of a store."""
+
+    name: str
+    what: str
+    model_id: str
+    directory: Path  # of the artifact
+    device: Device
+    parameters: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """The model whose stages are sealed, and how to prune it."""
+
+    manifest: ArtifactManifest
+    adapter: Path | None
+    pruning: Pruning
+    evaluation: Path  # labeled data of the accuracy gate
+    max_drop: float  # points of the metric that a stage may lose
+
+
+def seal_stages(
+    plan: StagePlan, root: Path, store: Path
+) -> tuple[list[SealedStage], dict[str, str]]:
+    """Seal the stages that pass the accuracy gate in `store`; return the reasons of the others.
+
+    `root` takes the files of the builds. Raise BuildError, also if the pruned model does not pass.
+    """
+    sealed: list[SealedStage] = []
+    refused: dict[str, str] = {}
+    with BuildProgress.on_stderr() as progress:
+        builds = {
+            is_pruned: _start(plan, Workspace(root / name), progress, is_pruned=is_pruned)
+            for is_pruned, name in ((False, "original"), (True, "pruned"))
+        }
+        for stage in list_stages():
+            try:
+                sealed.append(_seal(stage, builds[stage.is_pruned], plan, root, store))
+            except (GateFailed, UnsupportedModel) as exc:
+                refused[stage.name] = exc.message
+    return sealed, refused
+
+
+def write_questions(questions: Sequence[SquadQuestion], path: Path) -> Path:
+    """Write questions in the format of SQuAD 1.1."""
+    paragraphs = [
+        {
+            "context": question.context,
+            "qas": [
+                {
+                    "id": str(number),
+                    "question": question.question,
+                    "answers": [
+                        {"text": gold, "answer_start": max(question.context.find(gold), 0)}
+                        for gold in question.golds
+                    ],
+                }
+            ],
+        }
+        for number, question in enumerate(questions)
+    ]
+    path.write_bytes(orjson.dumps({"data": [{"title": "questions", "paragraphs": paragraphs}]}))
+    return path
+
+
+def _start(
+    plan: StagePlan, workspace: Workspace, progress: BuildProgress, *, is_pruned: bool
+) -> EncoderBuild:
+    """Prepare the original or the pruned model. Exports of the two must not be shared."""
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    steps = StepRunner(workspace, progress)
+    sources = workspace.directory("sources")
+    checkpoint = rebuild_checkpoint(plan.manifest, steps, sources, HuggingFaceHub(), plan.adapter)
+    gate = Gate(metric_drop=plan.max_drop)
+    context = BuildContext(
+        steps=steps,
+        weights=checkpoint.weights,
+        metadata=read_metadata(checkpoint, plan.manifest.tasks),
+        recipe=BuildRecipe(
+            candidates=tuple(dict.fromkeys(stage.recipe for stage in list_stages())), gate=gate
+        ),
+        budget=BuildBudget(tune_seconds=0.0, evaluation=plan.evaluation, sampling=_SAMPLING),
+        pruning=plan.pruning if is_pruned else None,
+    )
+    return EncoderFamily().start(context)
+
+
+def _seal(
+    stage: StageRecipe,
+    build: EncoderBuild,
+    plan: StagePlan,
+    root: Path,
+    store: Path,
+) -> SealedStage:
+    gate = AccuracyGate(build.context.steps, build)
+    candidate = gate.first_accepted(stage.recipe)
+    if candidate is None:
+        raise gate.failure()
+    pruned = describe_pruning(plan.pruning) if stage.is_pruned else None
+    source = plan.manifest.source.model_copy(update={"pruning": pruned})
+    model_id = f"stages/{stage.name.replace(', ', '-').replace(' ', '-')}"
+    version = hashlib.sha256(stage.name.encode()).hexdigest()[:12]
+    identity = ArtifactIdentity(model_id, version, source, build.context.recipe.digest())
+    staged = root / "staged" / version
+    write_artifact(build.package([candidate], identity), staged)
+    manifest = ArtifactManifest.read(staged)
+    (sealed,) = manifest.candidates
+    return SealedStage(
+        name=stage.name,
+        what=stage.what,
+        model_id=model_id,
+        directory=publish(staged, store, model_id, version),
+        device=sealed.device,
+        parameters=build.prepared.compaction.parameters_after,
+        size_bytes=manifest.count_bytes(sealed),
+    )

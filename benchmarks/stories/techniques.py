@@ -1,0 +1,237 @@
+"""Story a: 10 and 100 times. A naive deployment and ours, technique by technique.
+
+Requests with one sentence each, some of them repeated, and answers of one prompt each. All steps
+run in this process, in turns; the server over HTTP is measured besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.common.encoder_config import write_encoder_config
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import build_inference_body, model_path
+from benchmarks.common.local_model import LocalModel
+from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
+from benchmarks.common.report import RunMetadata, Table, format_number, log_progress
+from benchmarks.common.statistics import RoundSummary, summarize
+from benchmarks.generation.checkpoints import SourceCheckpoint
+from benchmarks.generation.in_process import InProcessGenerator
+from benchmarks.generation.other_engines import TransformersSystem
+from benchmarks.generation.scenarios import PromptSampler
+from benchmarks.generation.streams import StreamingSystem, System
+from benchmarks.servers.own_server import start_server
+from benchmarks.serving.load import LoadPlan, Workload, run_load
+from benchmarks.stories.encoder_steps import EncoderStep
+from build_artifacts.types import Tokens
+from deployments.config import SchedulingSettings
+from deployments.machine import usable_cores
+
+REQUESTS = 150  # of one sentence
+ZIPF_EXPONENT = 1.0
+STREAMS = 8  # prompts at the same time, in the last step
+PROMPT_TOKENS, NEW_TOKENS = 64, 24
+CONNECTIONS = 64
+_SINGLE_PROMPTS = 2  # of steps that generate one answer after the other
+
+Measurement = Callable[[], float]  # requests or tokens per second
+
+
+@dataclass(frozen=True, slots=True)
+class StepRate:
+    """Requests or tokens per second of one step."""
+
+    name: str
+    what: str
+    per_s: RoundSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TechniqueResults:
+    """What one run measured. Every step adds to the one before."""
+
+    embedder: str
+    generator: str | None
+    sentences: str
+    requests: int
+    distinct: int  # texts among the requests; the others repeat one
+    note: str
+    embedding: tuple[StepRate, ...]
+    generation: tuple[StepRate, ...]
+    served_per_s: RoundSummary | None  # over HTTP, without the cache
+
+
+def sample_requests(texts: Sequence[str], count: int, seed: int) -> list[str]:
+    """Draw texts whose popularity falls with their rank, which is random."""
+    rng = np.random.default_rng(seed)
+    distinct = list(dict.fromkeys(texts))
+    weights = 1.0 / np.arange(1, len(distinct) + 1) ** ZIPF_EXPONENT
+    drawn = rng.choice(len(distinct), size=count, p=weights / weights.sum())
+    ranks = rng.permutation(len(distinct))
+    return [distinct[int(ranks[i])] for i in drawn]
+
+
+def build_measurements(
+    steps: Sequence[EncoderStep], texts: Sequence[str]
+) -> dict[str, Measurement]:
+    return {step.name: partial(_measure_rate, step, texts) for step in steps}
+
+
+def _measure_rate(step: EncoderStep, texts: Sequence[str]) -> float:
+    return len(texts) / step.time_requests(texts)
+
+
+def run_rounds(measurements: Mapping[str, Measurement], rounds: int) -> dict[str, RoundSummary]:
+    """Measure all in turns. The first values are not counted."""
+    for measure in measurements.values():
+        measure()
+    values: dict[str, list[float]] = {name: [] for name in measurements}
+    for number in range(1, rounds + 1):
+        for name, measure in measurements.items():
+            values[name].append(measure())
+            log_progress(f"round {number}/{rounds}: {name}, {values[name][-1]:.1f} per s")
+    return {name: summarize(found) for name, found in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStep:
+    """One way to answer prompts."""
+
+    name: str
+    what: str
+    system: System
+    streams: int  # at the same time
+
+    def tokens_per_s(self, prompts: Sequence[Tokens]) -> float:
+        if self.streams > 1:
+            return self.system.run(prompts[: self.streams], NEW_TOKENS).tokens_per_s
+        groups = [self.system.run([p], NEW_TOKENS) for p in prompts[:_SINGLE_PROMPTS]]
+        return float(np.median([group.tokens_per_s for group in groups]))
+
+
+@contextmanager
+def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[GenerationStep]]:
+    """Open every step of a generative model. Raise ServeError."""
+    threads = usable_cores()
+    config = model.manifest.generation_config
+    if config is None:
+        raise BenchmarkError(
+            f"`{model.manifest.id}` does not generate text", hint="name one with --generator ID"
+        )
+    weights = SourceCheckpoint(model, None, scratch).weights
+    ends = config.eos_token_ids
+    with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        generator = InProcessGenerator(
+            model,
+            kv_slots=STREAMS,
+            threads=threads,
+            events=runner.get_loop(),
+            scheduling=SchedulingSettings(max_draft_tokens=0),
+        )
+        stack.callback(generator.close)
+        ours = StreamingSystem("ours", generator, runner)
+        without = TransformersSystem(weights, ends, threads, use_kv_cache=False)
+        precision = model.candidate.precision
+        yield [
+            GenerationStep(
+                "naive", "transformers, bf16, no KV cache, one answer at a time", without, 1
+            ),
+            GenerationStep(
+                "KV cache", "transformers, bf16", TransformersSystem(weights, ends, threads), 1
+            ),
+            GenerationStep("graph, fusion, quantization", f"the served {precision} graph", ours, 1),
+            GenerationStep("slots", f"{STREAMS} answers at the same time", ours, STREAMS),
+        ]
+
+
+def measure_generation(
+    model: LocalModel, scratch: Path, rounds: int, seed: int
+) -> tuple[StepRate, ...]:
+    """Measure tokens per second of every step. Raise ServeError."""
+    prompts = PromptSampler.open(model, seed).sample_prompts([PROMPT_TOKENS] * STREAMS)
+    with open_generation_steps(model, scratch) as steps:
+        rates = run_rounds({s.name: partial(s.tokens_per_s, prompts) for s in steps}, rounds)
+        return tuple(StepRate(step.name, step.what, rates[step.name]) for step in steps)
+
+
+def measure_served(
+    model: LocalModel, store: Path, texts: Sequence[str], *, rounds: int, out: Path, root: Path
+) -> RoundSummary:
+    """Measure requests/s of a server with one model, at CONNECTIONS. Raise BenchmarkError."""
+    config = write_encoder_config(root, store.resolve(), [model.manifest.id], {})
+    with start_server(config, out) as server:
+        path = model_path(model.manifest.id)
+        requests = [server.address.build_post(path, build_inference_body(text)) for text in texts]
+        random.Random(0).shuffle(requests)
+        workload = Workload(requests)
+        plan = LoadPlan(connections=CONNECTIONS, seconds=3.0)
+        results = [uvloop.run(run_load(server.address, workload, plan)) for _ in range(rounds)]
+    if failures := [dict(r.failures) for r in results if r.failures]:
+        raise BenchmarkError(f"requests failed: {failures}", hint="see the server's log")
+    return summarize([result.requests_per_s for result in results])
+
+
+def build_tables(results: TechniqueResults) -> list[Table]:
+    tables = [Table("sentences", *_build_rows(results.embedding, "requests/s"))]
+    if results.served_per_s is not None:
+        first = results.embedding[0].per_s.median
+        served = results.served_per_s.median
+        tables.append(
+            Table(
+                "served",
+                ["", "requests/s", "naive, times"],
+                [[f"over HTTP, {CONNECTIONS} connections, without the cache",
+                  format_number(served), f"{served / first:.0f}"]],
+            )
+        )  # fmt: skip
+    if results.generation:
+        tables.append(Table("generation", *_build_rows(results.generation, "tokens/s")))
+    return tables
+
+
+def _build_rows(steps: Sequence[StepRate], unit: str) -> tuple[list[str], list[list[str]]]:
+    header = ["technique", "what", unit, "this step, times", "all steps, times"]
+    first, previous = steps[0].per_s.median, steps[0].per_s.median
+    rows = []
+    for step in steps:
+        rate = step.per_s.median
+        factors = [f"{rate / previous:.2f}", f"{rate / first:.1f}"]
+        rows.append([step.name, step.what, format_number(rate, 1), *factors])
+        previous = rate
+    return header, rows
+
+
+def plot_techniques(out: Path, run: RunMetadata, results: TechniqueResults) -> list[Path]:
+    """Plot a waterfall of each chain of steps. Return the paths."""
+    title = "A naive deployment and ours, technique by technique"
+    figure, (sentences, tokens) = create_figure(run, title, (11, 4.6))
+    _draw_waterfall(sentences, results.embedding, "requests per second")
+    if results.generation:
+        _draw_waterfall(tokens, results.generation, "tokens per second")
+    return save_figure(figure, out, run)
+
+
+def _draw_waterfall(axes: Any, steps: Sequence[StepRate], unit: str) -> None:
+    """Draw what each step adds on a logarithmic axis, where equal factors have equal heights."""
+    rates = [step.per_s.median for step in steps]
+    floor = rates[0] / 2
+    for position, rate in enumerate(rates):
+        bottom = rates[position - 1] if position else floor
+        low, high = min(bottom, rate), max(bottom, rate)
+        color = COLORS[0] if rate >= bottom else COLORS[5]
+        axes.bar(position, high - low, bottom=low, color=color if position else COLORS[6])
+        axes.annotate(f"{rate / rates[0]:.1f}", (position, high), ha="center", va="bottom")
+    names = [step.name.replace(", ", ",\n") for step in steps]
+    axes.set_xticks(range(len(steps)), names, rotation=30, ha="right", fontsize="small")
+    label_axes(axes, "", f"{unit}, times naive above", logarithmic=True, legend=False)

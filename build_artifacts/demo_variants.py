@@ -1,0 +1,74 @@
+"""A model for questions in three sizes, each from PyTorch to int8, for the page's demo.
+
+The smaller ones are pruned, not trained: their names say how much. Every size has versions on the
+way to int8, which answers by default; each is named by an alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from build_artifacts.demo import DemoModel, build_demo_model, find_demo_model
+from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.progress import BuildProgress
+from build_artifacts.pruning.prune import Pruning
+from build_artifacts.recipes import CPU_FP32, CandidateRecipe, TorchProgramRecipe
+from build_artifacts.report.stages import PLAIN_ONNX
+from deployments.artifacts.manifest import Gate
+from deployments.artifacts.types import Device
+from deployments.plan.changes import set_alias
+
+CPU_TORCH = CandidateRecipe(
+    name="cpu-torch",
+    device=Device.CPU,
+    precision="fp32",
+    source=TorchProgramRecipe(dtype="float32"),
+    engine="torch",
+)
+# By alias: before int8, which answers by default.
+VARIANTS: Mapping[str, CandidateRecipe] = {
+    "torch": CPU_TORCH,  # the baseline
+    "onnx": PLAIN_ONNX,  # exported, as ONNX Runtime opens it by default
+    "fp32": CPU_FP32,  # one operator per attention, lean graph
+}
+_MODEL = find_demo_model("hundredfold/minilm-squad")
+_MAX_DROP = 5.0  # points that a pruned model may lose; the smallest one loses 4.0
+
+
+def _prune(fraction: float) -> DemoModel:
+    """Return the model without `fraction` of heads and columns, rated on the data of its gate."""
+    return replace(
+        _MODEL,
+        id=f"{_MODEL.id}-pruned-{fraction * 100:.0f}",
+        pruning=Pruning(fraction=fraction, data=_MODEL.evaluation),
+        gate=Gate(metric_drop=_MAX_DROP),
+    )
+
+
+SIZES = (_MODEL, _prune(0.2), _prune(0.4))
+
+
+def build_demo_variants(
+    store: Path, progress: BuildProgress, *, with_gpu: bool
+) -> Iterator[BuildResult]:
+    """Build what `store` lacks of all SIZES and VARIANTS. Raises BuildError."""
+    for model in SIZES:
+        yield build_demo_model(model, store, progress, with_gpu=with_gpu)
+        for alias in VARIANTS:
+            progress.message(f"building {model.id}@{alias}")
+            built = build(plan_variant(model, alias, store), progress)
+            set_alias(store, model.id, alias, built.manifest.version)
+            yield built
+
+
+def plan_variant(model: DemoModel, alias: str, store: Path) -> BuildRequest:
+    """Return the build of one graph, which fails rather than seal another one."""
+    request, candidate = model.request(store), VARIANTS[alias]
+    return replace(
+        request,
+        recipe=replace(request.recipe, candidates=(candidate,), fallback=candidate),
+        budget=replace(request.budget, tune_seconds=0.0),
+        is_latest=False,
+    )

@@ -1,0 +1,63 @@
+"""The pruned model of a build: pruned, run again, and held to the accuracy gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from build_artifacts.errors import GateFailed
+from build_artifacts.evaluation import ExampleSampling
+from build_artifacts.pruning.prune import Pruning
+from build_artifacts.search.preparation import PreparedModel, cached_prune, load_examples
+from build_artifacts.storage.workspace import StepRunner
+from deployments.artifacts.manifest import Gate
+from deployments.messages import TokenizedItem
+from deployments.tuning.parity import compare_outputs
+
+_SAMPLING = ExampleSampling(limit=256)  # of the data of a pruning
+
+
+def prepare_pruned(
+    steps: StepRunner,
+    original: PreparedModel,
+    pruning: Pruning,
+    gate: Gate,
+) -> PreparedModel:
+    """Prune `original`. Raises GateFailed or UnsupportedModel.
+
+    With labeled data the limit is that of the task's metric. Without them it is that of the
+    outputs for the probes, which hardly any pruned model keeps.
+    """
+    pruned = cached_prune(steps, original, pruning.fraction, load_calibration(original, pruning))
+    reasons = _find_violations(original, pruned, gate)
+    if reasons:
+        raise GateFailed(
+            f"the model without {pruning.fraction:.0%} of its heads and columns does not pass the "
+            f"accuracy gate: {'; '.join(reasons)}",
+            hint=_hint(original),
+        )
+    return pruned
+
+
+def load_calibration(original: PreparedModel, pruning: Pruning) -> Sequence[TokenizedItem]:
+    """Return the items that rate heads and columns. Raises BadEvaluationData."""
+    if pruning.data is None:
+        return original.reference.items
+    return load_examples(pruning.data, original.weights, original.metadata, _SAMPLING).items
+
+
+def _find_violations(original: PreparedModel, pruned: PreparedModel, gate: Gate) -> Sequence[str]:
+    evaluation = original.evaluation
+    if evaluation is not None:
+        return evaluation.find_violations(
+            original.scores, pruned.own_scores, max_drop=gate.metric_drop
+        )
+    outputs = pruned.reference.outputs
+    return compare_outputs(
+        original.reference, outputs, outputs, gate, original.metadata.head
+    ).reasons
+
+
+def _hint(original: PreparedModel) -> str:
+    if original.evaluation is None:
+        return "prune less, or let a metric decide: --eval FILE --gate metric_drop=POINTS"
+    return "prune less, pass `--prune-data FILE`, or accept it with `--gate metric_drop=POINTS`"

@@ -1,0 +1,122 @@
+"""Importance of attention heads and feed-forward columns, measured on calibration items.
+
+The importance of a group is the mean over the items of |sum of activation x gradient|, the first
+order of the change of the loss without the group: Michel, Levy and Neubig, "Are Sixteen Heads
+Really Better than One?" (2019) for heads, Molchanov et al., "Importance Estimation for Neural
+Network Pruning" (2019) for columns.
+
+The loss is the negative log-likelihood of an answer drawn from the output of the model itself, as
+in the Fisher information of Kwon et al., "A Fast Post-Training Pruning Framework for Transformers"
+(2022). So the items need no labels, and every task is rated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.compaction.layers import ChannelGroups, EncoderLayer
+from build_artifacts.types import TorchTensor
+from deployments.artifacts.types import ModelHead
+from deployments.batching.batches import collate
+from deployments.engines.graph_io import build_feeds
+from deployments.messages import TokenizedItem
+
+_SEED = 0  # of the drawn answers: equal items give equal importances
+
+
+class GroupStatistics(NamedTuple):
+    """What the items tell about the channel groups of one layer."""
+
+    importance: TorchTensor  # float64 [groups]
+    moments: TorchTensor  # [C + 1, C + 1], sum over tokens of x times x for (channels, 1)
+
+
+class LayerStatistics(NamedTuple):
+    """What the items tell about one encoder layer."""
+
+    heads: GroupStatistics
+    columns: GroupStatistics
+
+
+def measure(
+    model: TorchModel,
+    layers: Sequence[EncoderLayer],
+    metadata: CheckpointMetadata,
+    items: Sequence[TokenizedItem],
+) -> list[LayerStatistics]:
+    """Run `items`, each unpadded, forward and backward through the fp32 `model`; unchanged."""
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED)
+    wrapped = wrap_for_export(model, metadata.head, metadata.pooling)
+    names = input_names(model, metadata.head)
+    observers = [(_Observer(layer.heads), _Observer(layer.ffn_channels)) for layer in layers]
+    every = [observer for pair in observers for observer in pair]
+    try:
+        for item in items:
+            feeds = build_feeds(collate([item]), names, metadata.mask_token)
+            outputs = wrapped(**{n: torch.from_numpy(a) for n, a in feeds.arrays.items()})
+            if not outputs.numel():  # a text without a mask token
+                continue
+            loss = -_draw_log_likelihood(outputs, metadata, generator)
+            gradients = torch.autograd.grad(loss, [observer.inputs for observer in every])
+            for observer, gradient in zip(every, gradients, strict=True):
+                observer.add_item(gradient)
+    finally:
+        for observer in every:
+            observer.hook.remove()
+    return [LayerStatistics(heads.read(), columns.read()) for heads, columns in observers]
+
+
+class _Observer:
+    """Collects what flows into `groups.sink`."""
+
+    def __init__(self, groups: ChannelGroups) -> None:
+        import torch
+
+        channels = groups.sink.in_features
+        self.inputs: Any = None  # of the latest pass, [1, T, C]
+        self.hook = groups.sink.register_forward_pre_hook(self._keep)
+        self._width = groups.width
+        self._items = 0
+        self._importance = torch.zeros(groups.count, dtype=torch.float64)
+        self._moments = torch.zeros(channels + 1, channels + 1)
+
+    def _keep(self, _module: Any, args: tuple[Any, ...]) -> None:
+        (self.inputs,) = args
+
+    def add_item(self, gradient: TorchTensor) -> None:
+        import torch
+
+        inputs = self.inputs.detach().flatten(0, -2)
+        products = (inputs * gradient.flatten(0, -2)).double().sum(0)
+        self._importance += products.view(-1, self._width).sum(1).abs()
+        self._items += 1
+        extended = torch.nn.functional.pad(inputs, (0, 1), value=1.0)
+        self._moments.addmm_(extended.T, extended)
+
+    def read(self) -> GroupStatistics:
+        return GroupStatistics(self._importance / max(self._items, 1), self._moments)
+
+
+def _draw_log_likelihood(
+    outputs: TorchTensor, metadata: CheckpointMetadata, generator: Any
+) -> TorchTensor:
+    """Draw an answer from the `outputs` of an item and return its log-likelihood, a scalar.
+
+    Choices follow the softmax; spans draw start and end. Vectors and scores follow a normal
+    distribution around the output, whose gradient is that of a random projection.
+    """
+    import torch
+
+    is_number = metadata.problem_type is not None and outputs.shape[-1] == 1
+    if metadata.head is ModelHead.VECTOR or metadata.problem_type == "multi_label" or is_number:
+        return (outputs * torch.randn(outputs.shape, generator=generator)).sum()
+    choices = outputs.transpose(1, 2) if metadata.head is ModelHead.SPAN else outputs
+    logits = choices.flatten(0, -2)
+    drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)
+    return logits.log_softmax(-1).gather(1, drawn).sum()

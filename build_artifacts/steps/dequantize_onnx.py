@@ -1,0 +1,155 @@
+"""Conversion of an ONNX graph back to a transformers checkpoint in fp32.
+
+Exporters name a node after its torch module, such as `/bert/pooler/dense/MatMul`, and keep the
+names of parameters that need no transposition. Quantizers append a suffix. Both are undone here:
+weights in blocks of 4 or 8 bits (`MatMulNBits`), tables behind `DequantizeLinear`, and floats.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import UnsupportedModel
+
+WeightArray = NDArray[Any]
+Arrays = Mapping[str, WeightArray]
+Names = Mapping[str, str]
+Node = Any  # an onnx.NodeProto; the library is not typed
+
+
+def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+    """Write the checkpoint to `into`, with its weights as safetensors. Raises UnsupportedModel."""
+    import torch
+    import transformers
+
+    file = checkpoint.packed
+    assert file is not None, "bug: dequantize without an ONNX file"
+    weights = read_weights(file)
+    config = transformers.AutoConfig.from_pretrained(checkpoint.weights, local_files_only=True)
+    architecture = str((config.architectures or ["none"])[0])
+    model_class = getattr(transformers, architecture, None)
+    if model_class is None:
+        raise UnsupportedModel(
+            f"transformers has no class `{architecture}`, which config.json names",
+            hint="build from the original safetensors checkpoint",
+        )
+    model = model_class(config)
+    try:
+        found = model.load_state_dict(
+            {name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False
+        )
+    except RuntimeError as exc:
+        raise UnsupportedModel(
+            f"the weights in `{file.name}` do not fit `{architecture}`: {first_line(exc)}",
+            hint="build from the original safetensors checkpoint",
+        ) from exc
+    if found.missing_keys:
+        raise UnsupportedModel(
+            f"`{file.name}` has no readable weights for `{min(found.missing_keys)}`",
+            hint="fused and int8 MatMuls are not read: pass a 4-bit or float export, or build from "
+            "the original safetensors checkpoint",
+        )
+    for name, path in hashed_files(checkpoint.directory):
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, into / name)
+    model.float().save_pretrained(into)
+    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
+
+
+def read_weights(file: Path) -> dict[str, WeightArray]:
+    """Read every weight as fp32 by the name of its torch parameter. Raises UnsupportedModel."""
+    import onnx
+    from onnx import numpy_helper
+
+    try:
+        graph = onnx.load(file, load_external_data=False).graph
+        tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    except Exception as exc:  # protobuf, and missing data of tensors in other files
+        raise UnsupportedModel(
+            f"`{file.name}` cannot be read: {first_line(exc)}",
+            hint="pass a graph in one file, without external data",
+        ) from exc
+    weights = {
+        name: value.astype(np.float32)
+        for name, value in tensors.items()
+        if value.dtype in (np.float16, np.float32)
+    }
+    # Rows of a quantized table are gathered first.
+    sources = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Gather"}
+    for node in graph.node:
+        read = _READERS.get(node.op_type)
+        if read is not None and len(node.input) > 1 and node.input[1] in tensors:
+            weights.update(read(node, tensors, sources))
+    return weights
+
+
+def _read_blocks(node: Node, tensors: Arrays, _sources: Names) -> dict[str, WeightArray]:
+    """Read the weight [N, K] of a MatMulNBits (ONNX Runtime's contrib operators)."""
+    attributes = _read_integers(node)
+    rows, columns, bits = attributes["N"], attributes["K"], attributes["bits"]
+    scales = tensors[node.input[2]].reshape(rows, -1).astype(np.float32)
+    blocks = scales.shape[1]
+    values = _unpack(tensors[node.input[1]].reshape(rows, blocks, -1), bits)
+    zeros = np.full((rows, blocks), 1 << (bits - 1), np.float32)
+    if len(node.input) > 3 and node.input[3]:
+        given = tensors[node.input[3]]
+        unpacked = _unpack(given.reshape(rows, -1), bits) if given.dtype == np.uint8 else given
+        zeros = unpacked.reshape(rows, -1)[:, :blocks].astype(np.float32)
+    weight = (values - zeros[..., None]) * scales[..., None]
+    return {_parameter_name(node): weight.reshape(rows, -1)[:, :columns]}
+
+
+def _unpack(packed: WeightArray, bits: int) -> WeightArray:
+    """Unpack bytes of two 4-bit values, the lower half first; 8-bit values are as they are."""
+    if bits == 8:
+        return packed.astype(np.float32)
+    halves = np.stack([packed & 15, packed >> 4], axis=-1)
+    return halves.reshape(*packed.shape[:-1], -1).astype(np.float32)
+
+
+def _read_table(node: Node, tensors: Arrays, sources: Names) -> dict[str, WeightArray]:
+    """Read a table behind a DequantizeLinear, which has one scale or one per index of an axis."""
+    name = sources.get(node.input[0], node.input[0])
+    if name not in tensors:
+        return {}
+    values, scale = tensors[name], tensors[node.input[1]].astype(np.float32)
+    zero = tensors[node.input[2]] if len(node.input) > 2 else np.zeros((), values.dtype)
+    if scale.ndim:
+        axis = _read_integers(node).get("axis", 1)
+        shape = [-1 if i == axis else 1 for i in range(values.ndim)]
+        scale, zero = scale.reshape(shape), zero.reshape(shape)
+    table = (values.astype(np.float32) - zero.astype(np.float32)) * scale
+    return {name.removesuffix("_quantized"): table}
+
+
+def _read_product(node: Node, tensors: Arrays, _sources: Names) -> dict[str, WeightArray]:
+    """Read a float weight, which a MatMul has transposed and a Gemm may have."""
+    weight = tensors[node.input[1]].astype(np.float32)
+    as_torch = node.op_type == "Gemm" and _read_integers(node).get("transB", 0)
+    return {_parameter_name(node): weight if as_torch else weight.T}
+
+
+def _read_integers(node: Node) -> dict[str, int]:
+    return {attribute.name: attribute.i for attribute in node.attribute}
+
+
+def _parameter_name(node: Node) -> str:
+    """Return `bert.pooler.dense.weight` of a node `/bert/pooler/dense/MatMul_Q4`."""
+    module: str = node.name.strip("/").rpartition("/")[0]
+    return module.replace("/", ".") + ".weight"
+
+
+_READERS: Mapping[str, Callable[[Node, Arrays, Names], dict[str, WeightArray]]] = {
+    "MatMulNBits": _read_blocks,
+    "DequantizeLinear": _read_table,
+    "MatMul": _read_product,
+    "Gemm": _read_product,
+}

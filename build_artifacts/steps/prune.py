@@ -1,0 +1,31 @@
+"""Pruning of a checkpoint: the same files with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import copy_without_weights
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.models import load_model
+from build_artifacts.compaction.find import find
+from build_artifacts.pruning.prune import prune
+from deployments.messages import TokenizedItem
+
+
+def prune_checkpoint(
+    weights: Path,
+    metadata: CheckpointMetadata,
+    fraction: float,
+    items: Sequence[TokenizedItem],
+    into: Path,
+) -> str:
+    """Write the pruned checkpoint of `weights` to `into`; return what compaction can remove.
+
+    Any tool can load the result, whose shapes are unchanged. Raises UnsupportedModel.
+    """
+    model = load_model(weights, head=metadata.head, dtype="float32")
+    prune(model, fraction, metadata, items)
+    model.save_pretrained(into)
+    copy_without_weights(weights, into)  # after the model, whose class may differ in config.json
+    return find(model).describe()

@@ -1,0 +1,12 @@
+"""Type aliases that several parts of the compiler share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+Tokens = tuple[int, ...]  # ids of one text
+TorchTensor = Any  # a torch.Tensor; the library is not typed

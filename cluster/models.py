@@ -1,0 +1,95 @@
+"""`hundredfold models`: versions of the models of a store. Running servers follow in a second."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from deployments.command_line import OK
+from deployments.config import default_store
+from deployments.console import add_json_option, print_json
+from deployments.errors import BadSetting
+from deployments.management.actions import ACTIONS, Action
+from deployments.management.listing import ModelEntry
+from deployments.management.removal import remove
+
+NAME_HELP = "model id, or ID@VERSION, or ID@ALIAS"
+
+
+@dataclass(frozen=True, slots=True)
+class ActionCommand:
+    """A command for one action: required arguments by position, flags as options."""
+
+    action: Action
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name", help=NAME_HELP)
+        for name, field in self.action.arguments.model_fields.items():
+            if field.is_required():
+                parser.add_argument(name, type=_type_of(field), help=field.description)
+            else:
+                parser.add_argument(f"--{name}", action="store_true", help=field.description)
+        _add_common(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        kind = self.action.arguments
+        try:
+            given = kind(**{name: getattr(arguments, name) for name in kind.model_fields})
+        except ValidationError as exc:
+            error = exc.errors()[0]
+            raise BadSetting(
+                f"`{error['loc'][-1]}`: {error['msg']}, not {error['input']!r}"
+            ) from exc
+        entry = self.action.run(arguments.store, arguments.name, given)
+        if arguments.json:
+            return print_json(entry.model_dump(mode="json"))
+        print("\n".join(describe(entry)))
+        return OK
+
+
+class RemoveCommand:
+    """`hundredfold models rm NAME`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name", help=NAME_HELP)
+        _add_common(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        removed = remove(arguments.store, arguments.name)
+        if arguments.json:
+            return print_json({"name": arguments.name, "versions": removed})
+        print(f"removed {arguments.name}: {', '.join(removed) or 'the record of its build'}")
+        return OK
+
+
+ALIAS, PROMOTE, ROLLBACK, SPLIT, SHADOW, PIN, UNPIN = (
+    ActionCommand(ACTIONS[name])
+    for name in ("alias", "promote", "rollback", "split", "shadow", "pin", "unpin")
+)
+REMOVE = RemoveCommand()
+
+
+def describe(entry: ModelEntry) -> list[str]:
+    """Return a line per version, the newest first."""
+    lines = [f"{entry.id}{' (pinned)' if entry.pinned else ''}"]
+    for version in entry.versions:
+        parts = [f"  {version.version}", f"{version.percent:g} %", ", ".join(version.aliases)]
+        if entry.shadow is not None and entry.shadow.version == version.version:
+            parts.append(f"shadows {entry.shadow.percent:g} %")
+        if version.reason:
+            parts.append(f"refused: {version.reason}")
+        lines.append("  ".join(filter(None, parts)))
+    return lines
+
+
+def _type_of(field: FieldInfo) -> type[str] | type[float]:
+    return float if field.annotation is float else str
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", type=Path, default=default_store(), help="default: %(default)s")
+    add_json_option(parser)

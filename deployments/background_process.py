@@ -1,0 +1,36 @@
+"""Limits that a background process of a server sets itself, so that it does not slow requests."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+
+def end_with_standard_input() -> None:
+    """End this process as soon as the process that started it is gone, even if it was killed."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def lower_priority() -> None:
+    """Take the lowest priority for CPU, disk and memory."""
+    os.nice(19)
+    with suppress(psutil.Error, OSError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with suppress(OSError):  # on low memory the kernel kills this process first
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
+
+
+def limit_memory(max_bytes: int) -> None:
+    """Let allocations beyond `max_bytes` of private memory fail, here and in each child."""
+    resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))

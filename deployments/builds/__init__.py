@@ -1,0 +1,1 @@
+"""Builds while serving: their queue in the store, their states and estimates."""

@@ -1,0 +1,91 @@
+"""Progress and remaining time of a build, from the builds that this store has seen.
+
+Without a finished build nothing is known, and nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from pydantic import BaseModel, ConfigDict
+
+from deployments.builds.record import STAGES, BuildDurations, BuildRecord, BuildState
+
+NEIGHBORS = 3  # builds of the most similar size that an estimate is the median of
+
+
+class BuildStatus(BaseModel):
+    """What clients see of a build."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    state: BuildState
+    # null: no build of this store has finished, so nothing is measured
+    percent: int | None = None
+    estimated_time: float | None = None  # s until it is ready; null as for `percent`
+    reason: str = ""
+    step: str = ""
+    source: str = ""
+    version: str | None = None
+    ahead: int = 0  # builds that go first
+    elapsed_s: float = 0.0  # from its queuing to its end, so far
+    since_end_s: float = 0.0
+
+
+def build_status(
+    record: BuildRecord,
+    history: Sequence[BuildDurations],
+    before: Sequence[BuildRecord],
+    now_s: float,
+) -> BuildStatus:
+    """Describe a build; `before` are the unfinished builds that go first."""
+    percent = estimated_s = None
+    if record.state is BuildState.READY:
+        percent, estimated_s = 100, 0.0
+    elif not record.has_ended and history:
+        expected = expect_seconds(record, history)
+        total_s = sum(expected.values())
+        left_s = remaining_s(record, expected, now_s)
+        percent = min(99, int(100 * (1 - left_s / total_s))) if total_s else 99
+        queue = (remaining_s(one, expect_seconds(one, history), now_s) for one in before)
+        estimated_s = round(left_s + sum(queue), 1)
+    end_s = record.changed_s if record.has_ended else now_s
+    return BuildStatus(
+        id=record.id,
+        state=record.state,
+        percent=percent,
+        estimated_time=estimated_s,
+        reason=record.reason,
+        step=record.step,
+        source=record.source,
+        version=record.version,
+        ahead=0 if record.has_ended else len(before),
+        elapsed_s=round(max(0.0, end_s - record.queued_s), 1),
+        since_end_s=round(now_s - end_s, 1),
+    )
+
+
+def expect_seconds(
+    record: BuildRecord, history: Sequence[BuildDurations]
+) -> Mapping[BuildState, float]:
+    """Return the seconds of each stage: the median of the builds with the most similar size.
+
+    Of all builds while the size of the source is not known. `history` is not empty.
+    """
+    similar = history
+    if record.size:
+        size = record.size
+        similar = sorted(history, key=lambda one: abs(math.log(max(one.size, 1) / size)))
+        similar = similar[:NEIGHBORS]
+    return {stage: median(one.seconds.get(stage, 0.0) for one in similar) for stage in STAGES}
+
+
+def remaining_s(record: BuildRecord, expected: Mapping[BuildState, float], now_s: float) -> float:
+    """Return the expected seconds that the build still takes; a stage may outlast its estimate."""
+    spent_s = dict(record.spent_s)
+    if record.is_running:
+        spent_s[record.state] = spent_s.get(record.state, 0.0) + now_s - record.changed_s
+    return sum(max(0.0, expected[stage] - spent_s.get(stage, 0.0)) for stage in STAGES)

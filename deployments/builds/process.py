@@ -1,0 +1,53 @@
+"""The builder: a process of the compiler that works off the queue of a store, and ends.
+
+The server knows only its command line, so that it needs neither torch nor the compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import deployments
+from deployments.builds.queue import QUEUE_NAME
+
+_PACKAGES = Path(deployments.__file__).parents[1]
+_COMPILER = ("build_artifacts", "torch")
+LOG_NAME = "builder.log"
+MAX_LOG_BYTES = 1 << 20  # a larger log starts anew
+BUSY = 3  # exit code: another process works off the queue
+
+
+def has_compiler() -> bool:
+    """Whether this environment can build models."""
+    return all(find_spec(name) is not None for name in _COMPILER)
+
+
+def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]:
+    """Start a builder. It ends when its standard input is closed. Raises OSError.
+
+    It stays in the session of this process, so that both are killed together. It works in the
+    directory of the queue: no relative path there is a model by accident.
+    """
+    directory = store / QUEUE_NAME
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / LOG_NAME
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        log.unlink()
+    command = [
+        *(sys.executable, "-m", "build_artifacts", "drain", "--store", str(store.resolve())),
+        *("--for-server", "--max-memory-bytes", str(max_memory_bytes)),
+    ]
+    paths = (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+        )

@@ -1,0 +1,234 @@
+"""The queue of builds, as files of the store: it survives every process.
+
+<store>/.builds/<organization>--<name>.json   BuildRecord of a model
+<store>/.builds/<organization>--<name>.lock   held by the process that builds it
+<store>/.builds/drain.lock                    held by the process that works off the queue
+<store>/.builds/history.jsonl                 BuildDurations, one line per finished build
+
+A record in a running state whose lock no process holds belongs to a builder that ended: the build
+is queued again, and continues after its last finished step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
+from deployments.artifacts.store import model_directory
+from deployments.builds.estimates import BuildStatus, build_status
+from deployments.builds.record import BuildDurations, BuildRecord, BuildState
+from deployments.errors import Overloaded, StoreNotWritable
+from deployments.files import write_atomically
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+QUEUE_NAME = ".builds"
+DRAIN_LOCK_NAME = "drain.lock"
+MAX_ATTEMPTS = 3  # builders that may end during one build
+MAX_QUEUED = 16  # builds that wait or run
+HISTORY_BYTES = 64 << 10  # of the newest durations that are read
+MAX_REASON_CHARS = 1_000
+
+
+class BuildQueue:
+    """Submits, claims and describes the builds of one store."""
+
+    def __init__(self, store: Path, now: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self.directory = store / QUEUE_NAME
+        self._now = now
+
+    def submit(
+        self, model_id: str, source: str, *, max_queued: int = MAX_QUEUED
+    ) -> tuple[BuildRecord, bool]:
+        """Queue a build; return its record and whether it is new.
+
+        Concurrent calls for one model queue one build, that of the first source. Raises
+        ManifestInvalid for an invalid id, Overloaded, or StoreNotWritable.
+        """
+        path = self._record(model_id)
+        with self._changing():
+            found = self.read(model_id)
+            if found is not None and not found.has_ended:
+                return found, False
+            if len(self.pending()) >= max_queued:
+                raise Overloaded(f"{max_queued} builds are queued, the maximum; retry later")
+            now_s = self._now()
+            record = BuildRecord(id=model_id, source=source, queued_s=now_s, changed_s=now_s)
+            self._write(path, record)
+        return record, True
+
+    def read(self, model_id: str) -> BuildRecord | None:
+        """Return the record of the last build; None without one. Raises ManifestInvalid."""
+        return self._read(self._record(model_id))
+
+    def pending(self) -> list[BuildRecord]:
+        """List the builds that have not ended, in the order of their submission."""
+        records = map(self._read, self.directory.glob("*.json"))
+        return sorted((r for r in records if r and not r.has_ended), key=lambda r: r.queued_s)
+
+    def needs_builder(self) -> bool:
+        """Whether a build waits that no process will begin."""
+        is_drained = is_locked(self.directory / DRAIN_LOCK_NAME)
+        return not is_drained and any(not one.is_running for one in self.pending())
+
+    def status(self, model_id: str) -> BuildStatus | None:
+        """Describe the last build of a model; None without one. Raises ManifestInvalid."""
+        record = self.read(model_id)
+        if record is None:
+            return None
+        before = [one for one in self.pending() if one.queued_s < record.queued_s]
+        return build_status(record, self.history(), before, self._now())
+
+    def history(self) -> list[BuildDurations]:
+        """Return the durations of the newest finished builds."""
+        try:
+            with (self.directory / "history.jsonl").open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - HISTORY_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return []
+        found = []
+        for line in lines:  # the first may be cut
+            with suppress(ValidationError):
+                found.append(BuildDurations.model_validate_json(line))
+        return found
+
+    def forget(self, model_id: str) -> bool:
+        """Remove the record of a model unless its build runs. Returns whether it is gone."""
+        with self._changing(), try_exclusive_lock(self._lock(model_id)) as free:
+            if free:
+                self._record(model_id).unlink(missing_ok=True)
+            return free
+
+    @contextmanager
+    def drain_lock(self) -> Iterator[bool]:
+        """Hold the lock of the process that works off the queue; yields False if another does."""
+        with self._store_errors():
+            self.directory.mkdir(parents=True, exist_ok=True)
+        with try_exclusive_lock(self.directory / DRAIN_LOCK_NAME) as free:
+            yield free
+
+    @contextmanager
+    def claim(self, model_id: str) -> Iterator[BuildClaim | None]:
+        """Hold the build of a model; yields None if another process does or it has ended.
+
+        A build whose builders ended MAX_ATTEMPTS times fails here.
+        """
+        with try_exclusive_lock(self._lock(model_id)) as free:
+            path = self._record(model_id)
+            record = self._parse(path) if free else None
+            if record is None or record.has_ended:
+                yield None
+                return
+            claim = BuildClaim(record, lambda changed: self._write(path, changed), self._now)
+            if record.attempts >= MAX_ATTEMPTS:
+                claim.fail(
+                    f"its builder ended {record.attempts} times without a message, perhaps for "
+                    "lack of memory"
+                )
+                yield None
+                return
+            claim.begin()
+            yield claim
+            if claim.is_measured:
+                self._remember(claim.record)
+
+    def _remember(self, record: BuildRecord) -> None:
+        durations = BuildDurations(id=record.id, size=record.size or 0, seconds=record.spent_s)
+        with (self.directory / "history.jsonl").open("ab") as file:
+            file.write(durations.model_dump_json().encode() + b"\n")
+
+    def _read(self, path: Path) -> BuildRecord | None:
+        record = self._parse(path)
+        if record is None or not record.is_running or is_locked(path.with_suffix(".lock")):
+            return record
+        record = self._parse(path)  # it may have ended between the two looks
+        if record is None or not record.is_running:
+            return record
+        reason = "its builder ended; the build continues after its last finished step"
+        return record.enter(BuildState.QUEUED, self._now(), reason=reason)
+
+    @staticmethod
+    def _parse(path: Path) -> BuildRecord | None:
+        try:
+            return BuildRecord.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            log.warning("the record of a build is unreadable: %s: %s", path, error)
+            return None
+
+    def _write(self, path: Path, record: BuildRecord) -> None:
+        with self._store_errors():
+            write_atomically(path, record.model_dump_json().encode())
+
+    def _record(self, model_id: str) -> Path:
+        return self.directory / f"{model_directory(self.store, model_id).name}.json"
+
+    def _lock(self, model_id: str) -> Path:
+        return self._record(model_id).with_suffix(".lock")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._store_errors():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with directory_lock(self.directory):
+                yield
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise StoreNotWritable(
+                f"cannot write to the store {self.store}: {exc.strerror or exc}. Check its space "
+                "and permissions"
+            ) from exc
+
+
+class BuildClaim:
+    """One build of the process that holds its lock. Every change is written at once."""
+
+    def __init__(
+        self,
+        record: BuildRecord,
+        write: Callable[[BuildRecord], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.record = record
+        self.is_measured = False  # whether its durations say how long a build takes
+        self._write = write
+        self._now = now
+
+    def begin(self) -> None:
+        """Count an attempt; time of earlier ones does not count in the durations."""
+        attempts = self.record.attempts + 1
+        self._change(BuildState.PULLING, attempts=attempts, reason="", spent_s={})
+
+    def enter(self, state: BuildState, step: str) -> None:
+        """Note the stage and step that begin."""
+        self._change(state, step=step)
+
+    def set_size(self, size: int) -> None:
+        """Note the bytes of the source, which estimates compare."""
+        self._change(self.record.state, size=size)
+
+    def finish(self, version: str, *, was_stored: bool = False) -> None:
+        """A version that `was_stored` already says nothing about the time of a build."""
+        self._change(BuildState.READY, step="", version=version)
+        self.is_measured = not was_stored and self.record.attempts == 1
+
+    def fail(self, reason: str) -> None:
+        self._change(BuildState.FAILED, step="", reason=reason[:MAX_REASON_CHARS])
+
+    def _change(self, state: BuildState, **changes: object) -> None:
+        self.record = self.record.enter(state, self._now(), **changes)
+        self._write(self.record)

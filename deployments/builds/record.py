@@ -1,0 +1,68 @@
+"""What is known of the build of one model: a small file in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+
+class BuildState(StrEnum):
+    """State of a model on its way into the store."""
+
+    QUEUED = "queued"
+    PULLING = "pulling"  # its files are fetched
+    BUILDING = "building"
+    VERIFYING = "verifying"  # graphs are compared with the original, and sealed
+    READY = "ready"
+    FAILED = "failed"
+
+
+# In the order of a build; it returns from verifying to building for the next candidate.
+STAGES = (BuildState.PULLING, BuildState.BUILDING, BuildState.VERIFYING)
+ENDS = (BuildState.READY, BuildState.FAILED)
+
+
+class BuildRecord(BaseModel):
+    """The last build of a model. Times are seconds since the epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    source: str  # as `hundredfold build` takes it
+    state: BuildState = BuildState.QUEUED
+    step: str = ""  # of the build, for people
+    reason: str = ""  # why it failed, or waits again
+    version: str | None = None  # of a ready model
+    attempts: int = 0  # builders that began it
+    size: int | None = None  # bytes of the source, once it is pulled
+    queued_s: float
+    changed_s: float  # start of the state
+    spent_s: Mapping[BuildState, float] = {}  # seconds in stages before the present state
+
+    @property
+    def is_running(self) -> bool:
+        return self.state in STAGES
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDS
+
+    def enter(self, state: BuildState, now_s: float, **changes: object) -> BuildRecord:
+        """Return the record in another state; the time in a stage is added up."""
+        spent_s = dict(self.spent_s)
+        if self.is_running:
+            spent_s[self.state] = spent_s.get(self.state, 0.0) + max(0.0, now_s - self.changed_s)
+        update = {"state": state, "changed_s": now_s, "spent_s": spent_s, **changes}
+        return self.model_copy(update=update)
+
+
+class BuildDurations(BaseModel):
+    """Seconds that a finished build spent in each stage."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    size: int  # bytes of the source
+    seconds: Mapping[BuildState, float]

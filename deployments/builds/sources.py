@@ -1,0 +1,41 @@
+"""Sources of `hundredfold build`, as far as their text alone tells: kind and model id."""
+
+from __future__ import annotations
+
+import re
+
+from deployments.artifacts.store import MODEL_ID
+from deployments.errors import InvalidField
+
+PACKAGE_PREFIX = "pypi:"
+_REVISION = re.compile(r"[\w./-]*")
+
+
+def sanitize_id(name: str) -> str:
+    """Replace the characters that a model id may not contain."""
+    plain = re.sub(r"[^A-Za-z0-9_.]+|\.{2,}", "-", name)
+    return re.sub(r"-{2,}", "-", plain).strip("-.") or "model"
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether the source is `ORGANIZATION/NAME[@REVISION]` of a model hub."""
+    name, _, revision = source.partition("@")
+    is_plain = bool(MODEL_ID.fullmatch(name)) and ".." not in name and "--" not in name
+    return is_plain and "/" in name and bool(_REVISION.fullmatch(revision))
+
+
+def default_model_id(source: str) -> str:
+    """Return the id under which a source is stored. Raises InvalidField if it needs a given one."""
+    if is_hub_id(source):
+        return source.partition("@")[0]
+    if source.startswith(PACKAGE_PREFIX):
+        package = source.removeprefix(PACKAGE_PREFIX).partition("/")[0].partition("==")[0]
+        return f"pypi/{sanitize_id(package)}"
+    if source.startswith("/"):
+        name = source.rstrip("/").rpartition("/")[2]
+        return f"local/{sanitize_id(name.removesuffix('.gguf'))}"
+    raise InvalidField(
+        f"`{source}` is not a hub id ORG/NAME, `pypi:PACKAGE/PATH` or an absolute path. Correct "
+        "`source`, or give an `id` for the file of a hub model",
+        field="source",
+    )

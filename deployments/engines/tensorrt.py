@@ -1,0 +1,123 @@
+"""Options of ONNX Runtime's TensorRT provider: precision, range of shapes, and caches.
+
+TensorRT compiles a graph for a range of shapes, the profile, which takes minutes. The engine and
+the measured times of its kernels (timing cache) are therefore kept in the folder of this host next
+to the artifact. https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes.util import find_library
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import onnxruntime as ort
+
+from deployments.artifacts.types import Precision
+from deployments.engines.graph_io import MASK_POSITIONS, Bucket
+from deployments.errors import EngineFailed
+from deployments.machine import installed_versions
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+TENSORRT = "TensorrtExecutionProvider"
+_MODULE = "tensorrt_libs"  # of NVIDIA's packages on PyPI
+_PACKAGES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs")
+# In the order of their dependencies.
+_LIBRARIES = ("libnvinfer.so.*", "libnvinfer_plugin.so.*", "libnvonnxparser.so.*")
+_FOLDER = "tensorrt"
+# The provider reads booleans only in this form.
+_ON = "True"
+
+
+@cache
+def missing_tensorrt() -> str | None:
+    """Why the provider cannot start although this build of ONNX Runtime has it, or None."""
+    if find_spec(_MODULE) is None and find_library("nvinfer") is None:
+        return f"TensorRT is not installed (`pip install {_PACKAGES[0]}`)"
+    return None
+
+
+@cache
+def load_tensorrt_libraries() -> None:
+    """Load the libraries of PyPI's package, which the dynamic linker does not search.
+
+    Raises EngineFailed. Without the package, those of the system are used.
+    """
+    package = find_spec(_MODULE)
+    for directory in (package.submodule_search_locations or ()) if package else ():
+        for pattern in _LIBRARIES:
+            for path in Path(directory).glob(pattern):
+                try:
+                    ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+                except OSError as exc:
+                    raise EngineFailed(f"TensorRT cannot be loaded: {exc}") from exc
+
+
+def build_tensorrt_options(
+    graph: Path,
+    precision: Precision,
+    buckets: Sequence[tuple[int, int]],
+    host_folder: Path | None,
+) -> dict[str, str]:
+    """Return the provider options for `graph`. Without a writable folder nothing is kept.
+
+    Batches are padded to `buckets`, so the profile reaches from the smallest to the largest.
+    Without buckets TensorRT compiles again for every larger shape.
+    """
+    options = {"trt_fp16_enable": _ON} if precision == "fp16" else {}
+    if buckets:
+        options |= _build_profile(_read_inputs(graph), [Bucket(*sides) for sides in buckets])
+    if host_folder is not None and (folder := _make_folder(host_folder, graph)) is not None:
+        options |= {
+            "trt_engine_cache_enable": _ON,
+            "trt_engine_cache_path": str(folder),
+            "trt_timing_cache_enable": _ON,
+            "trt_timing_cache_path": str(folder),
+        }
+    return options
+
+
+def _build_profile(inputs: Sequence[str], buckets: Sequence[Bucket]) -> dict[str, str]:
+    """Return the profile of all inputs; kernels are chosen for the bucket in the middle."""
+    by_size = sorted(buckets, key=lambda bucket: (bucket.items * bucket.tokens, bucket))
+    items, tokens = zip(*buckets, strict=True)
+    corners: Mapping[str, Bucket] = {
+        "min": Bucket(min(items), min(tokens)),
+        "opt": by_size[len(by_size) // 2],
+        "max": Bucket(max(items), max(tokens)),
+    }
+    return {
+        f"trt_profile_{name}_shapes": ",".join(_format_shapes(inputs, bucket))
+        for name, bucket in corners.items()
+    }
+
+
+def _format_shapes(inputs: Sequence[str], bucket: Bucket) -> Iterator[str]:
+    for name in inputs:
+        is_list = name == MASK_POSITIONS
+        yield f"{name}:{bucket.items}" if is_list else f"{name}:{bucket.items}x{bucket.tokens}"
+
+
+def _read_inputs(graph: Path) -> list[str]:
+    """Read the names of the inputs. The extra for GPUs includes the package `onnx`."""
+    import onnx
+
+    return [value.name for value in onnx.load(graph, load_external_data=False).graph.input]
+
+
+def _make_folder(host_folder: Path, graph: Path) -> Path | None:
+    """Create the folder of engines of these versions; others would not be valid here."""
+    versions = {"onnxruntime": ort.__version__, **installed_versions(_PACKAGES)}
+    name = "-".join(f"{package}-{version}" for package, version in versions.items())
+    folder = host_folder / _FOLDER / name / graph.stem
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        log.info("%s: the TensorRT engine is compiled at each start: %s", graph.name, exc)
+        return None
+    return folder

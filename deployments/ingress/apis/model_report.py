@@ -1,0 +1,61 @@
+"""The report of a model: its candidates, and what `hundredfold build` and `report` measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from deployments.artifacts.manifest import ArtifactManifest, Candidate
+from deployments.artifacts.store import HOSTS_NAME
+from deployments.registry import RegisteredModel
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+STAGES_NAME = "report.json"  # of `hundredfold models report`, one per host
+STAGES_KEYS = ("metric", "measured_at", "stages", "unmeasured")
+GENERATION_NAME = "generation.json"  # of the build of a generative model
+GENERATION_KEYS = ("host", "threads", "throughput")
+
+
+def build_model_report(model: RegisteredModel) -> dict[str, Any]:
+    """Build the report; `stages` and `generation` are null where nothing was measured. Blocks."""
+    reports = model.directory.glob(f"{HOSTS_NAME}/*/{STAGES_NAME}")
+    latest = max(reports, key=lambda path: path.stat().st_mtime, default=None)
+    manifest = model.manifest
+    return {
+        "id": model.ref.id,
+        "version": model.ref.version,
+        "source": manifest.source.model_dump(),
+        "scores": manifest.scores,
+        "candidates": [describe_candidate(manifest, each) for each in manifest.candidates],
+        "stages": latest and _read(latest, STAGES_KEYS),
+        "generation": _read(model.directory / GENERATION_NAME, GENERATION_KEYS),
+    }
+
+
+def describe_candidate(manifest: ArtifactManifest, candidate: Candidate) -> dict[str, Any]:
+    return {
+        "name": candidate.name,
+        "device": candidate.device,
+        "precision": candidate.precision,
+        "engine": candidate.engine,
+        "size_bytes": manifest.count_bytes(candidate),
+        "parity": candidate.parity.model_dump(),
+        "scores": candidate.scores,
+    }
+
+
+def _read(path: Path, keys: tuple[str, ...]) -> Mapping[str, Any] | None:
+    """Return some keys of a JSON file; None without the file, or if it is damaged."""
+    try:
+        content = orjson.loads(path.read_bytes())
+        return {key: content[key] for key in keys}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s cannot be used: %s", path, error)
+        return None

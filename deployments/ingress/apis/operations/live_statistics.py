@@ -1,0 +1,218 @@
+"""Live figures of GET /stats: requests of this ingress replica, replicas and load of the cluster.
+
+Requests are kept for WINDOW_S. The load of the replicas comes from Ray's metrics agents, which
+collect every few seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from deployments.ingress.admission import Admission
+from deployments.ingress.apis.context import Scrape
+from deployments.ingress.cluster_state import ClusterMonitor, ReplicaTarget
+from deployments.ingress.request_log import RequestContext
+from deployments.metrics import PREFIX
+from deployments.records import RequestRecord
+
+WINDOW_S = 60.0
+MAX_REQUESTS = 8192  # a busier server keeps the latest; the rates are those of their time
+MAX_AGE_S = 1.0  # of an answer
+MAX_LOAD_AGE_S = 5.0  # of the load: the text of all metrics takes milliseconds to read
+PERCENTILES = (50, 90, 99)
+LOAD = re.compile(rf"^{PREFIX}_(busy_ratio|queued_seconds){{(.*)}} (\S+)$", re.MULTILINE)
+NO_MODEL = RequestContext().model  # of requests that were refused before
+DEPLOYMENT = re.compile(r'\bdeployment="(\w+)"')
+
+
+class Percentiles(TypedDict):
+    """Milliseconds; null without a request."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class RequestFigures(TypedDict):
+    """Requests of the window; the ratios are null without a request."""
+
+    requests_per_s: float
+    tokens_per_s: float  # of prompts and answers, cache hits excluded
+    failed_ratio: float | None  # share with a status other than 200
+    latency_ms: Percentiles  # of requests with status 200
+
+
+class ModelFigures(RequestFigures):
+    id: str
+
+
+class InFlight(TypedDict):
+    """Admitted work of this ingress replica that is not answered."""
+
+    texts: int
+    generations: int
+
+
+class ScalingFigures(TypedDict):
+    """Replicas that a deployment shall have, and may have; equal where it does not scale."""
+
+    target: int
+    min: int
+    max: int
+
+
+class DeploymentFigures(TypedDict):
+    """Replicas, and their load if the metrics have it."""
+
+    running: int
+    starting: int
+    scaling: ScalingFigures | None  # null before the first status of Ray Serve
+    busy_ratio: float | None  # mean share of the capacity in use
+    queued_s: float | None  # time for the work that waits, the longest of all replicas
+
+
+class LiveStatistics(RequestFigures):
+    """Response of /stats."""
+
+    window_s: float
+    ingress_replicas: int
+    queue_ms: Percentiles  # wait for an engine thread
+    cache_hit_ratio: float | None  # of the look-ups
+    in_flight: InFlight
+    models: list[ModelFigures]  # with requests in the window, the busiest first
+    deployments: dict[str, DeploymentFigures]
+
+
+class _Timed(NamedTuple):
+    at_s: float
+    record: RequestRecord
+
+
+class RecentRequests:
+    """A RequestRecorder that keeps the requests of the last WINDOW_S seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._requests: deque[_Timed] = deque(maxlen=MAX_REQUESTS)
+        self._started_s = clock()
+
+    def record(self, request: RequestRecord, /) -> None:
+        self._requests.append(_Timed(self._clock(), request))
+
+    def read(self) -> tuple[list[RequestRecord], float]:
+        """Return the requests, and the seconds in which they ended."""
+        now_s = self._clock()
+        while self._requests and self._requests[0].at_s < now_s - WINDOW_S:
+            self._requests.popleft()
+        since_s = self._started_s
+        if len(self._requests) == MAX_REQUESTS:
+            since_s = self._requests[0].at_s
+        return [timed.record for timed in self._requests], max(1.0, min(WINDOW_S, now_s - since_s))
+
+
+class LiveStatisticsReader:
+    """Computes the answer at most once in MAX_AGE_S, for all callers."""
+
+    def __init__(
+        self,
+        recent: RecentRequests,
+        monitor: ClusterMonitor,
+        admission: Admission,
+        scrape: Scrape,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recent = recent
+        self._monitor = monitor
+        self._admission = admission
+        self._scrape = scrape
+        self._clock = clock
+        self._answer: LiveStatistics | None = None
+        self._answer_expires_s = 0.0
+        self._load: Mapping[str, Mapping[str, Sequence[float]]] = {}
+        self._load_expires_s = 0.0
+
+    async def read(self) -> LiveStatistics:
+        if self._answer is None or self._clock() >= self._answer_expires_s:
+            self._answer_expires_s = self._clock() + MAX_AGE_S
+            if self._clock() >= self._load_expires_s:
+                self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
+                self._load = read_load(await self._scrape())
+            self._answer = self._build()
+        return self._answer
+
+    def _build(self) -> LiveStatistics:
+        requests, seconds = self._recent.read()
+        by_model: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+        for request in requests:
+            if request.model != NO_MODEL:
+                by_model[request.model].append(request)
+        queued = [r.timings.queue_s for r in requests if r.status == 200 and r.cache != "hit"]
+        hits = [request.cache == "hit" for request in requests if request.cache != "none"]
+        busiest = sorted(by_model.items(), key=lambda item: -len(item[1]))
+        return {
+            **summarize(requests, seconds),
+            "window_s": round(seconds, 1),
+            "ingress_replicas": self._monitor.count_ingress_replicas(),
+            "queue_ms": percentiles(queued),
+            "cache_hit_ratio": sum(hits) / len(hits) if hits else None,
+            "in_flight": {
+                "texts": self._admission.items.used,
+                "generations": self._admission.generations.used,
+            },
+            "models": [{"id": id, **summarize(some, seconds)} for id, some in busiest],
+            "deployments": self._describe_deployments(),
+        }
+
+    def _describe_deployments(self) -> dict[str, DeploymentFigures]:
+        snapshot = self._monitor.snapshot
+        busy, queued = (self._load.get(name, {}) for name in ("busy_ratio", "queued_seconds"))
+        return {
+            name: {
+                "running": running,
+                "starting": snapshot.starting.get(name, 0),
+                "scaling": _describe_scaling(snapshot.targets.get(name)),
+                "busy_ratio": float(np.mean(busy[name])) if name in busy else None,
+                "queued_s": max(queued[name]) if name in queued else None,
+            }
+            for name, running in snapshot.running.items()
+        }
+
+
+def _describe_scaling(replicas: ReplicaTarget | None) -> ScalingFigures | None:
+    if replicas is None:
+        return None
+    return {"target": replicas.target, "min": replicas.min, "max": replicas.max}
+
+
+def summarize(requests: Sequence[RequestRecord], seconds: float) -> RequestFigures:
+    answered = [request for request in requests if request.status == 200]
+    tokens = sum(request.timings.tokens for request in answered if request.cache != "hit")
+    return {
+        "requests_per_s": len(requests) / seconds,
+        "tokens_per_s": tokens / seconds,
+        "failed_ratio": 1 - len(answered) / len(requests) if requests else None,
+        "latency_ms": percentiles([request.total_s for request in answered]),
+    }
+
+
+def percentiles(seconds: Sequence[float]) -> Percentiles:
+    if not seconds:
+        return {"p50": None, "p90": None, "p99": None}
+    p50, p90, p99 = (round(float(ms), 3) for ms in np.percentile(seconds, PERCENTILES) * 1e3)
+    return {"p50": p50, "p90": p90, "p99": p99}
+
+
+def read_load(exposition: str) -> dict[str, dict[str, list[float]]]:
+    """Read the values of all replicas from Prometheus text: by metric, then by deployment."""
+    values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for metric, labels, value in LOAD.findall(exposition):
+        if found := DEPLOYMENT.search(labels):
+            values[metric][found[1]].append(float(value))
+    return {metric: dict(by_name) for metric, by_name in values.items()}

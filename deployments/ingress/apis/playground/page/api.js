@@ -1,0 +1,155 @@
+// Requests to the server: keys, errors, times and streams.
+
+const KEY = "hundredfold.key"; // in sessionStorage: it ends with the tab
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+export class ApiError extends Error {
+  constructor(status, body, headers) {
+    super(messageOf(body) || `The server answered with status ${status}.`);
+    this.status = status;
+    this.field = body?.field ?? body?.error?.param ?? null;
+    this.retryAfter = headers?.get("retry-after") ?? null;
+  }
+}
+
+function messageOf(body) {
+  const error = body?.error ?? body?.message;
+  if (Array.isArray(error)) return error.join(" ");
+  return typeof error === "object" && error ? error.message : error;
+}
+
+export class Unreachable extends Error {}
+
+/** Send a request. Raises ApiError, Unreachable, or AbortError. */
+async function send(path, { body, method, headers, signal } = {}) {
+  const sent = { ...headers };
+  if (key.get()) sent.authorization = `Bearer ${key.get()}`;
+  if (body !== undefined) sent["content-type"] = "application/json";
+  const response = await fetch(path, {
+    method: method ?? (body === undefined ? "GET" : "POST"),
+    headers: sent,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+    cache: "no-store",
+  }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Unreachable(error.message);
+  });
+  if (!response.ok) {
+    throw new ApiError(response.status, await response.json().catch(() => null), response.headers);
+  }
+  return response;
+}
+
+/** Return the value of a JSON answer, and what its headers say about the cost. */
+export async function request(path, options = {}) {
+  const startedAt = performance.now();
+  const response = await send(path, options);
+  const value = await response.json();
+  return { value, cost: readCost(response.headers, elapsedOf(response.url, startedAt)) };
+}
+
+/** Milliseconds of the last request, as the browser's network saw it: scripts do not delay it. */
+function elapsedOf(url, startedAt) {
+  const elapsed = performance.now() - startedAt;
+  const entry = performance.getEntriesByName(url).at(-1);
+  performance.clearResourceTimings(); // the browser keeps 250 and ignores later ones
+  return entry?.startTime >= startedAt && entry.responseEnd ? entry.responseEnd - entry.startTime : elapsed;
+}
+
+export async function get(path, signal) {
+  return (await request(path, { signal })).value;
+}
+
+const MAX_STORED = 100; // models beside those of the configuration
+
+/** The models of the configuration, then those of the store if the key may list them. */
+export async function listModels() {
+  const [{ data }, stored] = await Promise.all([
+    get("/v1/models"),
+    request("/v2/repository/index", { body: {} }).then(({ value }) => value, () => []),
+  ]);
+  const known = new Set(data.map((model) => model.id));
+  const others = stored.map((entry) => entry.name).filter((id) => !known.has(id));
+  const facts = others.slice(0, MAX_STORED).map((id) => get(`/models/${id}`).catch(() => null));
+  return [...data, ...(await Promise.all(facts)).filter(Boolean)];
+}
+
+/** Milliseconds of each phase, from `server-timing` and the clock of the browser. */
+function readCost(headers, elapsed) {
+  const server = {};
+  for (const part of (headers.get("server-timing") ?? "").split(",")) {
+    const match = /^\s*(\w+);dur=([\d.]+)/.exec(part);
+    if (match) server[match[1]] = Number(match[2]);
+  }
+  const tokens = headers.get("x-compute-tokens");
+  return {
+    elapsed,
+    phases: phasesOf(server, elapsed),
+    cache: headers.get("x-cache"),
+    compute: headers.get("x-compute-type"),
+    fallback: headers.get("x-compute-fallback"),
+    warning: headers.get("x-hf-warning"),
+    revision: headers.get("x-sha"),
+    tokens: tokens === null ? null : Number(tokens),
+  };
+}
+
+/** `wait` is the time of the server that no phase explains: HTTP, micro-batches, hops. */
+export function phasesOf(server, elapsed) {
+  const known = {
+    queue: server.queue ?? 0,
+    tokenize: server.tokenization ?? 0,
+    compute: server.forward ?? 0,
+    prefill: server.prefill ?? 0,
+    decode: server.decode ?? 0,
+  };
+  const explained = Object.values(known).reduce((sum, ms) => sum + ms, 0);
+  const total = Math.max(server.total ?? explained, explained);
+  const wait = total - explained;
+  return { ...known, wait, network: Math.max(0, elapsed - total) };
+}
+
+/** Yield the JSON events of a stream until `[DONE]`, and its headers first. */
+export async function* stream(path, options) {
+  const response = await send(path, options);
+  yield { headers: response.headers };
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffered = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const events = (buffered + value).split("\n\n");
+      buffered = events.pop();
+      for (const event of events) {
+        if (!event.startsWith("data:")) continue; // a comment that keeps the connection open
+        const data = event.slice(5).trim();
+        if (data === "[DONE]") return;
+        const parsed = JSON.parse(data);
+        if (parsed.error) throw new ApiError(parsed.error.code ?? 500, parsed, null);
+        yield parsed;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** Say what went wrong and what to do, in a sentence or two. */
+export function explain(error) {
+  if (error instanceof Unreachable) return "The server cannot be reached. Is it running?";
+  if (!(error instanceof ApiError)) {
+    console.error(error);
+    return `The page failed: ${error.message}`;
+  }
+  if (error.status === 401) return "This server wants an API key. Enter yours with the key button.";
+  if (error.status === 403) return `The key does not permit this: ${error.message}`;
+  if (error.status === 429 && error.retryAfter) {
+    return `${error.message} Try again in ${error.retryAfter} s.`;
+  }
+  return error.message;
+}

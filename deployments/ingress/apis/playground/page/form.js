@@ -1,0 +1,105 @@
+// A form from a list of fields, and its values.
+
+import { el } from "./dom.js";
+import { labeled } from "./picker.js";
+
+export class Form {
+  /** `onrun` is called by the button and by Ctrl+Enter; with `entersRun` by Enter in a text too. */
+  constructor(task, fields, { onrun, onchange, entersRun = false }) {
+    this.fields = fields.map((field) => ({ ...field, control: this.build(field) }));
+    const shown = this.fields.filter((field) => !field.option);
+    const folded = this.fields.filter((field) => field.option);
+    this.run = el("button", { type: "submit", class: "primary" });
+    this.node = el(
+      "form",
+      {
+        class: "card form",
+        "aria-label": `${task.name}: input`,
+        autocomplete: "off",
+        oninput: () => onchange(),
+        onkeydown: (event) => {
+          const inText = entersRun && event.target.name === "text" && !event.shiftKey;
+          if (event.key === "Enter" && (event.ctrlKey || event.metaKey || inText) && !event.isComposing) {
+            event.preventDefault();
+            onrun();
+          }
+        },
+        onsubmit: (event) => {
+          event.preventDefault();
+          onrun();
+        },
+      },
+      el(
+        "div",
+        { class: "card-head" },
+        el("h2", {}, "Input"),
+        el(
+          "div",
+          { class: "samples", role: "group", "aria-label": "Examples" },
+          task.samples.map((sample) =>
+            el("button", { type: "button", class: "chip", onclick: () => (this.fill(sample), onchange()) }, sample.title),
+          ),
+        ),
+      ),
+      shown.map((field) => place(field)),
+      el(
+        "div",
+        { class: "actions" },
+        this.run,
+        el("span", { class: "hint keys" }, entersRun ? "Enter sends, Shift+Enter starts a line" : "Ctrl+Enter"),
+      ),
+      folded.length > 0 &&
+        el("details", { class: "options", open: entersRun && innerWidth > 860 }, el("summary", {}, "Options"), el("div", { class: "grid" }, folded.map(place))),
+    );
+    this.fill(task.samples[0]);
+    this.setAction(task.action);
+  }
+
+  build({ name, kind, rows, choices, chosen, min, max, step, placeholder }) {
+    const common = { id: `field-${name}`, name, placeholder };
+    if (kind === "text" || kind === "lines") return el("textarea", { ...common, rows: rows ?? 5 });
+    if (kind === "select") {
+      return el("select", common, choices.map((choice) => el("option", { value: choice, selected: choice === chosen }, choice)));
+    }
+    if (kind === "check") return el("input", { ...common, type: "checkbox" });
+    if (kind === "number") return el("input", { ...common, type: "number", min, max, step: step ?? 1 });
+    return el("input", { ...common, type: "text" });
+  }
+
+  fill(sample) {
+    for (const { name, control } of this.fields) {
+      if (typeof sample[name] === "string") control.value = sample[name];
+    }
+  }
+
+  setAction(name) {
+    this.run.textContent = name;
+  }
+
+  /** The values that were given: empty ones are left out. Raises Error with the field's label. */
+  read() {
+    const values = {};
+    for (const field of this.fields) {
+      const value = valueOf(field);
+      if (value !== undefined) values[field.name] = value;
+      else if (!field.option) {
+        field.control.focus();
+        throw new Error(`“${field.label}” is empty.`);
+      }
+    }
+    return values;
+  }
+}
+
+function valueOf({ kind, control }) {
+  if (kind === "check") return control.checked || undefined;
+  const text = control.value.trim();
+  if (text === "") return undefined;
+  if (kind === "number") return Number(text);
+  return kind === "lines" ? text.split("\n").map((line) => line.trim()).filter(Boolean) : text;
+}
+
+function place({ label, hint, kind, control }) {
+  if (kind !== "check") return labeled(label, control, hint);
+  return el("label", { class: "check" }, control, el("span", {}, label));
+}

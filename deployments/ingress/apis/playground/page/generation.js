@@ -1,0 +1,137 @@
+// Requests of generative models: OpenAI's dialect, streamed.
+
+import { phasesOf, stream } from "./api.js";
+import { SCHEMA } from "./samples.js";
+
+const SAMPLING = [
+  { name: "max_tokens", label: "Tokens, at most", kind: "number", min: 1, placeholder: "256", option: true },
+  { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, step: 0.1, placeholder: "model's", option: true },
+  { name: "top_p", label: "Top p", kind: "number", min: 0, max: 1, step: 0.05, placeholder: "model's", option: true },
+  { name: "top_k", label: "Top k", kind: "number", min: 0, placeholder: "model's", option: true },
+  { name: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 10, step: 0.05, placeholder: "model's", option: true },
+  { name: "seed", label: "Seed", kind: "number", placeholder: "random", option: true },
+  { name: "stop", label: "Stop strings", kind: "lines", rows: 2, hint: "one per line", option: true },
+  { name: "schema", label: "JSON schema of the answer", kind: "text", rows: 4, option: true, placeholder: SCHEMA },
+];
+
+export const FIELDS = {
+  chat: [
+    { name: "text", label: "Message", kind: "text", rows: 4 },
+    { name: "system", label: "System prompt", kind: "text", rows: 2, option: true, placeholder: "You answer briefly." },
+    ...SAMPLING,
+  ],
+  completion: [{ name: "text", label: "Text to continue", kind: "text", rows: 6 }, ...SAMPLING],
+};
+
+const DEFAULT_MAX_TOKENS = 256;
+
+/** Build the request of the next message. `history` are the messages before it. */
+export function buildRequest(mode, { text, system, schema, ...sampling }, history, reference, headers) {
+  const format = schema && {
+    response_format: { type: "json_schema", json_schema: { name: "answer", schema: parseSchema(schema) } },
+  };
+  const messages = [
+    ...(system ? [{ role: "system", content: system }] : []),
+    ...history,
+    { role: "user", content: text },
+  ];
+  const prompt = mode === "chat" ? { messages } : { prompt: text };
+  const options = { max_tokens: DEFAULT_MAX_TOKENS, ...sampling, ...format };
+  const body = { model: reference, ...prompt, ...options, stream: true, stream_options: { include_usage: true } };
+  const { top_k, repetition_penalty, ...standard } = options;
+  const extra = { ...(top_k !== undefined && { top_k }), ...(repetition_penalty && { repetition_penalty }) };
+  const extraBody = Object.keys(extra).length ? { extra_body: extra } : {};
+  return {
+    path: mode === "chat" ? "/v1/chat/completions" : "/v1/completions",
+    body,
+    headers,
+    stream: true,
+    address: mode === "chat" ? `/models/${reference}/v1` : `/models/${reference}`,
+    method:
+      mode === "chat"
+        ? ["chat_completion", { messages, ...standard, ...extraBody, stream: true }]
+        : ["text_generation", { prompt: text, ...hubSampling(options), stream: true }],
+    openaiCall: [
+      mode === "chat" ? "chat.completions.create" : "completions.create",
+      { model: reference, ...prompt, ...standard, ...extraBody, stream: true },
+    ],
+  };
+}
+
+function parseSchema(schema) {
+  try {
+    return JSON.parse(schema);
+  } catch (error) {
+    throw new Error(`The JSON schema is not valid JSON: ${error.message}`);
+  }
+}
+
+/** The names of text-generation-inference. */
+function hubSampling({ max_tokens: maxNewTokens, stop, response_format: format, ...rest }) {
+  const grammar = format && { type: "json", value: format.json_schema.schema };
+  return { max_new_tokens: maxNewTokens, ...rest, ...(stop && { stop }), ...(grammar && { grammar }) };
+}
+
+/** Run a request; `ontext` gets each piece of text. Returns {text, reason, cost}. */
+export async function generate(request, signal, ontext) {
+  const startedAt = performance.now();
+  const seen = { text: "", pieces: 0, firstAt: null, lastAt: startedAt, usage: null, timings: null };
+  const result = { reason: null, headers: null };
+  try {
+    const events = stream(request.path, {
+      body: request.body,
+      headers: { ...request.headers, "x-wait-for-model": "true" },
+      signal,
+    });
+    for await (const event of events) {
+      if (event.headers) result.headers = event.headers;
+      else read(event, seen, result, ontext);
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+    result.reason = "stopped";
+  }
+  return { text: seen.text, reason: result.reason, cost: costOf(seen, result.headers, startedAt) };
+}
+
+function read(event, seen, result, ontext) {
+  if (event.usage) {
+    seen.usage = event.usage;
+    seen.timings = event.timings;
+  }
+  seen.version = event.system_fingerprint;
+  const choice = event.choices[0];
+  if (!choice) return;
+  const piece = choice.delta?.content ?? choice.text ?? "";
+  if (piece) {
+    seen.lastAt = performance.now();
+    seen.firstAt ??= seen.lastAt;
+    seen.pieces += 1;
+    seen.text += piece;
+    ontext(piece);
+  }
+  result.reason = choice.finish_reason ?? result.reason;
+}
+
+function costOf(seen, headers, startedAt) {
+  const elapsed = performance.now() - startedAt;
+  const tokens = seen.usage?.completion_tokens ?? seen.pieces;
+  const writing = (seen.lastAt - (seen.firstAt ?? seen.lastAt)) / 1000;
+  const { tokenize_ms: tokenization, queue_ms: queue, prefill_ms: prefill, decode_ms: decode } = seen.timings ?? {};
+  const cached = seen.usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const phases = seen.timings
+    ? phasesOf({ tokenization, queue, prefill, decode }, elapsed)
+    : phasesOf({ prefill: (seen.firstAt ?? startedAt) - startedAt, decode: writing * 1000 }, elapsed);
+  return {
+    elapsed,
+    phases,
+    cache: seen.usage && (cached ? `${cached} of ${seen.usage.prompt_tokens} prompt tokens` : "no prompt token"),
+    compute: headers?.get("x-compute-type") ?? null,
+    fallback: headers?.get("x-compute-fallback") ?? null,
+    warning: null,
+    version: seen.version,
+    tokens,
+    rate: tokens > 1 && writing > 0 ? (tokens - 1) / writing : null,
+    firstToken: seen.firstAt && seen.firstAt - startedAt,
+  };
+}

@@ -1,0 +1,153 @@
+// Start of the page: the list of models, the views behind the address, key and color scheme.
+
+import { ApiError, explain, key, listModels } from "./api.js";
+import { DemoView } from "./demo.js";
+import { announce, el } from "./dom.js";
+import { ModelsView } from "./models.js";
+import { Playground } from "./playground.js";
+import { StatusView } from "./status.js";
+import { describe, taskNames } from "./tasks.js";
+import { forgetVersions } from "./versions.js";
+
+// Tasks in the order of the navigation; others follow by name.
+const ORDER = ["question-answering", "chat", "text-classification", "feature-extraction", "sentence-similarity", "text-ranking"];
+const RETRY_MS = 3000;
+const content = document.querySelector("#content");
+const state = { models: null, view: null, playgrounds: new Map() };
+
+async function start() {
+  prepareTheme();
+  prepareKeyDialog();
+  addEventListener("hashchange", () => show(true));
+  await loadModels();
+}
+
+/** Load the list of models and show the view; without a connection or a model try again. */
+async function loadModels() {
+  try {
+    state.models = await listModels();
+    state.playgrounds.clear();
+    forgetVersions();
+    show(false);
+  } catch (error) {
+    showProblem(error);
+  }
+}
+
+function showProblem(error) {
+  const refused = error instanceof ApiError && [401, 403].includes(error.status);
+  content.replaceChildren(
+    el(
+      "section",
+      { class: "card empty" },
+      el("h1", { tabindex: "-1" }, refused ? "A key is needed" : "No connection"),
+      el("p", {}, explain(error)),
+      refused
+        ? el("button", { type: "button", class: "primary", onclick: openKeyDialog }, "Enter the key")
+        : el("button", { type: "button", class: "primary", onclick: loadModels }, "Try again"),
+    ),
+  );
+  announce(explain(error));
+  if (!refused) setTimeout(loadModels, RETRY_MS);
+}
+
+function usable() {
+  return state.models.filter((model) => model.state !== "refused");
+}
+
+function listTasks() {
+  const names = [...new Set(usable().flatMap(taskNames))];
+  const rank = (name) => (ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.length);
+  return names.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+}
+
+/** Show the view of the address: #/play/TASK, #/demo, #/models or #/status. */
+function show(moveFocus) {
+  if (!state.models) return;
+  const [, name, argument] = location.hash.split("/");
+  const tasks = listTasks();
+  const view = ["demo", "models", "status"].includes(name) ? name : "play";
+  const task = tasks.includes(argument) ? argument : tasks[0];
+  state.view?.close?.();
+  state.view = buildView(view, task);
+  content.replaceChildren(state.view.node);
+  const heading = state.view.node.querySelector("h1");
+  document.title = `${heading.textContent} – Hundredfold`;
+  markCurrent(view, task, tasks);
+  if (moveFocus) heading.focus({ preventScroll: true });
+}
+
+function buildView(view, task) {
+  if (view === "models") return new ModelsView(state.models, loadModels);
+  if (view === "status") return new StatusView();
+  if (view === "demo") return new DemoView(usable());
+  if (!task) return noModels();
+  // A task keeps its input and answers while another one is shown.
+  if (!state.playgrounds.has(task)) state.playgrounds.set(task, new Playground(usable(), task));
+  return state.playgrounds.get(task);
+}
+
+function noModels() {
+  return {
+    node: el(
+      "section",
+      { class: "card empty" },
+      el("h1", { tabindex: "-1" }, "No model yet"),
+      el("p", {}, "Build one with ", el("code", {}, "hundredfold build BAAI/bge-small-en-v1.5"), " and add it to serve_config.yaml."),
+    ),
+  };
+}
+
+function markCurrent(view, task, tasks) {
+  for (const link of document.querySelectorAll(".views a")) {
+    const current = link.getAttribute("href") === `#/${view}`;
+    if (current) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const rail = document.querySelector("#tasks");
+  rail.hidden = view !== "play" || tasks.length === 0;
+  rail.replaceChildren(
+    ...tasks.map((name) =>
+      el("a", { href: `#/play/${name}`, "aria-current": name === task ? "page" : null }, describe(name).name),
+    ),
+  );
+}
+
+function openKeyDialog() {
+  document.querySelector("#key-input").value = key.get();
+  document.querySelector("#key-dialog").showModal();
+}
+
+function prepareKeyDialog() {
+  const dialog = document.querySelector("#key-dialog");
+  document.querySelector("#key-button").addEventListener("click", openKeyDialog);
+  dialog.addEventListener("close", () => {
+    if (!["save", "forget"].includes(dialog.returnValue)) return;
+    key.set(dialog.returnValue === "save" ? document.querySelector("#key-input").value.trim() : "");
+    document.querySelector("#key-input").value = "";
+    dialog.returnValue = "";
+    announce(key.get() ? "Key saved for this tab" : "Key forgotten");
+    loadModels();
+  });
+}
+
+function prepareTheme() {
+  const button = document.querySelector("#theme-button");
+  const root = document.documentElement;
+  const names = { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" };
+  const current = () => root.dataset.theme ?? "auto";
+  const label = () => {
+    button.textContent = names[current()];
+    button.setAttribute("aria-label", `Color scheme: ${current()}`);
+  };
+  button.addEventListener("click", () => {
+    const next = { auto: "light", light: "dark", dark: "auto" }[current()];
+    if (next === "auto") delete root.dataset.theme;
+    else root.dataset.theme = next;
+    localStorage.setItem("theme", next);
+    label();
+  });
+  label();
+}
+
+start();

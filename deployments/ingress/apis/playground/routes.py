@@ -1,0 +1,83 @@
+"""Routes of the page: GET / for browsers, the files that it loads, and reports of models.
+
+The page is static: HTML, CSS and modules of JavaScript, served as they are. It calls the same
+routes as every other client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.ingress.apis.context import ApiContext
+from deployments.ingress.apis.model_report import build_model_report
+from deployments.ingress.apis.page_files import PageFiles, build_policy
+from deployments.ingress.http.api import Access, Operation
+from deployments.ingress.http.bodies import json_response
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+from deployments.ingress.http.request_options import model_in_path
+
+PAGE = Path(__file__).parent / "page"
+INDEX = "index.html"
+# The page builds all content from nodes: no text can become markup.
+POLICY = build_policy(require_trusted_types_for="'script'")
+ASSETS = tuple(sorted(path.name for path in PAGE.iterdir() if path.name != INDEX))
+
+
+class PlaygroundRoutes:
+    """Handlers of the page."""
+
+    name: ClassVar = "Playground"
+    error_format: ClassVar = DEFAULT_ERROR_FORMAT
+
+    def __init__(self, context: ApiContext) -> None:
+        self._pipeline = context.pipeline
+        self._files = PageFiles(PAGE, POLICY)
+
+    def operations(self) -> Sequence[Operation]:
+        return (
+            Operation(
+                method="GET",
+                paths=("/",),
+                handler=self.root,
+                summary="The page for browsers; health of this process for clients",
+                access=Access.PUBLIC,
+                response={"type": "object", "properties": {"status": {"const": "ok"}}},
+            ),
+            Operation(
+                method="GET",
+                paths=tuple(f"/page/{name}" for name in ASSETS),
+                handler=self.asset,
+                summary="What the page loads",
+                access=Access.PUBLIC,
+                hidden=True,
+            ),
+            Operation(
+                method="GET",
+                paths=("/models/{id:path}/report",),
+                handler=self.report,
+                summary="Candidates of a model, and what was measured of them",
+                access=Access.INFER,
+                response={"type": "object"},
+            ),
+        )
+
+    async def root(self, request: Request) -> Response:
+        """Browsers accept `text/html`; curl and clients of the APIs do not ask for it."""
+        headers = {"vary": "accept"}
+        if "text/html" in request.headers.get("accept", ""):
+            return await self._files.respond(INDEX, request, headers=headers)
+        return json_response({"status": "ok"}, headers=headers)
+
+    async def asset(self, request: Request) -> Response:
+        """A file of the page; the route takes the known names only."""
+        return await self._files.respond(request.url.path.rpartition("/")[2], request)
+
+    async def report(self, request: Request) -> Response:
+        model = self._pipeline.registry.find(model_in_path(request) or "")
+        return json_response(await asyncio.to_thread(build_model_report, model))

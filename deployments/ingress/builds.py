@@ -1,0 +1,228 @@
+"""Models that are built while the server runs: pulls, who waits for them, and the builder.
+
+The queue in the store is the truth (deployments/builds/queue.py). Every ingress replica keeps a
+builder process alive while builds wait; a lock lets only one of them work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from deployments.builds.estimates import BuildStatus
+from deployments.builds.process import BUSY, has_compiler, start_builder
+from deployments.builds.queue import BuildQueue
+from deployments.builds.record import ENDS, BuildState
+from deployments.builds.sources import default_model_id, is_hub_id
+from deployments.config import BuildSettings
+from deployments.errors import (
+    BuildFailed,
+    Forbidden,
+    InvalidField,
+    ManifestInvalid,
+    ModelLoading,
+    ServeError,
+)
+from deployments.keys.caller import current_caller
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+POLL_S = 0.5  # between two looks at a build
+EVENT_S = 1.0  # between two events of a watched build
+MAX_WATCH_S = 100.0  # of one stream of events; clients connect again
+SERVED_AFTER_S = 15.0  # within which every replica knows a model that is ready
+FAILED_FOR_S = 600.0  # before a request, unlike an operator, starts a failed build again
+ELSEWHERE_S = 2.0  # between two looks at builds that another process runs
+MAX_RESTART_S = 60.0  # between two starts of a builder that fails
+
+StartBuilder = Callable[[Path, int], subprocess.Popen[bytes]]
+
+
+class BuildService:
+    """The builds of one ingress replica. `is_served` says whether requests find a model."""
+
+    def __init__(
+        self,
+        queue: BuildQueue,
+        settings: BuildSettings,
+        is_served: Callable[[str], bool],
+        start: StartBuilder = start_builder,
+    ) -> None:
+        self.settings = settings
+        self._queue = queue
+        self._is_served = is_served
+        self._start = start
+        self._wake = asyncio.Event()
+
+    @property
+    def store(self) -> Path:
+        return self._queue.store
+
+    async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
+        """Queue the build of any source, also after a failure. For operators.
+
+        Raises Forbidden without `builds.allow_pull`, InvalidField, Overloaded, StoreNotWritable.
+        """
+        if not self.settings.allow_pull:
+            raise Forbidden("this server pulls no models: `builds.allow_pull` is false")
+        if not has_compiler():
+            raise InvalidField(
+                "this server has no compiler. Install `hundredfold[build,cpu]`, or build on "
+                "another host",
+                field="source",
+            )
+        model_id = model_id or default_model_id(source)
+        current_caller().require_model(model_id)
+        try:
+            await self._submit(model_id, source)
+        except ManifestInvalid as error:
+            raise InvalidField(error.message, field="id") from error
+        status = await self.status(model_id)
+        if status is None:
+            raise AssertionError("bug: a submitted build has no record")
+        return status
+
+    async def status(self, model_id: str) -> BuildStatus | None:
+        """Describe the last build of a model; None without one, or if it was removed since.
+
+        Raises Forbidden.
+        """
+        current_caller().require_model(model_id)
+        try:
+            status = await asyncio.to_thread(self._queue.status, model_id)
+        except ManifestInvalid:  # no model has such an id
+            return None
+        if status is None or status.state is not BuildState.READY:
+            return status
+        is_new = status.since_end_s < SERVED_AFTER_S
+        return status if is_new or self._is_served(model_id) else None
+
+    async def watch(self, model_id: str) -> AsyncGenerator[BuildStatus, None]:
+        """Yield the status now, and then as it changes, until the build has ended.
+
+        For MAX_WATCH_S at most.
+        """
+        last = None
+        for _ in range(int(MAX_WATCH_S / EVENT_S)):
+            status = await self.status(model_id)
+            if status is None:
+                return
+            if status != last:
+                yield status
+            if status.state in ENDS:
+                return
+            last = status
+            await asyncio.sleep(EVENT_S)
+
+    async def wait_for_missing(self, model_id: str, error: ServeError, *, waits: bool) -> None:
+        """Return once a model is served that a request did not find; pull it if that is allowed.
+
+        `waits`: for `builds.wait_s` at most. Raises ModelLoading with the estimated time,
+        BuildFailed with the reason, or `error` if no build of the model runs or waits.
+        """
+        if self._is_served(model_id):  # what it lacks is a version
+            raise error
+        status = await self._find_or_pull(model_id)
+        if waits:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.wait_s):
+                    while status is not None and status.state not in ENDS:
+                        await asyncio.sleep(POLL_S)
+                        status = await self.status(model_id)
+        if status is None:
+            raise error
+        if status.state is BuildState.FAILED:
+            raise BuildFailed(f"Model {model_id} could not be built: {status.reason}")
+        if status.state is not BuildState.READY:
+            raise build_loading_error(status)
+        await self._wait_until_served(model_id, error)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep a builder alive while builds wait, also those of an earlier server."""
+        task = asyncio.create_task(self._keep_building()) if has_compiler() else None
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _find_or_pull(self, model_id: str) -> BuildStatus | None:
+        status = await self.status(model_id)
+        may_pull = self.settings.allow_pull and is_hub_id(model_id) and has_compiler()
+        is_new = status is None or (
+            status.state is BuildState.FAILED and status.since_end_s > FAILED_FOR_S
+        )
+        if not (may_pull and is_new):
+            return status
+        log.info("model %s is unknown and will be built", model_id)
+        await self._submit(model_id, model_id)
+        return await self.status(model_id)
+
+    async def _submit(self, model_id: str, source: str) -> None:
+        limit = self.settings.max_queued
+        await asyncio.to_thread(self._queue.submit, model_id, source, max_queued=limit)
+        self._wake.set()
+
+    async def _wait_until_served(self, model_id: str, error: ServeError) -> None:
+        for _ in range(int(SERVED_AFTER_S / POLL_S)):
+            if self._is_served(model_id):
+                return
+            await asyncio.sleep(POLL_S)
+        raise error
+
+    async def _keep_building(self) -> None:
+        pause_s = POLL_S
+        while True:
+            self._wake.clear()
+            if not await asyncio.to_thread(self._queue.pending):
+                await self._wake.wait()
+            elif not await asyncio.to_thread(self._queue.needs_builder):
+                await asyncio.sleep(ELSEWHERE_S)
+            else:
+                code = await self._run_builder()
+                pause_s = POLL_S if code == 0 else min(2 * pause_s, MAX_RESTART_S)
+                await asyncio.sleep(pause_s)
+
+    async def _run_builder(self) -> int:
+        """Run a builder until it ends; kill it if this task is cancelled. Its build resumes."""
+        try:
+            process = await asyncio.to_thread(
+                self._start, self._queue.store, self.settings.max_memory_bytes
+            )
+        except OSError as error:
+            log.warning("no builder can be started: %s", error)
+            return 1
+        try:
+            while (code := process.poll()) is None:
+                await asyncio.sleep(POLL_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        if code not in (0, BUSY):
+            log.warning(
+                "the builder ended with %d; `.builds/builder.log` of the store says why", code
+            )
+        return code
+
+
+def build_loading_error(status: BuildStatus) -> ModelLoading:
+    """Build the error for a model whose build has not ended."""
+    percent = "" if status.percent is None else f", {status.percent} %"
+    if status.estimated_time is None:
+        when = "No build of this server was measured yet, so the time it takes is not known"
+    else:
+        when = f"It is ready in about {status.estimated_time:.0f} s"
+    return ModelLoading(
+        f"Model {status.id} is being built ({status.state}{percent}). {when}; "
+        f"see /status/{status.id}",
+        estimated_time_s=status.estimated_time,
+    )

@@ -1,0 +1,185 @@
+"""Forecasts of how long each device would take for a request.
+
+The first ones come from cost tables, or from a guess; answers replace them. What waits is the work
+that this process has sent, times the number of its replicas: HAProxy spreads requests evenly.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from deployments.artifacts.types import Device
+from deployments.batching.prices import GUESS_S_PER_TOKEN
+from deployments.config import AppArgs, PlacementSettings
+from deployments.ingress.cluster_state import (
+    ClusterMonitor,
+    name_deployment,
+)
+from deployments.ingress.placement import PoolForecast
+from deployments.load import WorkRate
+from deployments.messages import EncoderTimings, Finished, ModelRef
+from deployments.registry import RegisteredModel
+from deployments.transports.base import PoolManager
+from deployments.tuning.costs import TuningTarget, selected_times
+from deployments.tuning.selection import nearest_shape
+from deployments.tuning.similar_costs import find_nearest_costs
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+# Measured: 23.8 MB in 0.17 s (docs/performance.md).
+LOAD_BYTES_PER_S = 140e6
+CHARACTERS_PER_TOKEN = 4
+# A text and its special tokens, and an answer, before the first ones of a model.
+USUAL_TOKENS = 32
+USUAL_GENERATED_TOKENS = 128
+GUESS_S_PER_GENERATED_TOKEN = 0.02
+MAX_MODELS = 1_000  # whose rates are remembered
+
+
+class RequestWork(NamedTuple):
+    """The work of a request: tokens of texts, about, or tokens to generate."""
+
+    model: RegisteredModel
+    tokens: float
+
+    @classmethod
+    def of_texts(cls, model: RegisteredModel, characters: int, items: int) -> RequestWork:
+        return cls(model, characters / CHARACTERS_PER_TOKEN + 2 * items)
+
+
+class _Rates:
+    """Rates of one model on one device, estimated before they are measured."""
+
+    def __init__(self, pass_s: float, token_s: float) -> None:
+        """`pass_s`: of a forward pass. `token_s`: of a replica, per token."""
+        self.passes, self.work = WorkRate(), WorkRate()
+        self.passes.record(1, pass_s)
+        self.work.record(USUAL_TOKENS, USUAL_TOKENS * token_s)
+
+
+class PoolForecasts:
+    """Use it from one event loop."""
+
+    def __init__(
+        self, args: AppArgs, monitor: ClusterMonitor, pools: Mapping[str, PoolManager]
+    ) -> None:
+        """`pools` tell by deployment what is loaded; where one is missing, everything is."""
+        self.settings = PlacementSettings()
+        self._args = args
+        self._monitor = monitor
+        self._pools = pools
+        self._rates: OrderedDict[tuple[ModelRef, Device], _Rates] = OrderedDict()
+        self._lengths: OrderedDict[ModelRef, WorkRate] = OrderedDict()  # of answers, in tokens
+        self._sent_s: dict[str, float] = {}  # of one replica, by deployment
+
+    def forecast(self, work: RequestWork, device: Device) -> PoolForecast:
+        rates, name = self._find_rates(work.model, device), name_deployment(work.model, device)
+        replicas = self._monitor.states_for(work.model)[device].running
+        work_s = rates.work.predict_s(work.tokens)
+        return PoolForecast(
+            device=device,
+            queue_s=self._sent_s.get(name, 0.0)
+            * self._monitor.count_ingress_replicas()
+            / max(replicas, 1),
+            load_s=self._predict_load_s(work.model, device, replicas),
+            run_s=rates.passes.predict_s(1) + work_s * self._count_slots(work.model, device),
+            work_s=work_s,
+            price=self.settings.prices[device],
+        )
+
+    def expect_tokens(self, model: RegisteredModel, limit: int | None) -> float:
+        """Return the tokens that an answer of a generative model will have, at most `limit`."""
+        lengths = self._lengths.get(model.ref)
+        usual = USUAL_GENERATED_TOKENS if lengths is None else lengths.predict_s(1)
+        return usual if limit is None else min(usual, limit)
+
+    def start(self, work: RequestWork, device: Device) -> Callable[[], None]:
+        """Count the work as waiting or running, until the returned function is called.
+
+        Without another device nothing needs a forecast.
+        """
+        states = self._monitor.states_for(work.model)
+        if sum(state.available for state in states.values()) < 2:
+            return _do_nothing
+        name = name_deployment(work.model, device)
+        work_s = self._find_rates(work.model, device).work.predict_s(work.tokens)
+        self._sent_s[name] = self._sent_s.get(name, 0.0) + work_s
+
+        def end() -> None:
+            self._sent_s[name] -= work_s
+
+        return end
+
+    def record_result(
+        self, work: RequestWork, device: Device, items: int, timings: EncoderTimings
+    ) -> None:
+        """Learn from the answer of an encoder to a request of `items`."""
+        rates = self._rates.get((work.model.ref, device))
+        if rates is None:
+            return
+        passes = items / max(timings.batch_items, 1)  # a share of one, or several
+        concurrent = self._args.encoders[device].concurrent_passes
+        rates.passes.record(1, timings.forward_s)
+        rates.work.record(work.tokens, timings.forward_s * passes / concurrent)
+
+    def record_answers(
+        self, model: RegisteredModel, device: Device, answers: Iterable[Finished]
+    ) -> None:
+        """Learn from the answers of a generator."""
+        rates = self._rates.get((model.ref, device))
+        if rates is None:
+            return
+        lengths = _remember(self._lengths, model.ref, WorkRate)
+        for answer in answers:
+            run_s = answer.timings.prefill_s + answer.timings.decode_s
+            rates.work.record(answer.generated_tokens, run_s / self._count_slots(model, device))
+            lengths.record(1, answer.generated_tokens)
+
+    def _count_slots(self, model: RegisteredModel, device: Device) -> int:
+        """Count the requests among which a replica divides its time."""
+        return self._args.generators[device].kv_slots if model.is_generative else 1
+
+    def _find_rates(self, model: RegisteredModel, device: Device) -> _Rates:
+        return _remember(
+            self._rates, (model.ref, device), lambda: self._estimate_rates(model, device)
+        )
+
+    def _estimate_rates(self, model: RegisteredModel, device: Device) -> _Rates:
+        if model.is_generative:
+            token_s = GUESS_S_PER_GENERATED_TOKEN / self._count_slots(model, device)
+            return _Rates(0.0, token_s)
+        settings = self._args.encoders[device]
+        target = TuningTarget(model.directory, model.manifest, device, settings)
+        table = find_nearest_costs(target)
+        if table is None:
+            return _Rates(USUAL_TOKENS * GUESS_S_PER_TOKEN, GUESS_S_PER_TOKEN)
+        times_ms = selected_times(table)
+        alone = nearest_shape(times_ms, 1, USUAL_TOKENS)
+        full = nearest_shape(times_ms, max(shape.items for shape in times_ms), USUAL_TOKENS)
+        token_s = times_ms[full] / 1e3 / full.area / settings.concurrent_passes
+        return _Rates(times_ms[alone] / 1e3, token_s)
+
+    def _predict_load_s(self, model: RegisteredModel, device: Device, replicas: int) -> float:
+        pool = self._pools.get(name_deployment(model, device))
+        if replicas and (pool is None or pool.has_model(model.ref)):
+            return 0.0
+        candidate = model.manifest.candidate_for(device)
+        size = 0 if candidate is None else model.manifest.count_bytes(candidate)
+        start_s = 0.0 if replicas else self._monitor.expect_start_s(model, device)
+        return size / LOAD_BYTES_PER_S + start_s
+
+
+def _remember(kept: OrderedDict[K, T], key: K, build: Callable[[], T]) -> T:
+    """Return the entry of `key`; a new one takes the place of the oldest."""
+    if key not in kept:
+        if len(kept) >= MAX_MODELS:
+            kept.popitem(last=False)
+        kept[key] = build()
+    return kept[key]
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,131 @@
+"""Shadow traffic: another version computes a share of the requests again, for comparison only.
+
+Answers of generators agree if their texts are equal. Sampled ones are repeated with their seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from deployments.errors import ServeError
+from deployments.ingress.generation_executor import GenerationPlan
+from deployments.ingress.requests import ResolvedRequest
+from deployments.messages import CallResult, Completion, ModelRef, Started
+from deployments.registry import ModelRegistry, RegisteredModel
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+MAX_IN_FLIGHT = 8  # more are not mirrored: a slow version must not cost the requests anything
+MIN_COSINE = 0.99  # of vectors that agree
+MAX_DIFFERENCE = 0.05  # of scores that agree
+LOG_EVERY = 100  # comparisons
+
+# Of these, generations: each holds a KV slot for seconds.
+MAX_GENERATIONS = 2
+
+Execute = Callable[[ResolvedRequest], Awaitable[tuple[CallResult, bool]]]
+Complete = Callable[[GenerationPlan], Awaitable[list[Completion]]]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Requests that a version computed again."""
+
+    agreed: int = 0
+    differed: int = 0
+    failed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.agreed + self.differed + self.failed
+
+
+class ShadowTraffic:
+    """Mirrors requests after they were answered. Its results are in the log, nowhere else."""
+
+    def __init__(self, registry: ModelRegistry, execute: Execute, complete: Complete) -> None:
+        self.comparisons: dict[ModelRef, Comparison] = {}
+        self._registry = registry
+        self._execute = execute
+        self._complete = complete
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
+        """Compute the request again in the background, if its model has a shadow."""
+
+        async def does_agree(model: RegisteredModel) -> bool:
+            options = request.options.model_copy(update={"use_cache": False, "priority": "batch"})
+            other, _ = await self._execute(replace(request, model=model, options=options))
+            return agree(result.value, other.value)
+
+        self._mirror(request.model.ref, does_agree, MAX_IN_FLIGHT)
+
+    def mirror_answers(
+        self, plan: GenerationPlan, started: Sequence[Started], texts: Sequence[str]
+    ) -> None:
+        """Generate the answers of all calls of a plan again, if its model has a shadow."""
+
+        async def does_agree(model: RegisteredModel) -> bool:
+            seeds = [each.seed for each in started]
+            others = await self._complete(plan.repeat_with(model, seeds))
+            return [other.text for other in others] == list(texts)
+
+        self._mirror(plan.model.ref, does_agree, MAX_GENERATIONS)
+
+    def _mirror(
+        self, ref: ModelRef, does_agree: Callable[[RegisteredModel], Awaitable[bool]], limit: int
+    ) -> None:
+        shadow = self._registry.find_shadow(ref)
+        if shadow is None or len(self._tasks) >= limit:
+            return
+        if random.uniform(0, 100) < shadow.percent:
+            task = asyncio.get_running_loop().create_task(
+                self._compare(ModelRef(ref.id, shadow.version), does_agree)
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _compare(
+        self, ref: ModelRef, does_agree: Callable[[RegisteredModel], Awaitable[bool]]
+    ) -> None:
+        comparison = self.comparisons.setdefault(ref, Comparison())
+        try:
+            agrees = await does_agree(self._registry.find(ref.name))
+        except ServeError as error:
+            comparison.failed += 1
+            log.info("shadow %s failed: %s", ref.name, error.message)
+        else:
+            comparison.agreed += agrees
+            comparison.differed += not agrees
+        if comparison.total % LOG_EVERY == 0:
+            log.info("shadow %s: %s", ref.name, comparison)
+
+
+def agree(first: Any, second: Any) -> bool:
+    """Whether two values of a task are equal but for rounding."""
+    if isinstance(first, np.ndarray):
+        return isinstance(second, np.ndarray) and _is_parallel(first, second)
+    if isinstance(first, float):
+        return isinstance(second, float | int) and abs(first - second) <= MAX_DIFFERENCE
+    if isinstance(first, Mapping):
+        same_keys = isinstance(second, Mapping) and first.keys() == second.keys()
+        return same_keys and all(agree(first[key], second[key]) for key in first)
+    if isinstance(first, Sequence) and not isinstance(first, str):
+        same_length = isinstance(second, Sequence) and len(first) == len(second)
+        return same_length and all(map(agree, first, second))
+    return bool(first == second)
+
+
+def _is_parallel(first: np.ndarray, second: np.ndarray) -> bool:
+    if first.shape != second.shape:
+        return False
+    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    cosines = (first * second).sum(axis=-1) / np.maximum(lengths, 1e-12)
+    return bool(cosines.min(initial=1.0) >= MIN_COSINE)

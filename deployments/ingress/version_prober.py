@@ -1,0 +1,77 @@
+"""Trials of new versions, before requests that do not name them get them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from deployments.errors import ArtifactError, EngineFailed, ServeError
+from deployments.messages import ModelRef
+from deployments.registry import ModelRegistry, RegisteredModel
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+PROBE_TIMEOUT_S = 120.0  # of a load and a probe; then the version is tried again
+# s that a request waits for a load and a probe; then it uses the version without the result.
+MAX_WAIT_S = 10.0
+
+
+class VersionProber:
+    """Loads a new version in a replica, which probes it, while the former version answers.
+
+    Requests for a name without a former version wait for the trial. A version that cannot be loaded
+    is refused in the plan, so that no other process uses it. After other errors, such as a full
+    queue, it is tried again.
+    """
+
+    def __init__(
+        self, registry: ModelRegistry, load: Callable[[RegisteredModel], Awaitable[None]]
+    ) -> None:
+        self._registry = registry
+        self._load = load
+        self._running: dict[ModelRef, asyncio.Task[bool]] = {}
+        registry.probe = self.start
+
+    def start(self, model: RegisteredModel) -> asyncio.Task[bool]:
+        """Try a version in the background, once at a time. The result is whether it is refused."""
+        task = self._running.get(model.ref)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._try(model))
+            self._running[model.ref] = task
+            task.add_done_callback(lambda _: self._running.pop(model.ref, None))
+        return task
+
+    async def refuses(self, name: str, model: RegisteredModel) -> bool:
+        """Wait until `model` was tried if another version of a name could answer.
+
+        If it is refused, the name has the other version now.
+        """
+        if not self._registry.must_try(name, model.ref):
+            return False
+        task = self.start(model)
+        await asyncio.wait({task}, timeout=MAX_WAIT_S)
+        return task.done() and task.result()
+
+    async def _try(self, model: RegisteredModel) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._load(model)
+        except (ArtifactError, EngineFailed) as error:
+            log.error("version %s gets no requests: %s", model.ref.name, error.message)
+            return await self._refuse(model.ref, error)
+        except Exception as error:  # noqa: BLE001  the former version answers meanwhile
+            log.warning("version %s is tried again: %r", model.ref.name, error)
+        else:
+            log.info("version %s passes its probe", model.ref.name)
+            self._registry.accept(model.ref)
+        return False
+
+    async def _refuse(self, ref: ModelRef, error: ServeError) -> bool:
+        try:
+            await asyncio.to_thread(self._registry.refuse, ref, error.message)
+        except ServeError as exc:
+            log.warning("the refusal of %s is not recorded: %s", ref.name, exc.message)
+            return False
+        self._registry.follow_plan()
+        return True

@@ -1,0 +1,145 @@
+"""The models of a store with their versions, as operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import LATEST_NAME, MODEL_ID, model_directory
+from deployments.builds.estimates import BuildStatus
+from deployments.builds.queue import BuildQueue
+from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel
+from deployments.plan.plan import Plan, Shadow
+from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import (
+    list_refused,
+    resolve_name,
+    resolve_selector,
+    sealed_ns,
+    sealed_versions,
+)
+
+
+class VersionEntry(BaseModel):
+    """One sealed version."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: str
+    aliases: list[str]
+    percent: float  # of the requests that name no version
+    sealed_s: float  # seconds since the epoch
+    size: int  # bytes of all files; 0 if the manifest is damaged
+    tasks: list[str]
+    reason: str = ""  # why no request reaches it
+
+
+class ModelEntry(BaseModel):
+    """One model of the store and what the plan says about it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    pinned: bool
+    shadow: Shadow | None
+    versions: list[VersionEntry]  # the newest first
+    build: BuildStatus | None  # the last one of the queue
+
+
+def list_models(store: Path) -> Iterator[ModelEntry]:
+    """Yield every model of the store by id. Reads the manifests, and no other files of models."""
+    plan = read_plan(store)
+    for model_id in _model_ids(store):
+        if sealed_versions(store, model_id):
+            yield _describe(store, plan, model_id)
+
+
+def _model_ids(store: Path) -> Iterator[str]:
+    for path in sorted(store.iterdir()) if store.is_dir() else ():
+        model_id = path.name.replace("--", "/")
+        if path.is_dir() and MODEL_ID.fullmatch(model_id):
+            yield model_id
+
+
+def list_default_versions(store: Path) -> dict[str, str]:
+    """Return the version that answers by default of every model of the store. Reads no manifest."""
+    plan = read_plan(store)
+    versions = {}
+    for model_id in _model_ids(store):
+        with suppress(UnknownModel):  # removed meanwhile
+            versions[model_id] = resolve_name(store, plan, model_id).version
+    return versions
+
+
+def describe_model(store: Path, model_id: str) -> ModelEntry:
+    """Raises UnknownModel if the store has neither a version nor a build of the model."""
+    try:
+        entry = _describe(store, read_plan(store), model_id)
+    except ManifestInvalid as exc:
+        raise UnknownModel(exc.message, field="model") from exc
+    if not entry.versions and entry.build is None:
+        raise UnknownModel(f"Model {model_id} does not exist", field="model")
+    return entry
+
+
+def _describe(store: Path, plan: Plan, model_id: str) -> ModelEntry:
+    entry = plan.find(model_id)
+    aliases: dict[str, list[str]] = {}
+    for alias in (LATEST_NAME, *entry.aliases):
+        try:
+            version = resolve_selector(store, entry, model_id, alias)
+        except UnknownModel:
+            continue
+        aliases.setdefault(version, []).append(alias)
+    shares = _shares(store, plan, model_id)
+    refused = list_refused(store, model_id, entry)
+    return ModelEntry(
+        id=model_id,
+        pinned=entry.pinned,
+        shadow=entry.shadow,
+        versions=[
+            _describe_version(
+                model_directory(store, model_id) / version,
+                aliases.get(version, []),
+                shares.get(version, 0.0),
+                entry.refused[version].reason if version in refused else "",
+            )
+            for version in sealed_versions(store, model_id)
+        ],
+        build=BuildQueue(store).status(model_id),
+    )
+
+
+def _shares(store: Path, plan: Plan, model_id: str) -> dict[str, float]:
+    """Return the percent of the requests that each version answers."""
+    try:
+        traffic = resolve_name(store, plan, model_id)
+    except UnknownModel:
+        return {}
+    shares = dict(traffic.splits)
+    return {**shares, traffic.version: 100.0 - sum(shares.values())}
+
+
+def _describe_version(
+    directory: Path, aliases: list[str], percent: float, reason: str
+) -> VersionEntry:
+    try:
+        manifest = ArtifactManifest.parse(directory)
+    except ArtifactError as error:
+        size, tasks, reason = 0, [], error.message
+    else:
+        size = sum(file.size for file in manifest.files.values())
+        tasks = [str(task) for task in manifest.tasks]
+    return VersionEntry(
+        version=directory.name,
+        aliases=aliases,
+        percent=percent,
+        sealed_s=sealed_ns(directory) / 1e9,
+        size=size,
+        tasks=tasks,
+        reason=reason,
+    )

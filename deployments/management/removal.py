@@ -1,0 +1,106 @@
+"""Removal of models and versions from a store that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from deployments.artifacts.locks import try_exclusive_lock
+from deployments.artifacts.store import (
+    BUILDING_NAME,
+    build_path,
+    lock_path,
+    model_directory,
+    remove_atomically,
+)
+from deployments.builds.queue import BuildQueue
+from deployments.errors import ManifestInvalid, ModelInUse, StoreNotWritable, UnknownModel
+from deployments.plan.changes import forget
+from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import (
+    NO_VERSIONS,
+    resolve_name,
+    resolve_selector,
+    sealed_versions,
+    split_name,
+)
+
+
+def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) -> list[str]:
+    """Remove `id` with all its versions, plan and builds, or one version, `id@version`.
+
+    Replicas answer the requests that they have, and forget the model. Returns the removed versions.
+    `configured` has the default versions of the configuration by model id. Raises UnknownModel,
+    StoreNotWritable, or ModelInUse: the model is being built, or other requests than those for
+    exactly this version need it.
+    """
+    model_id, selector = split_name(name)
+    versions = _find_versions(store, model_id)
+    directory = model_directory(store, model_id)
+    if selector is not None:
+        versions = [_find_removable(store, model_id, selector, configured)]
+        directory /= versions[0]
+    with _without_builds(store, model_id, versions):
+        if selector is None and not BuildQueue(store).forget(model_id):
+            raise _being_built(model_id)
+        try:
+            if versions:
+                remove_atomically(directory, store / BUILDING_NAME)
+        except OSError as exc:
+            raise StoreNotWritable(
+                f"cannot remove {name} from the store {store}: {exc.strerror or exc}"
+            ) from exc
+    if selector is None:
+        forget(store, model_id)
+    return versions
+
+
+def _find_versions(store: Path, model_id: str) -> list[str]:
+    """Return the versions of a model; none if it has only a build. Raises UnknownModel."""
+    try:
+        versions = sealed_versions(store, model_id)
+        has_build = BuildQueue(store).read(model_id) is not None
+    except ManifestInvalid as exc:
+        raise UnknownModel(exc.message, field="model") from exc
+    if not versions and not has_build:
+        raise UnknownModel(f"Model {model_id} does not exist", field="model")
+    return versions
+
+
+@contextmanager
+def _without_builds(store: Path, model_id: str, versions: Iterable[str]) -> Iterator[None]:
+    """Let no build of these versions run in the block. Raises ModelInUse if one does."""
+    with ExitStack() as stack:
+        for version in versions:
+            lock = lock_path(build_path(store, model_id, version))
+            lock.parent.mkdir(exist_ok=True)
+            if not stack.enter_context(try_exclusive_lock(lock)):
+                raise _being_built(model_id)
+        yield
+
+
+def _being_built(model_id: str) -> ModelInUse:
+    return ModelInUse(f"Model {model_id} is being built; remove it afterwards")
+
+
+def _find_removable(
+    store: Path, model_id: str, selector: str, configured: Mapping[str, str]
+) -> str:
+    """Return the version of a selector. Raises ModelInUse with what needs it."""
+    plan = read_plan(store)
+    entry = plan.find(model_id)
+    version = resolve_selector(store, entry, model_id, selector)
+    uses = [f"the alias `{alias}`" for alias, named in entry.aliases.items() if named == version]
+    if version == resolve_name(store, plan, model_id, configured).version:
+        uses.append("requests that name no version")
+    if version in entry.splits:
+        uses.append("a split")
+    if entry.shadow is not None and entry.shadow.version == version:
+        uses.append("the shadow")
+    if uses:
+        raise ModelInUse(
+            f"Version {version} of {model_id} is used by {', '.join(uses)}. Promote another "
+            "version, or end that, or remove the whole model"
+        )
+    return version

@@ -1,0 +1,161 @@
+"""What operators change in the plan. Each function returns the new plan.
+
+`selector` is a version or an alias of the model. All raise UnknownModel if the store has no such
+version, and BadSetting if the plan cannot be written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from deployments.artifacts.store import LATEST_NAME, model_directory
+from deployments.errors import BadSetting
+from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
+from deployments.plan.plan_file import change_model_plan
+from deployments.plan.resolution import (
+    list_rollback_versions,
+    resolve_name,
+    resolve_selector,
+    sealed_ns,
+)
+
+
+def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
+    """Let `alias` name a version from now on. Raises BadSetting for an invalid alias."""
+    try:
+        check_alias(alias)
+    except ValueError as exc:
+        raise BadSetting(str(exc)) from exc
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        return _move(entry, alias, resolve_selector(store, entry, model_id, selector))
+
+    return change_model_plan(store, model_id, change)
+
+
+def remove_alias(store: Path, model_id: str, alias: str) -> Plan:
+    """Forget an alias and the versions it named."""
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        if alias not in entry.aliases:
+            raise BadSetting(f"{model_id} has no alias `{alias}`")
+        return _replace(
+            entry,
+            aliases={k: v for k, v in entry.aliases.items() if k != alias},
+            former={k: v for k, v in entry.former.items() if k != alias},
+        )
+
+    return change_model_plan(store, model_id, change)
+
+
+def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
+    """Let a version answer all requests that name none, and end splits and the shadow."""
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        version = resolve_selector(store, entry, model_id, selector)
+        refused = {k: v for k, v in entry.refused.items() if k != version}
+        return _replace(_move(entry, STABLE, version), splits={}, shadow=None, refused=refused)
+
+    return change_model_plan(store, model_id, change)
+
+
+def rollback(store: Path, model_id: str) -> Plan:
+    """Undo the last promotion, and end splits and the shadow.
+
+    Without a promotion the version before the present one becomes stable. Raises BadSetting if
+    there is none.
+    """
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        candidates = list_rollback_versions(store, model_id, entry)
+        if not candidates:
+            present = resolve_name(store, Plan(models={model_id: entry}), model_id).version
+            raise BadSetting(f"{model_id} has no version before {present} to roll back to")
+        former = entry.former.get(STABLE, ())
+        return _replace(
+            entry,
+            aliases={**entry.aliases, STABLE: candidates[0]},
+            former={**entry.former, STABLE: tuple(v for v in candidates[1:] if v in former)},
+            splits={},
+            shadow=None,
+        )
+
+    return change_model_plan(store, model_id, change)
+
+
+def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan:
+    """Let a version answer `percent` of the requests that name none; 0 ends the split."""
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        version = resolve_selector(store, entry, model_id, selector)
+        splits = {k: v for k, v in entry.splits.items() if k != version}
+        return _replace(entry, splits={**splits, version: percent} if percent else splits)
+
+    return change_model_plan(store, model_id, change)
+
+
+def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Plan:
+    """Let a version compute `percent` of these requests again, for comparison; 0 ends it."""
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        version = resolve_selector(store, entry, model_id, selector)
+        shadow = {"version": version, "percent": percent} if percent else None
+        return _replace(entry, shadow=shadow)
+
+    return change_model_plan(store, model_id, change)
+
+
+def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
+    """Keep the default version of a model in the memory of the replicas, or allow its eviction."""
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        if pinned:
+            resolve_selector(store, entry, model_id, LATEST_NAME)
+        return _replace(entry, pinned=pinned)
+
+    return change_model_plan(store, model_id, change)
+
+
+def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
+    """Let no request reach a version that does not name it, until it is sealed again or promoted.
+
+    `latest` then names the newest other version; a split to it ends.
+    """
+
+    def change(entry: ModelPlan) -> ModelPlan:
+        sealed = sealed_ns(model_directory(store, model_id) / version)
+        refusal = Refusal(reason=reason, sealed_ns=sealed)
+        splits = {k: v for k, v in entry.splits.items() if k != version}
+        return _replace(entry, splits=splits, refused={**entry.refused, version: refusal})
+
+    return change_model_plan(store, model_id, change)
+
+
+def forget(store: Path, model_id: str) -> Plan:
+    """Remove a model from the plan, such as one that is removed from the store."""
+    return change_model_plan(store, model_id, lambda _: None)
+
+
+def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:
+    previous = entry.aliases.get(alias)
+    if previous == version:
+        return entry
+    former = entry.former.get(alias, ())
+    if previous is not None:
+        former = (previous, *(each for each in former if each != previous))
+    remembered = tuple(each for each in former if each != version)[:MAX_FORMER]
+    return _replace(
+        entry,
+        aliases={**entry.aliases, alias: version},
+        former={**entry.former, alias: remembered} if remembered else entry.former,
+    )
+
+
+def _replace(entry: ModelPlan, **fields: object) -> ModelPlan:
+    """Copy `entry` with other fields, checked. Raises BadSetting."""
+    try:
+        return ModelPlan.model_validate({**dict(entry), **fields})
+    except ValidationError as exc:
+        raise BadSetting(f"the plan cannot be changed: {exc.errors()[0]['msg']}") from exc

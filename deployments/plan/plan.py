@@ -1,0 +1,88 @@
+"""The plan as a value."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from deployments.artifacts.store import LATEST_NAME, VERSION
+from deployments.artifacts.types import FrozenModel
+
+STABLE = "stable"  # the alias that `promote` moves: where it is set, builds change no answers
+ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+MAX_FORMER = 10  # versions that an alias remembers
+
+Version = Annotated[str, Field(pattern=f"^{VERSION.pattern}$")]
+Percent = Annotated[float, Field(gt=0, le=100)]
+
+
+class Shadow(FrozenModel):
+    """A version that computes requests again, whose answers are compared and never sent."""
+
+    version: Version
+    percent: Percent  # of the requests that name no version
+
+
+class Refusal(FrozenModel):
+    """Why a version gets no requests that do not name it."""
+
+    reason: str
+    sealed_ns: int  # of its manifest; a version that is sealed again gets another chance
+
+
+class ModelPlan(FrozenModel):
+    """The plan of one model."""
+
+    aliases: dict[str, Version] = Field(default_factory=dict)
+    former: dict[str, tuple[Version, ...]] = Field(
+        default_factory=dict
+    )  # by alias: versions it named, the last one first
+    # Percent of the requests that name no version, by version; the default version has the rest.
+    splits: dict[Version, Percent] = Field(default_factory=dict)
+    shadow: Shadow | None = None
+    pinned: bool = False  # the default version stays in the memory of the replicas
+    refused: dict[Version, Refusal] = Field(default_factory=dict)
+
+    @field_validator("aliases")
+    @classmethod
+    def _check_aliases(cls, aliases: dict[str, str]) -> dict[str, str]:
+        for alias in aliases:
+            check_alias(alias)
+        return aliases
+
+    @field_validator("splits")
+    @classmethod
+    def _check_splits(cls, splits: dict[str, float]) -> dict[str, float]:
+        if (total := sum(splits.values())) > 100:
+            raise ValueError(f"the splits take {total:g} percent of the requests; at most 100")
+        return splits
+
+    def versions(self) -> frozenset[str]:
+        """Return the versions that must stay in the store, those of a rollback included."""
+        former = (version for versions in self.former.values() for version in versions)
+        shadow = () if self.shadow is None else (self.shadow.version,)
+        return frozenset((*self.aliases.values(), *former, *self.splits, *shadow))
+
+
+NO_PLAN = ModelPlan()
+
+
+class Plan(FrozenModel):
+    """What every process agrees on. `number` grows by one with each change."""
+
+    number: int = Field(0, ge=0)
+    models: dict[str, ModelPlan] = Field(default_factory=dict)
+
+    def find(self, model_id: str) -> ModelPlan:
+        return self.models.get(model_id, NO_PLAN)
+
+
+def check_alias(alias: str) -> None:
+    """Raise ValueError for what cannot be the name of an own alias."""
+    if not ALIAS.fullmatch(alias) or VERSION.fullmatch(alias) or alias == LATEST_NAME:
+        raise ValueError(
+            f"`{alias}` cannot be an alias: use at most 63 lowercase letters, digits, dots, dashes "
+            f"and underscores, a letter first. `{LATEST_NAME}` is moved by builds"
+        )

@@ -1,0 +1,92 @@
+"""The plan as a file of the store: read, replaced under a lock, watched."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from deployments.artifacts.locks import exclusive_lock
+from deployments.errors import BadSetting
+from deployments.files import write_atomically
+from deployments.plan.plan import ModelPlan, Plan
+from deployments.watched_file import WatchedFile
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+PLAN_NAME = "plan.json"
+
+
+def read_plan(store: Path) -> Plan:
+    """Return the plan of the store, an empty one without a file. Raises BadSetting."""
+    path = store / PLAN_NAME
+    try:
+        return Plan.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Plan()
+    except OSError as exc:
+        raise BadSetting(f"cannot read the plan `{path}`: {exc.strerror}") from exc
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadSetting(f"the plan `{path}` is invalid: `{where}`: {first['msg']}") from exc
+
+
+def change_model_plan(
+    store: Path, model_id: str, change: Callable[[ModelPlan], ModelPlan | None]
+) -> Plan:
+    """Replace the plan of one model by `change` of it and return the new plan.
+
+    None removes the model from the plan. A change that changes nothing writes nothing. Concurrent
+    changes take turns. Raises BadSetting.
+    """
+    path = store / PLAN_NAME
+    try:
+        with exclusive_lock(store / f"{PLAN_NAME}.lock", lambda _: None):
+            plan = read_plan(store)
+            changed = change(plan.find(model_id)) or ModelPlan()
+            if changed == plan.find(model_id):
+                return plan
+            others = {id: entry for id, entry in plan.models.items() if id != model_id}
+            models = others if changed == ModelPlan() else {**others, model_id: changed}
+            new = Plan(number=plan.number + 1, models=dict(sorted(models.items())))
+            content = new.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+            write_atomically(path, content.encode())
+            return new
+    except OSError as exc:
+        raise BadSetting(f"cannot write the plan `{path}`: {exc.strerror}") from exc
+
+
+class PlanWatch:
+    """The plan at this moment. Use it from one thread.
+
+    If the file becomes invalid or is removed, the last valid plan stays.
+    """
+
+    def __init__(self, store: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises BadSetting if the file is invalid."""
+        self._store = store
+        self._file = WatchedFile(store / PLAN_NAME, clock)
+        self._plan = read_plan(store)
+
+    def current(self) -> Plan:
+        """Return the plan; a change of the file counts within a second."""
+        if self._file.has_changed():
+            self.reload()
+        return self._plan
+
+    def reload(self) -> None:
+        """Read the file now."""
+        try:
+            plan = read_plan(self._store)
+        except BadSetting as error:
+            log.error("plan %d stays in use: %s", self._plan.number, error.message)
+            return
+        if plan.number == 0 and self._plan.number:
+            log.error("plan %d stays in use: its file is gone", self._plan.number)
+            return
+        log.info("plan %d replaces plan %d", plan.number, self._plan.number)
+        self._plan = plan

@@ -1,0 +1,219 @@
+"""From the name of a model to the versions that answer.
+
+A name is a model id, or `id@selector` with a version or an alias. A name without selector is
+answered by the default version: the alias `stable`, else the version in the configuration, else
+`latest`. Splits take their share of these requests before it, the same clients each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.store import (
+    LATEST_NAME,
+    VERSION,
+    find_artifact,
+    model_directory,
+    resolve_version,
+)
+from deployments.errors import ArtifactMissing, ManifestInvalid, UnknownModel
+from deployments.plan.plan import STABLE, ModelPlan, Plan, Shadow
+
+SEPARATOR = "@"
+NO_VERSIONS: Mapping[str, str] = MappingProxyType({})
+
+
+class Traffic(NamedTuple):
+    """The versions that answer the requests for one name."""
+
+    version: str  # of all requests that no split takes
+    splits: tuple[tuple[str, float], ...] = ()  # version and percent
+    shadow: Shadow | None = None
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """Return the model id, and the selector after the last `@`; None without one."""
+    model_id, separator, selector = name.rpartition(SEPARATOR)
+    return (model_id, selector) if separator else (name, None)
+
+
+def resolve_name(
+    store: Path, plan: Plan, name: str, configured: Mapping[str, str] = NO_VERSIONS
+) -> Traffic:
+    """Resolve a name. `configured` has the default versions of the configuration by model id.
+
+    Reads one or two small files. Raises UnknownModel if the store has no such model or version.
+    """
+    model_id, selector = split_name(name)
+    entry = plan.find(model_id)
+    if selector is not None:
+        return Traffic(resolve_selector(store, entry, model_id, selector))
+    version = resolve_selector(
+        store, entry, model_id, _default_selector(entry, model_id, configured)
+    )
+    splits = tuple(
+        (split, percent)
+        for split, percent in entry.splits.items()
+        if split != version and split not in list_refused(store, model_id, entry)
+    )
+    shadow = entry.shadow if entry.shadow and entry.shadow.version != version else None
+    return Traffic(version, splits, shadow)
+
+
+def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+    """Return the version that a version or an alias of the model names. Raises UnknownModel.
+
+    In place of a refused version an alias names the one before.
+    """
+    try:
+        named = entry.aliases.get(selector, selector)
+        version = resolve_version(store, model_id, named)
+        if selector == version:
+            return version
+        return _skip_refused(store, entry, model_id, selector, version)
+    except (ArtifactMissing, ManifestInvalid) as exc:
+        raise UnknownModel(
+            _explain_missing(store, entry, model_id, selector), field="model"
+        ) from exc
+
+
+def list_substitutes(
+    store: Path, plan: Plan, name: str, version: str, configured: Mapping[str, str] = NO_VERSIONS
+) -> list[str]:
+    """Return what may answer in place of `version`, to which a name was resolved, the best first.
+
+    Nothing if the name, or the configuration, has this exact version.
+    """
+    model_id, selector = split_name(name)
+    entry = plan.find(model_id)
+    alias = selector or _default_selector(entry, model_id, configured)
+    if alias == version:
+        return []
+    return [v for v in _list_usable(store, entry, model_id, alias) if v != version]
+
+
+def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list[str]:
+    """Return the versions that a rollback may return to, the best first.
+
+    Those that `stable` named, else those sealed before the present one. Raises UnknownModel.
+    """
+    present = resolve_name(store, Plan(models={model_id: entry}), model_id).version
+    sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
+    former = [v for v in entry.former.get(STABLE, ()) if v in sealed and v != present]
+    older = sealed[sealed.index(present) + 1 :] if present in sealed else []
+    return [v for v in former or older if v not in refused]
+
+
+def find_named(store: Path, plan: Plan, name: str) -> Path:
+    """Return the directory of `id`, which is the latest version, `id@version` or `id@alias`.
+
+    For inspection: a refused version is found too. Raises ArtifactMissing or ManifestInvalid.
+    """
+    model_id, selector = split_name(name)
+    selector = selector or LATEST_NAME
+    return find_artifact(store, model_id, plan.find(model_id).aliases.get(selector, selector))
+
+
+def select_version(traffic: Traffic, client: str) -> str:
+    """Return the version that answers `client`: always the same while the splits are.
+
+    Weighted rendezvous hashing: when a split changes, only clients that it gains or loses move.
+    """
+    if not traffic.splits:
+        return traffic.version
+    rest = 100.0 - sum(percent for _, percent in traffic.splits)
+    candidates = ((traffic.version, rest), *traffic.splits)
+    return max(candidates, key=lambda each: _score(client, *each))[0]
+
+
+def is_sampled(key: str, percent: float) -> bool:
+    """Whether a hash of `key` falls into a share of `percent`."""
+    return _fraction(key) * 100 < percent
+
+
+def sealed_versions(store: Path, model_id: str) -> list[str]:
+    """Return the versions of a model, the newest first. Raises ManifestInvalid for no model id."""
+    directory = model_directory(store, model_id)
+    return sorted(_find_versions(directory), key=lambda v: sealed_ns(directory / v), reverse=True)
+
+
+def usable_versions(store: Path, plan: Plan, model_id: str) -> list[str]:
+    """Return the versions that are not refused, the newest first. Raises ManifestInvalid."""
+    refused = list_refused(store, model_id, plan.find(model_id))
+    return [each for each in sealed_versions(store, model_id) if each not in refused]
+
+
+def sealed_ns(version: Path) -> int:
+    """Return the time at which a version was sealed, in ns since the epoch; 0 if it is gone."""
+    try:
+        return (version / MANIFEST_NAME).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def list_refused(store: Path, model_id: str, entry: ModelPlan) -> frozenset[str]:
+    """Return the refused versions that were not sealed again since."""
+    if not entry.refused:
+        return frozenset()
+    directory = model_directory(store, model_id)
+    return frozenset(
+        version
+        for version, refusal in entry.refused.items()
+        if refusal.sealed_ns == sealed_ns(directory / version)
+    )
+
+
+def _default_selector(entry: ModelPlan, model_id: str, configured: Mapping[str, str]) -> str:
+    return STABLE if STABLE in entry.aliases else configured.get(model_id, LATEST_NAME)
+
+
+def _skip_refused(store: Path, entry: ModelPlan, model_id: str, alias: str, version: str) -> str:
+    if version not in list_refused(store, model_id, entry):
+        return version
+    return next(iter(_list_usable(store, entry, model_id, alias)), version)
+
+
+def _list_usable(store: Path, entry: ModelPlan, model_id: str, alias: str) -> list[str]:
+    """Return the versions that are not refused: those that `alias` named, then the newest."""
+    refused = list_refused(store, model_id, entry)
+    sealed = sealed_versions(store, model_id)
+    former = [each for each in entry.former.get(alias, ()) if each in sealed]
+    return [each for each in dict.fromkeys((*former, *sealed)) if each not in refused]
+
+
+def _find_versions(directory: Path) -> Iterator[str]:
+    try:
+        for path in directory.iterdir():
+            if VERSION.fullmatch(path.name) and path.is_dir():
+                yield path.name
+    except OSError:
+        return
+
+
+def _explain_missing(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+    try:
+        versions = sealed_versions(store, model_id)
+    except ManifestInvalid:
+        versions = []
+    if not versions:
+        return f"Model {model_id} does not exist"
+    known = ", ".join(f"`{each}`" for each in (LATEST_NAME, *entry.aliases, *versions[:5]))
+    return f"Model {model_id} has no version `{selector}`. It has: {known}"
+
+
+def _score(client: str, version: str, percent: float) -> float:
+    if percent <= 0:
+        return -math.inf
+    return -percent / math.log(_fraction(f"{version} {client}"))
+
+
+def _fraction(key: str) -> float:
+    """Hash a text to a number between 0 and 1, both excluded."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2.0**64

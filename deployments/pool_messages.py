@@ -1,0 +1,34 @@
+"""Messages about the models in the memory of the replicas."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from deployments.messages import ModelRef
+
+
+class LoadedModel(NamedTuple):
+    """A model in the memory of a replica, as `hundredfold models ps` shows it."""
+
+    ref: ModelRef
+    bytes: int
+    is_pinned: bool
+    leases: int  # calls that use it now
+    calls_per_minute: float  # of the last minute
+    age_s: float
+    idle_s: float  # since the last use
+
+
+class PoolRequest(NamedTuple):
+    """What a replica does with a model in its memory before it lists them all."""
+
+    action: Literal["list", "load", "unload"]
+    model: ModelRef | None = None
+
+
+class PoolState(NamedTuple):
+    """The models in the memory of a replica, the most recently used last."""
+
+    models: tuple[LoadedModel, ...]
+    bytes: int
+    max_bytes: int

@@ -1,0 +1,132 @@
+"""One budget of GPU memory for the models of all replicas on a device.
+
+Encoder and generator replicas are processes of their own, and each claims the bytes of a model
+before it loads it. The claims lie in a directory per device, one locked file per replica. A lock
+ends with its process, so the claim of a replica that was killed does not count.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deployments.artifacts.types import Device
+from deployments.errors import BadSetting
+from deployments.gpus import VisibleGpu, read_visible_gpus
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+_ROOT = "hundredfold-gpu-{user}"
+_LOCK = "lock"  # held while claims are read and written
+_SUFFIX = ".claim"
+
+
+class DeviceMemory:
+    """The claim of one replica, and what it leaves free with those of the others."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        """`limit` bounds the sum of the claims in `directory`, in bytes. Raises BadSetting."""
+        self.limit = limit
+        self._directory = directory
+        self._claimed = 0
+        _create_private(directory)
+        with self._locked():
+            handle, name = tempfile.mkstemp(_SUFFIX, f"{os.getpid()}-", directory)
+            self._file, self._path = os.fdopen(handle, "r+b", buffering=0), Path(name)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def claim(self, size: int) -> bool:
+        """Claim `size` more bytes. Return whether they are free; if not, nothing changes."""
+        with self._locked():
+            if self._claimed + size + self._count_others() > self.limit:
+                return False
+            self._write(self._claimed + size)
+        return True
+
+    def release(self, size: int) -> None:
+        if self._file.closed:  # a load that ends after the replica
+            return
+        with self._locked():
+            self._write(self._claimed - size)
+
+    def count_free(self) -> int:
+        """Bytes that a claim may still have; 0 also if a smaller limit applied to the others."""
+        with self._locked():
+            return max(0, self.limit - self._claimed - self._count_others())
+
+    def close(self) -> None:
+        """End the claim, as the end of the process would."""
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _write(self, size: int) -> None:
+        self._file.seek(0)
+        self._file.write(b"%020d" % size)
+        self._claimed = size
+
+    def _count_others(self) -> int:
+        return sum(_read_claim(p) for p in self._directory.glob(f"*{_SUFFIX}") if p != self._path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._directory / _LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def open_device_memory(
+    budget: float, device: Device, root: Path | None = None
+) -> DeviceMemory | None:
+    """Open the budget of the GPUs of this process: a fraction of each up to 1, else bytes of each.
+
+    None on CPUs, and for a fraction of GPUs whose memory is unknown. Raises BadSetting.
+    """
+    if device is Device.CPU:
+        return None
+    gpus = read_visible_gpus()
+    limit = count_budget(budget, gpus)
+    if limit is None:
+        log.info(
+            "`gpu_memory` is the fraction %g and the memory of the GPU is unknown: each replica is "
+            "bounded by its `pool_bytes` alone",
+            budget,
+        )
+        return None
+    root = root or Path(tempfile.gettempdir(), _ROOT.format(user=os.getuid()))
+    name = re.sub(r"[^\w-]", "", "+".join(gpu.uuid for gpu in gpus)) or "unknown"
+    return DeviceMemory(root / name, limit)
+
+
+def count_budget(budget: float, gpus: Sequence[VisibleGpu]) -> int | None:
+    """Bytes of a budget on all of `gpus` together; None for a fraction of none."""
+    if budget > 1:
+        return int(budget) * max(1, len(gpus))
+    return int(sum(gpu.memory_bytes for gpu in gpus) * budget) if gpus else None
+
+
+def _create_private(directory: Path) -> None:
+    """Create a directory and its parent with mode 0700. Raises BadSetting for those of others."""
+    for path in (directory.parent, directory):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.lstat().st_uid != os.getuid():
+            raise BadSetting(f"`{path}` belongs to another user: claims of GPU memory lie there")
+
+
+def _read_claim(path: Path) -> int:
+    """The bytes of a claim; 0 if its process has ended, whose file is removed."""
+    try:
+        with path.open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0)
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:  # closed meanwhile
+        pass
+    return 0

@@ -1,0 +1,384 @@
+"""The models in the memory of a replica: loaded on demand, bounded by bytes, the least recent out.
+
+A call leases its model, and a leased model stays. Several calls wait for one load, different models
+load at the same time, in threads. Pinned models stay until they are pinned no more. A failed load
+is remembered for a while, so that a broken model does not keep the threads busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, NamedTuple, TypeVar
+
+from deployments.errors import ModelUnavailable, ServeError, hide_details
+from deployments.health import MAX_QUARANTINE_S, MIN_QUARANTINE_S
+from deployments.messages import ModelRef
+from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
+from deployments.registry import RegisteredModel, open_model
+from deployments.replicas.call_rate import CallRate
+from deployments.replicas.device_memory import DeviceMemory
+from deployments.replicas.pool_memory import PoolMemory
+from deployments.thread_priority import lower_priority
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+T = TypeVar("T")
+
+LOADING_THREADS = 4
+# s that a load waits for the end of leases; then another replica may have room.
+ROOM_WAIT_S = 1.0
+MAX_FAILURES = 1_000  # that are remembered
+
+
+class ModelLoader(NamedTuple, Generic[T]):
+    """What a replica does with models. All three block, run in threads and may raise ServeError."""
+
+    measure: Callable[[RegisteredModel], int]  # bytes of memory that the model will take
+    load: Callable[[RegisteredModel], T]
+    close: Callable[[ModelRef, T], None]
+
+
+class ModelPool(Generic[T]):
+    """Use it from one event loop, except `load_now`, which may come before the loop."""
+
+    def __init__(
+        self,
+        store: Path,
+        loader: ModelLoader[T],
+        max_bytes: int | None,
+        pinned: Callable[[], Collection[ModelRef]] = frozenset,
+        clock: Callable[[], float] = time.monotonic,
+        device_memory: DeviceMemory | None = None,
+    ) -> None:
+        """`pinned` is asked whenever a model must go.
+
+        See PoolMemory for `max_bytes` and `device_memory`.
+        """
+        self._memory = PoolMemory(max_bytes, device_memory)
+        self.on_change: Callable[[ModelRef, bool], None] = lambda _ref, _is_loaded: None
+        self._store = store
+        self._loader = loader
+        self._pinned = pinned
+        self._clock = clock
+        # The least recently used first.
+        self._entries: OrderedDict[ModelRef, _PoolEntry[T]] = OrderedDict()
+        self._loading: dict[ModelRef, _Loading] = {}
+        self._closing: dict[ModelRef, asyncio.Future[None]] = {}
+        self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
+        self._room = asyncio.Lock()  # held by the load whose turn it is to make room
+        self._released = asyncio.Event()
+        self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_priority)
+
+    @property
+    def bytes(self) -> int:
+        """Of the loaded models, and of those that are being loaded or closed."""
+        return self._memory.bytes
+
+    def __contains__(self, ref: ModelRef) -> bool:
+        return ref in self._entries
+
+    def refs(self) -> list[ModelRef]:
+        return list(self._entries)
+
+    def models(self) -> Iterator[T]:
+        return (entry.model for entry in list(self._entries.values()))
+
+    def get(self, ref: ModelRef) -> T | None:
+        """Return the model if it is loaded; it may go at any time unless it is leased."""
+        entry = self._entries.get(ref)
+        return None if entry is None else entry.model
+
+    def lease(self, ref: ModelRef, calls: int = 0) -> ModelLease[T]:
+        """Return an asynchronous context of the model, which is loaded first if need be.
+
+        `calls` is what it is leased for, as `ps` counts it. The context raises the ServeError of a
+        failed load, or ModelUnavailable if there is no room for the model.
+        """
+        return ModelLease(self, ref, calls)
+
+    def count_calls(self, ref: ModelRef, calls: int) -> None:
+        self._entries[ref].rate.add(calls, self._clock())
+
+    def hold(self, ref: ModelRef) -> None:
+        """Lease a model that is leased already, such as for a pass whose callers may leave."""
+        self._entries[ref].leases += 1
+
+    def release(self, ref: ModelRef) -> None:
+        entry = self._entries.get(ref)
+        if entry is None:  # the replica closed all models
+            return
+        entry.leases -= 1
+        if not entry.leases:
+            self._released.set()
+
+    def load_now(self, ref: ModelRef) -> None:
+        """Load a model also without room for it. Blocks. Raises ServeError."""
+        try:
+            model = open_model(self._store, ref)
+            size = self._loader.measure(model)
+            if not self._memory.take(size, is_pinned=True):
+                raise self._memory.build_refusal(ref, size)
+            try:
+                # Not in the calling thread: the threads of the engine inherit the priority.
+                loaded = self._threads.submit(self._loader.load, model).result()
+            except BaseException:
+                self._memory.give_back(size)
+                raise
+        except ServeError as error:
+            self._note_failure(ref, error)
+            raise
+        self._add(ref, loaded, size)
+
+    def keep(self, refs: Collection[ModelRef]) -> None:
+        """Load in the background what is missing of `refs`."""
+        for ref in refs:
+            is_here = ref in self._entries or ref in self._loading
+            if not is_here and self._recall_failure(ref) is None:
+                self._start_load(ref)
+
+    async def unload(self, ref: ModelRef) -> bool:
+        """Remove a model that no call uses. Return whether it was there."""
+        entry = self._entries.get(ref)
+        if entry is None or entry.leases:
+            return False
+        await self._evict(ref)
+        return True
+
+    def list_loaded(self) -> list[LoadedModel]:
+        """List the models, the most recent last."""
+        now_s, pinned = self._clock(), self._pinned()
+        return [
+            LoadedModel(
+                ref=ref,
+                bytes=entry.size,
+                is_pinned=ref in pinned,
+                leases=entry.leases,
+                calls_per_minute=entry.rate.per_minute(now_s),
+                age_s=now_s - entry.loaded_s,
+                idle_s=now_s - entry.used_s,
+            )
+            for ref, entry in self._entries.items()
+        ]
+
+    async def handle(self, request: PoolRequest) -> PoolState:
+        """Do what an operator asks for. Raises the ServeError of a failed load."""
+        if request.model is not None and request.action == "load":
+            async with self.lease(request.model):
+                pass
+        elif request.model is not None and request.action == "unload":
+            await self.unload(request.model)
+        return PoolState(tuple(self.list_loaded()), self.bytes, self._memory.max_bytes)
+
+    async def close(self) -> None:
+        """Close all models. No call may run any more."""
+        for loading in list(self._loading.values()):
+            loading.task.cancel()
+        for ref in list(self._entries):
+            await self._evict(ref)
+        await asyncio.gather(*self._closing.values())
+        self.shut_down()
+
+    def shut_down(self) -> None:
+        """Stop the threads of a pool whose models need not be closed."""
+        self._threads.shutdown(wait=False)
+        self._memory.close()
+
+    def find_leased(self, ref: ModelRef) -> T | None:
+        """Lease the model if it is loaded."""
+        entry = self._entries.get(ref)
+        if entry is None:
+            return None
+        entry.leases += 1
+        entry.used_s = self._clock()
+        self._entries.move_to_end(ref)
+        return entry.model
+
+    async def load_leased(self, ref: ModelRef) -> T:
+        """Wait for the load of the model, and lease it. Raises ServeError."""
+        loading = self._loading.get(ref)
+        if loading is None:
+            if (failure := self._recall_failure(ref)) is not None:
+                raise copy.copy(failure.error)  # a shared exception collects tracebacks
+            loading = self._start_load(ref)
+        loading.waiters += 1
+        try:
+            error = await asyncio.shield(loading.task)
+        except asyncio.CancelledError:
+            if loading.is_done and ref in self._entries:
+                self.release(ref)
+            loading.waiters -= 1
+            raise
+        if error is not None:
+            raise copy.copy(error)
+        return self._entries[ref].model
+
+    def _start_load(self, ref: ModelRef) -> _Loading:
+        loading = _Loading()
+        loading.task = asyncio.get_running_loop().create_task(self._load(ref, loading))
+        self._loading[ref] = loading
+        return loading
+
+    async def _load(self, ref: ModelRef, loading: _Loading) -> ServeError | None:
+        """Load a model and lease it to all who wait. Return the error of a failed load."""
+        run = asyncio.get_running_loop().run_in_executor
+        size, started_s = 0, time.perf_counter()
+        try:
+            if ref in self._closing:
+                await asyncio.shield(self._closing[ref])
+            model = await run(self._threads, open_model, self._store, ref)
+            needed = await run(self._threads, self._loader.measure, model)
+            async with self._room:
+                await self._make_room(ref, needed)
+                size = needed
+            loaded = await run(self._threads, self._loader.load, model)
+        except Exception as exception:  # noqa: BLE001  every call that waits gets it
+            self._give_back(size)
+            return self._note_failure(ref, exception)
+        except asyncio.CancelledError:
+            self._give_back(size)
+            raise
+        finally:
+            del self._loading[ref]
+        self._failures.pop(ref, None)
+        self._add(ref, loaded, size, leases=loading.waiters)
+        loading.is_done = True
+        elapsed_s = time.perf_counter() - started_s
+        log.info(
+            "model %s loaded in %.2f s: %d bytes, %d in all", ref.name, elapsed_s, size, self.bytes
+        )
+        return None
+
+    def _add(self, ref: ModelRef, model: T, size: int, leases: int = 0) -> None:
+        entry = _PoolEntry(model, size, self._clock())
+        entry.leases = leases
+        self._entries[ref] = entry
+        self.on_change(ref, True)
+
+    async def _make_room(self, ref: ModelRef, size: int) -> None:
+        """Take `size` bytes, in place of the least recently used models if need be.
+
+        Raises ModelUnavailable if too many must stay, without an eviction where that is known.
+        """
+        pinned, memory = self._pinned(), self._memory
+        is_pinned = ref in pinned
+        staying = sum(e.size for each, e in self._entries.items() if each in pinned)
+        if not memory.can_take(size, staying, is_pinned=is_pinned):
+            raise memory.build_refusal(ref, size)
+        ends_s = self._clock() + ROOM_WAIT_S
+        while not memory.take(size, is_pinned=is_pinned):
+            idle = (each for each, entry in self._entries.items() if not entry.leases)
+            victim = next((each for each in idle if each not in pinned), None)
+            if victim is not None:
+                await self._evict(victim)
+                log.info("model %s evicted: %d bytes remain", victim.name, self.bytes)
+            elif not await self._wait_for_release(ends_s - self._clock()):
+                raise memory.build_refusal(ref, size)
+
+    def _give_back(self, size: int) -> None:
+        self._memory.give_back(size)
+        self._released.set()
+
+    async def _wait_for_release(self, timeout_s: float) -> bool:
+        self._released.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._released.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _evict(self, ref: ModelRef) -> None:
+        entry = self._entries.pop(ref)
+        self.on_change(ref, False)
+        closing = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._loader.close, ref, entry.model
+        )
+        self._closing[ref] = closing
+        try:
+            await closing
+        except Exception as error:
+            log.error("model %s failed to close", ref.name, exc_info=error)
+        finally:
+            del self._closing[ref]
+            self._give_back(entry.size)
+
+    def _recall_failure(self, ref: ModelRef) -> _Failure | None:
+        failure = self._failures.get(ref)
+        return failure if failure is not None and self._clock() < failure.ends_s else None
+
+    def _note_failure(self, ref: ModelRef, exception: Exception) -> ServeError:
+        """Remember why a model cannot be loaded: longer each time."""
+        error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
+        error.elsewhere = True
+        if isinstance(exception, ModelUnavailable):
+            return error  # there may be room the next moment
+        is_known = isinstance(exception, ServeError)
+        log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
+        previous = self._failures.pop(ref, None)
+        wait_s = MIN_QUARANTINE_S if previous is None else 2 * previous.wait_s
+        wait_s = min(wait_s, MAX_QUARANTINE_S)
+        self._failures[ref] = _Failure(error, wait_s, self._clock() + wait_s)
+        if len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
+        return error
+
+
+class ModelLease(Generic[T]):
+    """See `ModelPool.lease`. A loaded model costs a microsecond."""
+
+    __slots__ = ("_calls", "_pool", "_ref")
+
+    def __init__(self, pool: ModelPool[T], ref: ModelRef, calls: int) -> None:
+        self._pool = pool
+        self._ref = ref
+        self._calls = calls
+
+    async def __aenter__(self) -> T:
+        model = self._pool.find_leased(self._ref)
+        if model is None:
+            model = await self._pool.load_leased(self._ref)
+        self._pool.count_calls(self._ref, self._calls)
+        return model
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.release(self._ref)
+
+
+class _PoolEntry(Generic[T]):
+    __slots__ = ("leases", "loaded_s", "model", "rate", "size", "used_s")
+
+    def __init__(self, model: T, size: int, now_s: float) -> None:
+        self.model = model
+        self.size = size
+        self.leases = 0
+        self.loaded_s = self.used_s = now_s
+        self.rate = CallRate(now_s)
+
+
+class _Loading:
+    """A load and the number of calls that wait for it."""
+
+    task: asyncio.Task[ServeError | None]
+
+    def __init__(self) -> None:
+        self.waiters = 0
+        self.is_done = False  # each waiter has a lease
+
+
+class _Failure(NamedTuple):
+    error: ServeError
+    wait_s: float
+    ends_s: float  # of the clock

@@ -1,0 +1,72 @@
+"""Accounts of the memory of a pool: its own limit, and on a GPU the budget of the device."""
+
+from __future__ import annotations
+
+from deployments.artifacts.types import Device
+from deployments.config import DEFAULT_POOL_BYTES
+from deployments.errors import ModelUnavailable
+from deployments.messages import ModelRef
+from deployments.replicas.device_memory import DeviceMemory
+
+# Arena of ONNX Runtime that a pass of 1,024 tokens leaves (measured: MiniLM, hidden size 384).
+# Larger passes return their memory.
+ARENA_BYTES_PER_PASS = 40_000_000
+
+
+def leave_room_for_arena(
+    pool_bytes: int | None, device: Device, concurrent_passes: int
+) -> int | None:
+    """Return the bytes of a pool that are left for models; on a GPU all."""
+    if device is not Device.CPU:
+        return pool_bytes
+    max_bytes = DEFAULT_POOL_BYTES if pool_bytes is None else pool_bytes
+    return max(max_bytes - concurrent_passes * ARENA_BYTES_PER_PASS, 0)
+
+
+class PoolMemory:
+    """Bytes of the models of one pool.
+
+    `max_bytes` does not bound pinned models, the device does: without its memory they cannot run.
+    """
+
+    def __init__(self, max_bytes: int | None, device_memory: DeviceMemory | None) -> None:
+        """Without `max_bytes` the device alone is the limit, else DEFAULT_POOL_BYTES."""
+        default = DEFAULT_POOL_BYTES if device_memory is None else device_memory.limit
+        self.max_bytes = default if max_bytes is None else max_bytes
+        self.bytes = 0
+        self._device = device_memory
+
+    def take(self, size: int, *, is_pinned: bool) -> bool:
+        """Count `size` more bytes as used. Return whether they are free; if not, change nothing."""
+        if not is_pinned and self.bytes + size > self.max_bytes:
+            return False
+        if self._device is not None and not self._device.claim(size):
+            return False
+        self.bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.bytes -= size
+        if self._device is not None:
+            self._device.release(size)
+
+    def can_take(self, size: int, staying: int, *, is_pinned: bool) -> bool:
+        """Whether `size` bytes would be free if all models but `staying` bytes of them went."""
+        if not is_pinned and staying + size > self.max_bytes:
+            return False
+        evictable = self.bytes - staying
+        return self._device is None or size <= self._device.count_free() + evictable
+
+    def build_refusal(self, ref: ModelRef, size: int) -> ModelUnavailable:
+        """Name the tighter limit, what it leaves, and what is needed."""
+        name, limit, free = "pool_bytes", self.max_bytes, max(0, self.max_bytes - self.bytes)
+        if self._device is not None and (on_device := self._device.count_free()) <= free:
+            name, limit, free = "gpu_memory", self._device.limit, on_device
+        return ModelUnavailable(
+            f"Model {ref.id} needs {size} bytes of memory; `{name}` allows {limit}, of which "
+            f"{free} are available. Retry later, or raise `{name}`"
+        )
+
+    def close(self) -> None:
+        if self._device is not None:
+            self._device.close()

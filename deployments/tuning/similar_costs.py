@@ -1,0 +1,76 @@
+"""Cost tables of other hosts, for models that were not measured on this one."""
+
+from __future__ import annotations
+
+import logging
+from math import log as logarithm
+
+from pydantic import ValidationError
+
+from deployments.artifacts.store import HOSTS_NAME
+from deployments.tuning.costs import CostTable, TuningTarget, read_costs
+from deployments.tuning.host import Host, read_engine_versions
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+
+def find_selecting_costs(target: TuningTarget) -> CostTable | None:
+    """Return the table that selects the variants of `target`: its own, else the most similar one.
+
+    A table of another host selects only where the variants compute alike.
+    """
+    return read_costs(target) or next(
+        (one for one in read_similar_costs(target) if computes_alike(one, target)), None
+    )
+
+
+def find_nearest_costs(target: TuningTarget) -> CostTable | None:
+    """Return the table that predicts the times of `target` best."""
+    return read_costs(target) or next(iter(read_similar_costs(target)), None)
+
+
+def read_similar_costs(target: TuningTarget) -> list[CostTable]:
+    """Return the tables of the model for the device of `target`, of the most similar host first."""
+    tables = []
+    for path in sorted(target.artifact.glob(f"{HOSTS_NAME}/*/{target.device}-*.json")):
+        try:
+            table = CostTable.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            log.warning("%s is not used: %s", path, error)
+            continue
+        if _fits_artifact(table, target):
+            tables.append(table)
+    host, threads = target.host, target.settings.intra_op_threads
+    return sorted(tables, key=lambda one: (*_distance(one.host, host), abs(one.threads - threads)))
+
+
+def computes_alike(table: CostTable, target: TuningTarget) -> bool:
+    """Whether the variants of the table give the same outputs on this host, only in other times.
+
+    The processor's instructions and the engines decide which kernels run.
+    """
+    here = target.host
+    return (
+        (table.host.flags, table.providers) == (here.flags, target.settings.providers)
+        and (here.device == "cpu" or table.host.name == here.name)
+        and table.engines == read_engine_versions(each.engine for each in target.candidates)
+    )
+
+
+def _fits_artifact(table: CostTable, target: TuningTarget) -> bool:
+    sealed = {candidate.name: candidate for candidate in target.candidates}
+    selected = {variant.candidate for variant in table.selected_variants()}
+    return (
+        table.version == target.manifest.version
+        and selected <= sealed.keys()
+        and len({sealed[name].precision for name in selected}) == 1
+    )
+
+
+def _distance(there: Host, here: Host) -> tuple[bool, bool, bool, float]:
+    return (
+        there.flags != here.flags,
+        there.generation != here.generation,
+        there.name != here.name,
+        abs(logarithm(there.cores / here.cores)),
+    )

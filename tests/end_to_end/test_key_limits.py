@@ -1,0 +1,108 @@
+"""Limits of keys that two ingress replicas share."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.keys.key import KeyLimits, Scope
+from deployments.keys.limits import BURST_MINUTES
+from tests.support.keys import add_key, bearer
+from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.served_models import EMBEDDER
+
+REPLICAS = 2
+PER_MINUTE = 240
+CONNECTIONS = 16
+SECONDS = 3.0
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+@pytest.fixture(scope="module")
+def keys(key_file: Path) -> dict[str, dict[str, str]]:
+    """Headers of a key without limits and of one per limit, by name."""
+    limits = {
+        "operator": KeyLimits(),
+        "per-minute": KeyLimits(requests_per_minute=PER_MINUTE),
+        "at-a-time": KeyLimits(concurrent_requests=1),
+    }
+    scopes = (Scope.INFER, Scope.ADMIN)
+    return {
+        name: bearer(add_key(key_file, name, limits=limit, scopes=scopes))
+        for name, limit in limits.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def shared(
+    cluster: Cluster, config: dict[str, Any], key_file: Path, keys: dict[str, dict[str, str]]
+) -> Iterator[Cluster]:
+    """The cluster with two ingress replicas that know of each other, and with keys."""
+    keyed = copy.deepcopy(config)
+    deployments = {one["name"]: one for one in keyed["applications"][0]["deployments"]}
+    deployments["Ingress"]["num_replicas"] = REPLICAS
+    deployments["Ingress"]["user_config"]["key_file"] = str(key_file)
+    cluster.settle(keyed)
+
+    def all_know() -> bool:
+        counts = {
+            httpx.get(f"{cluster.url}/stats", headers=keys["operator"]).json()["ingress_replicas"]
+            for _ in range(4 * REPLICAS)
+        }
+        return counts == {REPLICAS}
+
+    try:
+        wait_for(all_know, 30)
+        yield cluster
+    finally:
+        cluster.settle(config)
+
+
+async def ask(cluster: Cluster, headers: dict[str, str], inputs: Any, seconds: float) -> list[int]:
+    """Send requests over connections of their own for some seconds, one each at least."""
+    statuses: list[int] = []
+    ends_s = time.monotonic() + seconds
+
+    async def ask_on() -> None:
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+            while True:
+                body = {"inputs": inputs, "options": {"use_cache": False}}
+                reply = await client.post(f"{cluster.url}/models/{EMBEDDER}", json=body)
+                statuses.append(reply.status_code)
+                if time.monotonic() > ends_s:
+                    return
+                await asyncio.sleep(0.02)
+
+    await asyncio.gather(*(ask_on() for _ in range(CONNECTIONS)))
+    return statuses
+
+
+def test_replicas_share_the_requests_per_minute(
+    shared: Cluster, keys: dict[str, dict[str, str]]
+) -> None:
+    started_s = time.monotonic()
+    counts = Counter(asyncio.run(ask(shared, keys["per-minute"], "a", SECONDS)))
+    elapsed_s = time.monotonic() - started_s
+    assert set(counts) == {200, 429}
+    earned = PER_MINUTE * (BURST_MINUTES + elapsed_s / 60)
+    assert 0.7 * PER_MINUTE * (BURST_MINUTES + SECONDS / 60) <= counts[200] <= earned + REPLICAS
+
+
+def test_one_request_at_a_time_is_one_per_replica(
+    shared: Cluster, keys: dict[str, dict[str, str]]
+) -> None:
+    counts = Counter(asyncio.run(ask(shared, keys["at-a-time"], ["a sentence"] * 1_000, 0.0)))
+    assert set(counts) == {200, 429}
+    assert 1 <= counts[200] <= REPLICAS

@@ -1,0 +1,52 @@
+"""One browser per file, and a tab per test that checks its console and its requests at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from benchmarks.page.browser import find_browser, open_browser
+from deployments.ingress.cluster_state import ReplicaTarget
+from tests.support.browser import PAGE_MODELS, Visitor, seal_page_models
+from tests.support.http_server import HttpServer, serve_http
+from tests.support.in_process import InProcess
+from tests.support.scripted_generation import ScriptedGenerator
+
+TARGETS = {"CpuEncoder": ReplicaTarget(3, 1, 8), "Tokenizer": ReplicaTarget(1, 1, 1)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if find_browser() is None:
+        missing = "no Chromium here: `apt-get install chromium`"
+        pytest.fail(missing) if os.environ.get("REQUIRE_BROWSER") else pytest.skip(missing)
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def page_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seal_page_models(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def generator() -> ScriptedGenerator:
+    return ScriptedGenerator()
+
+
+@pytest.fixture(scope="module")
+def server(page_store: Path, generator: ScriptedGenerator) -> Iterator[HttpServer]:
+    app = InProcess(page_store, models=PAGE_MODELS, generator=generator, targets=TARGETS)
+    with serve_http(app) as server:
+        yield server
+
+
+@pytest.fixture
+def visitor(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
+    visitor = Visitor.arrive(browser, server.url)
+    yield visitor
+    visitor.leave()

@@ -1,0 +1,181 @@
+"""The page as a whole: keyboard, screen readers, phones, color schemes, keys, a lost server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from benchmarks.page.browser import WARM_UP_MINUTES, OpenStatus, read_first_paint_ms
+from deployments.config import IngressUserConfig
+from tests.support.browser import (
+    INPUTS,
+    PAGE_MODELS,
+    PHONE,
+    Visitor,
+    find_accessibility_problems,
+)
+from tests.support.http_server import HttpServer, serve_http
+from tests.support.in_process import InProcess
+from tests.support.keys import add_key
+
+VIEWS = (
+    "play/question-answering",
+    "play/chat",
+    "play/feature-extraction",
+    "demo",
+    "models",
+    "status",
+)
+AXE_VIEWS = tuple(dict.fromkeys((*VIEWS, *(f"play/{task}" for task in INPUTS), "play/completion")))
+FOCUSED = "() => document.activeElement.textContent.trim() || document.activeElement.name"
+OPEN_MINUTES = 30
+
+
+@pytest.fixture
+def phone(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
+    visitor = Visitor.arrive(browser, server.url, viewport=PHONE, has_touch=True, is_mobile=True)
+    yield visitor
+    visitor.leave()
+
+
+def test_first_paint_waits_for_no_module(
+    visitor: Visitor, record_property: Callable[[str, object], None]
+) -> None:
+    """The frame of the page is HTML and CSS. The time goes into the report of the run."""
+    visitor.page.route("**/page/main.js", lambda route: None)
+    visitor.page.goto(visitor.url, wait_until="commit")
+    record_property("first_paint_ms", read_first_paint_ms(visitor.page))
+    expect(visitor.page.get_by_role("link", name="Playground")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, server: HttpServer, scheme: str) -> None:
+    visitor = Visitor.arrive(browser, server.url, color_scheme=scheme, bypass_csp=True)
+    for view in AXE_VIEWS:
+        page = visitor.open(view)
+        task = view.removeprefix("play/")
+        if view == "demo":
+            visitor.fill(INPUTS["question-answering"])
+            page.get_by_role("button", name="Ask them all").click()
+            expect(page.locator(".passage mark")).to_be_visible()
+        elif task in INPUTS:
+            visitor.fill(INPUTS[task])
+            visitor.run()
+        for options in page.locator("main details").all():
+            options.evaluate("e => { e.open = true }")
+        assert find_accessibility_problems(page) == [], view
+        visitor.snap(f"{view.replace('/', '-')}-{scheme}")
+    visitor.leave()
+
+
+def test_question_is_asked_with_the_keyboard_only(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED) == "Skip to the content"
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(FOCUSED) == "question":
+            break
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Was it good?")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("The food was good.")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".passage mark")).to_be_visible()
+    expect(page.locator("#announcer")).to_contain_text("Answered in")
+
+
+def test_focus_follows_the_view(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.get_by_role("link", name="Models").press("Enter")
+    expect(page.locator("main h1")).to_be_focused()
+    expect(page.get_by_role("link", name="Models")).to_have_attribute("aria-current", "page")
+    expect(page).to_have_title(re.compile("^Models"))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_phone_needs_no_sideways_scrolling(phone: Visitor, view: str) -> None:
+    page = phone.open(view)
+    if view == "play/feature-extraction":
+        phone.fill(INPUTS["feature-extraction"])
+        phone.run()
+    page.wait_for_function("() => !document.querySelector('main').textContent.includes('Loading')")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    phone.snap(f"phone-{view.replace('/', '-')}")
+
+
+def test_color_scheme_is_switched_and_kept(visitor: Visitor) -> None:
+    page = visitor.open()
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    switch = page.get_by_role("button", name="Color scheme")
+    switch.click()
+    assert page.evaluate(ground) == light
+    switch.click()
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    expect(page.locator("main h1")).to_be_visible()
+    assert page.evaluate(ground) == dark
+
+
+def test_key_is_asked_for_and_kept_in_the_session_only(
+    browser: Browser, page_store: Path, tmp_path: Path
+) -> None:
+    key = add_key(tmp_path / "keys.json")
+    settings = IngressUserConfig(key_file=tmp_path / "keys.json")
+    with serve_http(InProcess(page_store, models=PAGE_MODELS, settings=settings)) as server:
+        visitor = Visitor.arrive(browser, server.url)
+        page = visitor.open()
+        expect(page.locator("h1")).to_have_text("A key is needed")
+        visitor.snap("key-needed")
+        page.get_by_role("button", name="Enter the key").click()
+        page.get_by_label("Key", exact=True).fill(key)
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("Question answering")
+        visitor.fill(INPUTS["question-answering"])
+        visitor.run()
+        expect(page.locator(".passage mark")).to_be_visible()
+        code = page.locator("#code-panel")
+        expect(code).to_contain_text("Bearer $KEY")
+        assert key not in page.content()
+        assert key not in page.evaluate("JSON.stringify(localStorage) + document.cookie")
+        assert key in page.evaluate("JSON.stringify(sessionStorage)")
+        page.get_by_role("button", name="API key").click()
+        page.get_by_role("button", name="Forget it").click()
+        expect(page.locator("h1")).to_have_text("A key is needed")
+        visitor.leave()
+
+
+def test_error_of_the_server_is_shown(visitor: Visitor) -> None:
+    page = visitor.open("play/text-classification")
+    visitor.fill({"Text": "far " * 40})
+    visitor.run()
+    expect(page.locator(".problem")).to_contain_text("tokens; the maximum is 16")
+    visitor.snap("error")
+    visitor.fill({"Text": " "})
+    page.get_by_role("button", name="Classify").click()
+    expect(page.locator(".problem").last).to_have_text("“Text” is empty.")
+
+
+def test_lost_server_is_said_and_found_again(visitor: Visitor) -> None:
+    page = visitor.open("play/text-classification")
+    visitor.fill({"Text": "A cat."})
+    page.context.set_offline(True)
+    visitor.run()
+    expect(page.locator(".problem")).to_contain_text("cannot be reached")
+    page.context.set_offline(False)
+    visitor.run()
+    expect(page.locator(".scores li").first).to_be_visible()
+    visitor.console.clear()  # of the request that found no server
+
+
+def test_half_an_hour_of_status_keeps_the_memory(visitor: Visitor) -> None:
+    status = OpenStatus(visitor.page, visitor.url)
+    after_start = status.read_bytes_after(WARM_UP_MINUTES)
+    assert status.read_bytes_after(WARM_UP_MINUTES + OPEN_MINUTES) < 1.2 * after_start

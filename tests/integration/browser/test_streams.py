@@ -1,0 +1,148 @@
+"""Streams in the page: text as it comes, stop, sampling, schemas, errors within a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from benchmarks.page.browser import OBSERVE_SHIFTS
+from deployments.errors import EngineFailed
+from deployments.messages import Chunk, Token
+from tests.support.browser import Visitor, wait_for_server
+from tests.support.scripted_generation import CHUNKS, TEXT, ScriptedGenerator, ending
+
+WORDS = 200
+# 40 ms for two hundred words would be one frame; a model on two cores writes 60 to 200 a second.
+PAUSE_S = 0.005
+SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}}'
+
+
+@pytest.fixture
+def chat(visitor: Visitor, generator: ScriptedGenerator) -> Iterator[Page]:
+    generator.calls.clear()
+    yield visitor.open("play/chat")
+    generator.chunks, generator.pause_s, generator.refusal = CHUNKS, 0.0, None
+    generator.cached_tokens = 0
+
+
+def send(page: Page, text: str = "Hello") -> None:
+    page.get_by_label("Message").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
+def test_conversation_is_sent_with_its_history(
+    chat: Page, visitor: Visitor, generator: ScriptedGenerator
+) -> None:
+    for text in ("First", "Second"):
+        send(chat, text)
+        expect(chat.locator(".turn").last.locator(".facts")).to_contain_text("4 tokens")
+        expect(chat.locator(".by-model").last).to_have_text(TEXT)
+    said = [message["content"] for message in generator.calls[-1].prompt.messages]
+    assert said == ["First", TEXT, "Second"]
+    expect(chat.locator(".phases")).to_contain_text("Prefill20.0 ms")
+    expect(chat.locator(".phases")).to_contain_text("Tokenize1.00 ms")
+    expect(chat.locator(".cost .facts")).to_contain_text("Cache no prompt token")
+    expect(chat.locator(".cost .facts")).to_contain_text("First token")
+    visitor.snap("chat")
+    chat.get_by_role("button", name="New conversation").click()
+    expect(chat.locator(".turn")).to_have_count(0)
+
+
+def test_prompt_tokens_from_the_cache_are_counted(chat: Page, generator: ScriptedGenerator) -> None:
+    generator.cached_tokens = 1
+    send(chat)
+    expect(chat.locator(".cost .facts")).to_contain_text("Cache 1 of 2 prompt tokens")
+
+
+def test_options_reach_the_generator(chat: Page, generator: ScriptedGenerator) -> None:
+    for label, value in {
+        "System prompt": "Be brief.",
+        "Tokens, at most": "17",
+        "Temperature": "0.5",
+        "Top p": "0.9",
+        "Seed": "7",
+        "Stop strings": "END\nHALT",
+        "JSON schema of the answer": SCHEMA,
+    }.items():
+        chat.get_by_label(label).fill(value)
+    send(chat)
+    expect(chat.locator(".total")).to_be_visible()
+    options = generator.calls[-1].options
+    assert generator.calls[-1].prompt.messages[0] == {"role": "system", "content": "Be brief."}
+    assert (options.max_new_tokens, options.stop) == (17, ("END", "HALT"))
+    assert (options.sampling.temperature, options.sampling.top_p) == (0.5, 0.9)
+    assert options.sampling.seed == 7
+    assert options.grammar is not None
+    assert "age" in options.grammar.value
+
+
+def test_stop_ends_the_generation_and_keeps_the_text(
+    chat: Page, visitor: Visitor, generator: ScriptedGenerator
+) -> None:
+    generator.chunks = CHUNKS[:2]  # and no end
+    send(chat)
+    expect(chat.locator(".by-model")).to_have_text(TEXT)
+    chat.get_by_role("button", name="Stop").click()
+    expect(chat.locator(".turn .facts")).to_contain_text("stopped")
+    wait_for_server(lambda: generator.running == 0)
+    visitor.snap("chat-stopped")
+    send(chat)
+    expect(chat.locator(".turn")).to_have_count(2)
+    chat.keyboard.press("Escape")
+    expect(chat.locator(".turn .facts").nth(1)).to_contain_text("stopped")
+
+
+def test_long_wait_is_explained(chat: Page, visitor: Visitor, generator: ScriptedGenerator) -> None:
+    generator.pause_s = 60.0
+    chat.clock.install()
+    send(chat)
+    wait_for_server(lambda: generator.running == 1)
+    chat.clock.run_for(5_000)
+    expect(chat.locator(".waiting")).to_contain_text("Still waiting")
+    visitor.snap("long-wait")
+    chat.get_by_role("button", name="Stop").click()
+    expect(chat.locator(".waiting")).to_have_count(0)
+
+
+def test_error_within_a_stream_keeps_the_text_before(
+    chat: Page, visitor: Visitor, generator: ScriptedGenerator
+) -> None:
+    generator.chunks = [CHUNKS[0], EngineFailed("the engine failed")]
+    send(chat)
+    expect(chat.locator(".problem")).to_contain_text("the engine failed")
+    expect(chat.locator(".by-model")).to_have_text(" a")
+    expect(chat.get_by_role("button", name="Send")).to_be_enabled()
+    visitor.snap("chat-error")
+
+
+def test_invalid_schema_is_named_before_anything_is_sent(
+    chat: Page, generator: ScriptedGenerator
+) -> None:
+    chat.get_by_label("JSON schema of the answer").fill("{")
+    send(chat)
+    expect(chat.locator(".problem")).to_contain_text("not valid JSON")
+    assert generator.calls == []
+    expect(chat.get_by_label("Message")).to_have_value("Hello")
+
+
+def test_streaming_shifts_no_layout(chat: Page, generator: ScriptedGenerator) -> None:
+    words = [Chunk(f" word{n}", (Token(n, f" word{n}", -1.0),)) for n in range(WORDS)]
+    generator.chunks = [*words, Chunk("", (), ending(tokens=WORDS))]
+    generator.pause_s = PAUSE_S
+    chat.evaluate(OBSERVE_SHIFTS)
+    send(chat)
+    expect(chat.locator(".turn .facts")).to_contain_text(f"{WORDS} tokens")
+    assert chat.evaluate("window.shifted") == []
+    # The end of the text is in view.
+    room = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
+    assert chat.locator(".transcript").first.evaluate(room) < 2
+
+
+def test_completion_continues_the_text(visitor: Visitor, generator: ScriptedGenerator) -> None:
+    page = visitor.open("play/completion")
+    visitor.fill({"Text to continue": "Once upon"})
+    visitor.run()
+    expect(page.locator(".by-model")).to_have_text(f"Once upon{TEXT}")
+    visitor.snap("completion")

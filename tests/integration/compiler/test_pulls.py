@@ -1,0 +1,187 @@
+"""Builds of the queue by the compiler: recorded, failed, killed, resumed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from build_artifacts import pulls
+from build_artifacts.__main__ import main
+from build_artifacts.demo import DEMO_MODELS
+from build_artifacts.errors import SourceNotFound
+from build_artifacts.pipeline import BuildRequest, BuildResult
+from build_artifacts.pulls import build_first_demo_model, drain, pull
+from deployments.artifacts.locks import exclusive_lock
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import find_artifact
+from deployments.builds.queue import BuildQueue
+from deployments.builds.record import BuildState
+from tests.support.killable_builds import BuildForkServer
+from tests.support.tiny_encoders import tiny_checkpoint
+
+MODEL = "local/mortal"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("sources") / "mortal", layers=1)
+
+
+@pytest.fixture(scope="module")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildForkServer]:
+    made = BuildForkServer(tmp_path_factory.mktemp("outputs"))
+    yield made
+    made.close()
+
+
+def broken_checkpoint(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text("{")
+    return directory
+
+
+def test_drain_builds_what_waits_and_records_failures(tmp_path: Path, source: Path) -> None:
+    queue, output = BuildQueue(tmp_path / "store"), io.StringIO()
+    queue.submit("acme/broken", str(broken_checkpoint(tmp_path / "broken")))
+    queue.submit("acme/mortal", str(source))
+    assert drain(queue, output)
+    failed, ready = queue.status("acme/broken"), queue.status("acme/mortal")
+    assert failed is not None
+    assert ready is not None
+    assert (failed.state, ready.state) == (BuildState.FAILED, BuildState.READY)
+    assert "`config.json` is corrupt" in failed.reason
+    assert ready.version == ArtifactManifest.read(find_artifact(queue.store, "acme/mortal")).version
+    (durations,) = queue.history()
+    assert durations.size == sum(
+        file.stat().st_size for file in source.rglob("*") if file.is_file()
+    )
+    assert {state.value for state in durations.seconds} == {"pulling", "building", "verifying"}
+
+
+def test_killed_builder_is_resumed_by_the_next(
+    tmp_path: Path, source: Path, fork_server: BuildForkServer
+) -> None:
+    store = tmp_path / "store"
+    arguments = ("pull", str(source), "--store", str(store))
+    build = fork_server.start(*arguments)
+    build.wait_for("  reference")
+    os.kill(build.pid, signal.SIGKILL)
+    assert build.ended().status == -signal.SIGKILL
+    status = BuildQueue(store).status(MODEL)
+    assert status is not None
+    assert status.state is BuildState.QUEUED
+    assert "its builder ended" in status.reason
+    resumed = fork_server.start("drain", "--store", str(store)).ended()
+    assert resumed.status == 0, resumed.output
+    assert resumed.resumed, resumed.output
+    record = BuildQueue(store).read(MODEL)
+    assert record is not None
+    assert (record.state, record.attempts) == (BuildState.READY, 2)
+
+
+def test_pull_of_a_broken_checkpoint_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = str(broken_checkpoint(tmp_path / "broken"))
+    assert main(["pull", broken, "--store", str(tmp_path / "store"), "--id", "acme/broken"]) == 1
+    assert "`config.json` is corrupt" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x"])
+def test_pull_under_a_name_outside_of_the_store_is_refused(
+    tmp_path: Path, source: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pull", str(source), "--store", str(tmp_path / "store"), "--id", name]) == 1
+    assert "is not a model id" in capfd.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_pull_waits_for_the_process_that_builds(
+    tmp_path: Path,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, str(source))
+    stack = queue.claim(MODEL)
+    claim = stack.__enter__()
+    assert claim is not None
+    looks: list[float] = []
+
+    def finish_later(seconds: float) -> None:
+        looks.append(seconds)
+        claim.finish("0123456789ab")
+        stack.__exit__(None, None, None)
+
+    monkeypatch.setattr(pulls.time, "sleep", finish_later)
+    assert main(["pull", str(source), "--store", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == "0123456789ab"
+    assert len(looks) == 1
+
+
+def test_second_drain_leaves_the_queue_to_the_first(tmp_path: Path) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, "/nowhere")
+    with exclusive_lock(queue.directory / "drain.lock", lambda _: None):
+        assert not drain(queue, io.StringIO())
+        assert main(["drain", "--store", str(tmp_path)]) == 3
+    assert len(queue.pending()) == 1
+
+
+def test_failure_that_nobody_foresaw_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> BuildResult:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pulls, "build", fail)
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, "/nowhere")
+    with pytest.raises(ZeroDivisionError):
+        drain(queue, io.StringIO())
+    status = queue.status(MODEL)
+    assert status is not None
+    assert status.reason.startswith("unexpected failure (ZeroDivisionError)")
+
+
+def test_builder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build_artifacts", "drain", "--for-server"]
+    with subprocess.Popen([*command, "--store", str(tmp_path)], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) in (0, 1)
+
+
+def test_first_demo_model_is_built_and_the_others_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+
+    def fake_build(request: BuildRequest, *_: object, **__: object) -> BuildResult:
+        built.append(str(request.id))
+        assert request.budget.tune_seconds == 0
+        raise SourceNotFound("no network", hint="none")
+
+    monkeypatch.setattr(pulls, "build", fake_build)
+    with pytest.raises(SourceNotFound):
+        build_first_demo_model(tmp_path, io.StringIO(), with_gpu=False)
+    assert built == [DEMO_MODELS[0].id]
+    assert [record.id for record in BuildQueue(tmp_path).pending()] == [
+        model.id for model in DEMO_MODELS[1:]
+    ]
+
+
+def test_unknown_demo_model_fails(tmp_path: Path) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit("acme/other", "demo")
+    with pytest.raises(SourceNotFound, match="is no demo model"):
+        pull(queue, "acme/other", io.StringIO())

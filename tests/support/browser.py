@@ -1,0 +1,186 @@
+"""A real browser on the page of an in-process server.
+
+Each page records what it prints to the console and which hosts it asks. Screenshots stay in
+SCREENSHOTS, which CONTRIBUTING.md names, until a later run replaces them: people look at them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
+
+from deployments.artifacts.generation_config import EncoderDecoderConfig
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, PruningSource
+from deployments.artifacts.store import (
+    HOSTS_NAME,
+    LATEST_NAME,
+    model_directory,
+    resolve_version,
+    set_latest,
+)
+from deployments.artifacts.types import TaskName
+from deployments.ingress.apis.model_report import STAGES_NAME
+from tests.support.all_models import ALL_MODELS, QA_MODEL, seal_all_models
+from tests.support.artifacts import CLASSIFIER, seal
+from tests.support.decoder_artifacts import seal_tiny_decoder
+from tests.support.report_samples import STAGES, report_of
+
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+TIMEOUT_MS = 10_000
+PHONE = {"width": 360, "height": 740}
+TRANSLATOR = "tiny/translator"
+PRUNED_QA_MODEL = "tiny/pruned-reader"  # with the size of a pruned model only
+QA_VARIANT = "00000000beef"  # int8 version of QA_MODEL, which says so in its manifest only
+PAGE_MODELS = (*ALL_MODELS, TRANSLATOR, PRUNED_QA_MODEL)
+# Chromium prints a line for each answer of status 400 and above; the page shows those to people.
+REFUSED = "Failed to load resource: the server responded with a status of"
+# Texts that the tiny models can read: their limit is 16 tokens, and most words are letters.
+INPUTS: dict[str, dict[str, str]] = {
+    "question-answering": {"Question": "Was it good?", "Text": "The food was good."},
+    "text-classification": {"Text": "A good film."},
+    "zero-shot-classification": {"Text": "A film.", "Labels": "art\nfood"},
+    "token-classification": {"Text": "A city."},
+    "fill-mask": {"Text": "The [MASK]."},
+    "sentence-similarity": {"Sentence": "A cat.", "Others": "A city.\nA film."},
+    "text-ranking": {"Query": "A cat", "Texts": "A city.\nA film."},
+    "feature-extraction": {"Texts": "A cat.\nA city.\nA film."},
+    "token-embeddings": {"Texts": "A cat."},
+    "translation": {"Text": "A cat."},
+    "summarization": {"Text": "A cat."},
+    "text2text-generation": {"Text": "A cat."},
+}
+
+
+@dataclass
+class Visitor:
+    """A browser at the page of `url`, with what it printed and asked for."""
+
+    page: Page
+    url: str
+    console: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)  # requests to other hosts
+
+    @classmethod
+    def arrive(cls, browser: Browser, url: str, **context: Any) -> Visitor:
+        """Open an empty tab. `context` are options of Playwright's context."""
+        options = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+        page = browser.new_context(**{**options, **context}).new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        expect.set_options(timeout=TIMEOUT_MS)
+        visitor = cls(page, url)
+        page.on("console", visitor._note_console)
+        page.on("pageerror", lambda error: visitor.console.append(str(error)))
+        page.on("request", visitor._note_request)
+        return visitor
+
+    def open(self, view: str = "") -> Page:
+        """Show a view, such as `play/chat`, and wait for its heading."""
+        self.page.goto(f"{self.url}/#/{view}")
+        self.page.locator("main h1").wait_for()
+        return self.page
+
+    def fill(self, inputs: dict[str, str]) -> None:
+        for label, text in inputs.items():
+            self.page.locator("form.form").get_by_label(label).first.fill(text)
+
+    def run(self) -> None:
+        """Press the button of the form and wait for the answer, or for an error."""
+        self.page.locator("form.form button.primary").click()
+        self.page.locator(".cost .total, .answer .problem").first.wait_for()
+
+    def snap(self, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.evaluate("scrollTo(0, 0)")
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+    def leave(self) -> None:
+        """Close the tab. Raises AssertionError for console errors and requests to other hosts."""
+        self.page.context.close()
+        assert self.foreign == []
+        assert [line for line in self.console if not line.startswith(REFUSED)] == []
+
+    def _note_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.console.append(message.text)
+
+    def _note_request(self, request: Request) -> None:
+        if not request.url.startswith((self.url, "data:")):
+            self.foreign.append(request.url)
+
+
+def wait_for_server(happened: Callable[[], bool]) -> None:
+    """Wait until `happened` in the thread of the server. Raises TimeoutError."""
+    ends_s = time.monotonic() + TIMEOUT_MS / 1e3
+    while not happened():
+        if time.monotonic() > ends_s:
+            raise TimeoutError
+        time.sleep(0.005)
+
+
+def find_accessibility_problems(page: Page) -> list[str]:
+    """Run axe-core in the page: rule and element of each problem that is serious or worse."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [
+        f"{problem['id']}: {node['html'][:200]}"
+        for problem in found
+        if problem["impact"] in ("serious", "critical")
+        for node in problem["nodes"]
+    ]
+
+
+def seal_page_models(store: Path) -> Path:
+    """Seal PAGE_MODELS; return `store`. The translator has no graph of its own: fakes write."""
+    seal_all_models(store)
+    translator = ArtifactManifest.parse(seal_tiny_decoder(store, TRANSLATOR))
+    config = translator.generation_config
+    assert config is not None
+    translates = EncoderDecoderConfig(
+        max_source_tokens=64, decoder_start_token_id=0, languages={"en_XX": 1, "fr_XX": 2}
+    )
+    tasks = (TaskName.TEXT2TEXT_GENERATION, TaskName.TRANSLATION, TaskName.SUMMARIZATION)
+    reader = ArtifactManifest.parse(
+        model_directory(store, QA_MODEL) / resolve_version(store, QA_MODEL, LATEST_NAME)
+    )
+    pruned = reader.source.model_copy(update={"pruning": PruningSource(fraction=0.4)})
+    quantized = [c.model_copy(update={"precision": "int8"}) for c in reader.candidates]
+    config = config.model_copy(update={"encoder_decoder": translates})
+    _seal_copy(store, translator, tasks=tasks, generation_config=config)
+    _seal_copy(store, reader, id=PRUNED_QA_MODEL, source=pruned)
+    _seal_copy(store, reader, version=QA_VARIANT, candidates=tuple(quantized))
+    _write_report(model_directory(store, CLASSIFIER))
+    return store
+
+
+def _write_report(model: Path) -> None:
+    """Write a stage table of two stages beside the only version of a model."""
+    first, second = (
+        each.model_copy(update={"size_bytes": size, "scores": {"accuracy": score}})
+        for each, size, score in zip(STAGES, (90_900_000, 22_700_000), (0.9, 0.89), strict=False)
+    )
+    report = report_of(first, second).model_copy(update={"metric": "accuracy"})
+    (version,) = (path for path in model.iterdir() if path.is_dir())
+    path = version / HOSTS_NAME / "abacus" / STAGES_NAME
+    path.parent.mkdir(parents=True)
+    path.write_text(report.model_dump_json())
+
+
+def _seal_copy(store: Path, manifest: ArtifactManifest, **update: Any) -> None:
+    """Seal the files of `manifest` with other facts; the latest version of a model stays."""
+    changed = manifest.model_copy(update=update)
+    source = model_directory(store, manifest.id) / manifest.version
+    target = model_directory(store, changed.id) / changed.version
+    if target != source:
+        shutil.copytree(source, target)
+    (target / MANIFEST_NAME).unlink()
+    seal(target, changed)
+    if changed.id != manifest.id:
+        set_latest(store, changed.id, changed.version)

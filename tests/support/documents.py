@@ -1,0 +1,76 @@
+"""Code blocks and links of README.md, CONTRIBUTING.md and docs/.
+
+A block that cannot run in the tests has `<!-- not run: REASON -->` on the line before it. A block
+after `<!-- output -->` shows what the previous one prints and is not run either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.tables import list_documents
+
+ROOT = Path(__file__).parents[2]
+SHELL, PYTHON = "sh", "python"
+_BLOCK = re.compile(
+    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|(?P<output>output)) -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)  # lines may continue after `\`
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]+))?\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBlock:
+    """One fenced block. A diagram has no `language`."""
+
+    document: Path
+    line: int  # of the code
+    language: str
+    code: str
+    reason: str  # why no test runs it; empty: a test runs it
+
+    @property
+    def name(self) -> str:
+        return f"{self.document.name}:{self.line}"
+
+    @property
+    def commands(self) -> str:
+        """The shell script: all lines, or the lines after prompts where a session is shown."""
+        typed = [match[1] for match in _TYPED.finditer(self.code)]
+        return "\n".join(typed) if typed else self.code
+
+    @property
+    def answers(self) -> list[str]:
+        """The lines between the prompts of a session; empty for a script."""
+        is_session = _TYPED.search(self.code) is not None
+        return _TYPED.sub("", self.code).splitlines() if is_session else []
+
+
+def find_blocks() -> Iterator[CodeBlock]:
+    """Yield the blocks of every document, without outputs."""
+    for document in list_documents():
+        text = document.read_text(encoding="utf-8")
+        for match in _BLOCK.finditer(text):
+            if not match["output"]:
+                line = text.count("\n", 0, match.start("code")) + 1
+                yield CodeBlock(
+                    document, line, match["language"], match["code"], match["reason"] or ""
+                )
+
+
+def find_links(document: Path) -> Iterator[tuple[Path, str]]:
+    """Yield file and heading of each link to a file of the project."""
+    for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
+        yield (document.parent / target).resolve(), anchor
+
+
+def find_anchors(document: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub writes them."""
+    headings = _HEADING.findall(document.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

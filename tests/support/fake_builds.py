@@ -1,0 +1,76 @@
+"""A builder in a thread: it works off the queue of a store as the process of the compiler does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deployments.builds.queue import BuildClaim, BuildQueue
+from deployments.builds.record import BuildState
+from tests.support.artifacts import seal_tiny, tiny_manifest
+
+
+class Killed(BaseException):
+    """The builder ends in the middle of a build, as by a signal."""
+
+
+class FakeBuilder:
+    """A `StartBuilder`. `work` is what it does with each build; it may raise Killed."""
+
+    def __init__(self, work: Callable[[Path, BuildClaim], None]) -> None:
+        self.work = work
+        self.starts = 0
+        self.builds: list[str] = []
+
+    def __call__(self, store: Path, _max_memory_bytes: int) -> Any:
+        self.starts += 1
+        return _Process(lambda killed: self._drain(BuildQueue(store), killed))
+
+    def _drain(self, queue: BuildQueue, killed: threading.Event) -> int:
+        while (pending := queue.pending()) and not killed.is_set():
+            with queue.claim(pending[0].id) as claim:
+                if claim is not None:
+                    self.builds.append(claim.record.id)
+                    self.work(queue.store, claim)
+        return 0
+
+
+class _Process:
+    """The part of subprocess.Popen that a server uses."""
+
+    stdin = None
+
+    def __init__(self, run: Callable[[threading.Event], int]) -> None:
+        self._code: int | None = None
+        self._killed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(run,), daemon=True)
+        self._thread.start()
+
+    def _run(self, run: Callable[[threading.Event], int]) -> None:
+        try:
+            self._code = run(self._killed)
+        except Killed:
+            self._code = -9
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def kill(self) -> None:
+        self._killed.set()
+
+    def wait(self) -> None:
+        self._thread.join(5)
+
+
+def seal_at_once(store: Path, claim: BuildClaim) -> None:
+    """Go through all states and seal a tiny embedder."""
+    for state in (BuildState.BUILDING, BuildState.VERIFYING):
+        claim.enter(state, f"{state} of a test")
+    seal_tiny(store, claim.record.id)
+    claim.finish(tiny_manifest(claim.record.id).version)
+
+
+def fail(_store: Path, claim: BuildClaim) -> None:
+    claim.fail("`model.safetensors` is corrupt")

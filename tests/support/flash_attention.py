@@ -1,0 +1,49 @@
+"""Stands in for the package `flash_attn`, which computes on GPUs only."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+import torch
+
+NAME = "flash_attn"
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor,
+    softmax_scale: float,
+    **options: object,
+) -> torch.Tensor:
+    """Attend from queries [B, T, Q, size] to the valid keys of [B, M, heads, size].
+
+    The last query sees all valid keys, each query before it one less.
+    """
+    assert options == {"causal": True, "softcap": 0.0}
+    assert cache_seqlens.dtype == torch.int32
+    tokens, queries, heads = q.shape[1], q.shape[2], k_cache.shape[2]
+    rows = []
+    for row, length in enumerate(cache_seqlens.tolist()):
+        keys, values = (
+            cache[row, :length].repeat_interleave(queries // heads, dim=1).transpose(0, 1)
+            for cache in (k_cache, v_cache)
+        )
+        scores = q[row].transpose(0, 1) @ keys.transpose(1, 2) * softmax_scale
+        hidden = torch.ones(tokens, length, dtype=torch.bool).triu(1 + length - tokens)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        rows.append((weights @ values).transpose(0, 1))
+    return torch.stack(rows)
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Make it importable as `flash_attn`."""
+    module = ModuleType(NAME)
+    module.__spec__ = ModuleSpec(NAME, None)
+    module.flash_attn_with_kvcache = flash_attn_with_kvcache  # type: ignore[attr-defined]
+    patch.setitem(sys.modules, NAME, module)

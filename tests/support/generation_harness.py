@@ -1,0 +1,96 @@
+"""A generation executor over scripted generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deployments.artifacts.types import Device
+from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, ModelSettings
+from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.encoder_executor import EncoderExecutor
+from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.requests import GenerationRequest
+from deployments.ingress.resolver import RequestResolver
+from deployments.ingress.routing import MicroBatchRouter
+from deployments.ingress.tokenization import TokenizationService
+from deployments.messages import (
+    DecodeRequest,
+    GenerationCall,
+    GenerationOptions,
+    SamplingParams,
+    TextTokens,
+    TokenizeRequest,
+)
+from deployments.records import RequestRecord
+from deployments.registry import ModelRegistry
+from deployments.transports.base import GeneratorClient
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.fakes import ListRecorder, send_unbatched
+from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
+
+ASKED = GenerationRequest(prompt="Once upon a time")
+
+
+class UnusedTokenizer:
+    """A TokenizerClient that generation never calls."""
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        raise AssertionError("unexpected call")
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        raise AssertionError("unexpected call")
+
+
+@dataclass
+class GenerationHarness:
+    """A generation pipeline with one scripted generator, and its recorder."""
+
+    store: Path
+    reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
+    settings: IngressUserConfig = field(default_factory=IngressUserConfig)
+    running: int = 1  # replicas that the next refresh reports
+    models: tuple[str, ...] = (EMBEDDER, DECODER)
+    recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
+
+    def __post_init__(self) -> None:
+        self.generator = ScriptedGeneratorClient(self.reply_to)
+        monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
+        monitor.apply(self._read_status())
+        args = AppArgs(encoders={}, generators={Device.CPU: GeneratorSettings()})
+        models = [ModelSettings(id=model_id) for model_id in self.models]
+        router = MicroBatchRouter({}, send_unbatched, self.settings.batching)
+        self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
+        self.pipeline = RequestPipeline(
+            resolver=RequestResolver(
+                ModelRegistry(self.store, models), monitor, PoolForecasts(args, monitor, {})
+            ),
+            encoders=EncoderExecutor(router, monitor, self.settings),
+            generators=GenerationExecutor(self.clients, monitor, self.settings),
+            tokenization=TokenizationService(UnusedTokenizer()),
+            recorder=self.recorder,
+            settings=self.settings,
+        )
+
+    def _read_status(self) -> ClusterSnapshot:
+        return ClusterSnapshot({"CpuGenerator": self.running})
+
+    def is_idle(self) -> bool:
+        """Return whether no stream is open and no item is reserved."""
+        return self.generator.open == 0 and self.pipeline.admission.generations.used == 0
+
+    @property
+    def statuses(self) -> list[int]:
+        return [record.status for record in self.recorder.records]
+
+
+def build_request(**fields: object) -> GenerationRequest:
+    return GenerationRequest(**{"prompt": "Once upon a time", **fields})  # type: ignore[arg-type]
+
+
+def seeded(seed: int) -> GenerationOptions:
+    return GenerationOptions(sampling=SamplingParams(seed=seed))

@@ -1,0 +1,51 @@
+"""Only processes of the launcher's own sessions are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from benchmarks.servers.process_kinds import ProcessKind, find_processes
+from tests.support.ray_cluster import wait_for
+
+WORDS = "a-process-to-be-found"
+SLEEP = f"import time; time.sleep(60) # {WORDS}"
+LAUNCH = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+child.wait()
+"""
+
+
+@pytest.fixture
+def launcher() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", LAUNCH])
+    children: list[psutil.Process] = []
+    try:
+        wait_for(lambda: bool(psutil.Process(process.pid).children()), 10)
+        children = psutil.Process(process.pid).children()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for child in children:
+            child.kill()
+
+
+def test_processes_of_the_sessions_of_the_launcher_are_found(
+    launcher: subprocess.Popen[bytes],
+) -> None:
+    kind = ProcessKind("sleeper", f"# {WORDS}")
+    with subprocess.Popen([sys.executable, "-c", SLEEP]) as stranger:
+        try:
+            wait_for(lambda: bool(find_processes(launcher.pid, kind)), 10)
+            (found,) = find_processes(launcher.pid, kind)
+            assert found.pid == psutil.Process(launcher.pid).children()[0].pid
+            assert find_processes(os.getpid(), ProcessKind("none", "no such words")) == []
+        finally:
+            stranger.kill()

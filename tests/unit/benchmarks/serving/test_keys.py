@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.serving.keys import (
+    NOISY_PER_MINUTE,
+    KeySet,
+    KeysResults,
+    LiveSettings,
+    build_tables,
+    find_goals,
+)
+from deployments.keys.key_file import read_key_file
+
+MS = {"p50": 1.0, "p90": 2.0, "p99": 4.0}
+RESULTS = KeysResults(
+    refusal_ms={"no key": MS, "unknown key": MS},
+    connections=64,
+    without_keys=[100.0, 110.0, 90.0],
+    with_keys=[98.0, 111.0, 88.0],
+    noisy_allowed_per_s=20.0,
+    noisy_answered_per_s=19.0,
+    noisy_refused_per_s=400.0,
+    quiet_alone_ms=MS,
+    quiet_beside_ms=MS,
+    quiet_failures={},
+)
+
+
+def test_cost_is_the_median_of_the_rounds() -> None:
+    assert RESULTS.cost == pytest.approx(0.02)
+    assert RESULTS.noisy_share == pytest.approx(0.95)
+
+
+def test_tables_and_goals_have_the_measured_values() -> None:
+    tables = build_tables(RESULTS)
+    assert [table.name for table in tables] == ["refusals", "cost", "noisy"]
+    assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
+    assert [goal.reached for goal in find_goals(RESULTS)] == [True, True, True]
+
+
+def test_key_set_has_a_limited_key(tmp_path: Path) -> None:
+    keys = KeySet(tmp_path / "keys.json")
+    by_name = {key.name: key for key in read_key_file(keys.path).keys}
+    assert by_name["noisy"].limits.requests_per_minute == NOISY_PER_MINUTE
+    assert by_name["usual"].limits.requests_per_minute is None
+
+
+def test_log_without_a_dashboard_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "hundredfold.log"
+    log.write_text("could not start")
+    with pytest.raises(BenchmarkError, match="names no dashboard"):
+        LiveSettings(log, tmp_path / "unused.yaml", 8000)

@@ -1,0 +1,75 @@
+"""`hundredfold models` on a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.plan.plan_file import read_plan
+from hundredfold.__main__ import main
+from tests.support.artifacts import seal_tiny_version
+
+MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    for version in (OLD, NEW):
+        seal_tiny_version(tmp_path, MODEL, version)
+    return tmp_path
+
+
+def run(store: Path, *words: str) -> int:
+    return main(["models", *words, "--store", str(store)])
+
+
+def test_commands_change_the_plan_and_show_it(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(store, "promote", f"{MODEL}@{OLD}") == 0
+    assert run(store, "split", f"{MODEL}@{NEW}", "10") == 0
+    assert run(store, "shadow", f"{MODEL}@{NEW}", "5") == 0
+    assert run(store, "alias", f"{MODEL}@{OLD}", "old") == 0
+    capsys.readouterr()
+    assert run(store, "pin", MODEL) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{MODEL} (pinned)",
+        f"  {NEW}  10 %  latest  shadows 5 %",
+        f"  {OLD}  90 %  stable, old",
+    ]
+    assert run(store, "alias", MODEL, "old", "--remove") == 0
+    assert run(store, "promote", MODEL) == 0
+    assert run(store, "rollback", MODEL) == 0
+    assert run(store, "unpin", MODEL) == 0
+    entry = read_plan(store).find(MODEL)
+    assert (entry.pinned, entry.splits, entry.shadow) == (False, {}, None)
+
+
+def test_commands_print_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*words: str) -> Any:
+        assert run(store, *words, "--json") == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert answer("promote", f"{MODEL}@{OLD}")["versions"][1]["percent"] == 100
+    removed = answer("rm", f"{MODEL}@{NEW}")
+    assert removed == {"name": f"{MODEL}@{NEW}", "versions": [NEW]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("promote", "no/such"), "Model no/such does not exist"),
+        (("split", MODEL, "101"), "`percent`: "),
+        (("rm", MODEL + "@latest"), "is used by requests that name no version"),
+        (("rm", "../x"), "is not a model id"),
+        (("alias", MODEL, "latest"), "cannot be an alias"),
+    ],
+)
+def test_commands_say_why_they_fail(
+    store: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(store, *words) == 1
+    assert message in capsys.readouterr().err

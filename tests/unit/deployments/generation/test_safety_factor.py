@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from deployments.deadlines import deadline_after
+from deployments.generation.safety_factor import (
+    MAX_FACTOR,
+    MIN_FACTOR,
+    TARGET_SHARE,
+    Prediction,
+    SafetyFactor,
+)
+
+
+def end_job(factor: SafetyFactor, *, predicted_s: float, actual_s: float) -> None:
+    """Record a job with a deadline 10 s after its arrival."""
+    factor.record_end(Prediction(predicted_s, 10.0, deadline_after(10.0 - actual_s)))
+
+
+def test_factor_covers_the_target_share_of_the_jobs() -> None:
+    chance = random.Random(0)
+    factor = SafetyFactor()
+    in_time = []
+    for _ in range(4_000):
+        ratio = chance.lognormvariate(0.15, 0.1)
+        in_time.append(ratio <= factor.value)
+        end_job(factor, predicted_s=5.0, actual_s=5.0 * ratio)
+    recent = in_time[1_000:]
+    assert sum(recent) / len(recent) == pytest.approx(TARGET_SHARE, abs=0.02)
+    assert MIN_FACTOR < factor.value < MAX_FACTOR
+
+
+@pytest.mark.parametrize(("actual_s", "expected"), [(4.0, MIN_FACTOR), (9.9, MAX_FACTOR)])
+def test_factor_is_bounded(actual_s: float, expected: float) -> None:
+    factor = SafetyFactor()
+    for _ in range(1_000):
+        end_job(factor, predicted_s=5.0, actual_s=actual_s)
+    assert factor.value == expected
+
+
+def test_jobs_far_from_their_deadline_teach_nothing() -> None:
+    """While nothing waits, others that join double the time of a short job: no overload."""
+    factor = SafetyFactor()
+    end_job(factor, predicted_s=0.5, actual_s=9.0)
+    assert factor.value == MIN_FACTOR

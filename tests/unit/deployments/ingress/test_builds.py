@@ -1,0 +1,355 @@
+"""Builds while serving: pulls, waiting, events, and a builder that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments import registry
+from deployments.artifacts.store import model_directory
+from deployments.builds.queue import BuildClaim, BuildQueue
+from deployments.builds.record import BuildState
+from deployments.config import BuildSettings, IngressUserConfig
+from deployments.ingress import builds
+from deployments.ingress.http.application import HttpApplication
+from deployments.keys.key import Scope
+from deployments.records import RequestRecord
+from tests.support.asgi_client import AsgiClient
+from tests.support.fake_builds import FakeBuilder, Killed, fail, seal_at_once
+from tests.support.fakes import ListRecorder, RecordingEncoder, wait_until
+from tests.support.in_process import InProcess
+from tests.support.keys import add_key, bearer
+
+MODEL = "acme/tiny"
+PULLS = BuildSettings(allow_pull=True, wait_s=5.0)
+TEXT = {"inputs": "a"}
+WAITING = {"inputs": "a", "options": {"wait_for_model": True}}
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "has_compiler", lambda: True)  # the builders here are fakes
+    monkeypatch.setattr(builds, "POLL_S", 0.005)
+    monkeypatch.setattr(builds, "EVENT_S", 0.005)
+    monkeypatch.setattr(builds, "ELSEWHERE_S", 0.005)
+
+
+@asynccontextmanager
+async def serving(
+    store: Path,
+    builder: FakeBuilder,
+    settings: BuildSettings = PULLS,
+    recorder: ListRecorder[RequestRecord] | None = None,
+    **options: object,
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A server of an empty store with its lifespan, which keeps the builder alive."""
+    user_config = IngressUserConfig(builds=settings, **options)
+    server = InProcess(
+        store,
+        models=(MODEL,),
+        settings=user_config,
+        start_builder=builder,
+        encoder=RecordingEncoder(),
+        recorder=recorder or ListRecorder(),
+    )
+    async with server.application() as app, lifespan(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            yield http
+
+
+@asynccontextmanager
+async def lifespan(app: HttpApplication) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    started = asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        if started.is_set():
+            await stop.wait()
+            return {"type": "lifespan.shutdown"}
+        return {"type": "lifespan.startup"}
+
+    async def send(_message: object) -> None:
+        started.set()
+
+    task = asyncio.create_task(app({"type": "lifespan"}, receive, send))
+    await started.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+def read_events(text: str) -> list[dict[str, object]]:
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    return [json.loads(event)["build"] for event in events]
+
+
+class Held:
+    """The work of a builder that waits for the test before it seals."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def __call__(self, store: Path, claim: BuildClaim) -> None:
+        claim.enter(BuildState.BUILDING, "export")
+        assert self.may_end.wait(10)
+        seal_at_once(store, claim)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+async def test_unknown_model_is_built_and_the_request_answered(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeBuilder(seal_at_once)) as http:
+        response = await http.post("/models/acme/other", json=WAITING)
+        assert response.status_code == 200, response.text
+        status = (await http.get("/status/acme/other")).json()
+    assert (status["build"]["state"], status["build"]["percent"]) == ("ready", 100)
+
+
+async def test_request_that_waited_for_a_build_is_recorded_once(tmp_path: Path) -> None:
+    recorder: ListRecorder[RequestRecord] = ListRecorder()
+    async with serving(tmp_path, FakeBuilder(seal_at_once), recorder=recorder) as http:
+        assert (await http.post("/models/acme/other", json=WAITING)).status_code == 200
+        assert (await http.post("/models/acme/third", json=TEXT)).status_code == 503
+    assert [(record.status, record.model) for record in recorder.records] == [
+        (200, "acme/other"),
+        (503, "none"),
+    ]
+
+
+async def test_request_that_does_not_wait_gets_503_until_the_model_is_ready(
+    tmp_path: Path, held: Held
+) -> None:
+    async with serving(tmp_path, FakeBuilder(held)) as http:
+        response = await http.post(f"/models/{MODEL}", json=TEXT)
+        assert response.status_code == 503
+        body = response.json()
+        assert body["code"] == "model_loading"
+        assert "estimated_time" not in body, "nothing was measured"
+        assert "No build of this server was measured yet" in body["error"]
+        assert response.headers["retry-after"] == "10"
+        held.may_end.set()
+        again = await http.post(f"/models/{MODEL}", json=TEXT, headers={"x-wait-for-model": "true"})
+        assert again.status_code == 200
+
+
+async def test_estimated_time_comes_from_earlier_builds(tmp_path: Path, held: Held) -> None:
+    line = {"id": "a/b", "size": 1, "seconds": {"pulling": 10, "building": 80, "verifying": 10}}
+    directory = BuildQueue(tmp_path).directory
+    directory.mkdir(parents=True)
+    (directory / "history.jsonl").write_text(json.dumps(line) + "\n")
+    async with serving(tmp_path, FakeBuilder(held)) as http:
+        response = await http.post(f"/models/{MODEL}", json=TEXT)
+        assert 90 <= response.json()["estimated_time"] <= 100
+        assert int(response.headers["retry-after"]) >= 90
+        held.may_end.set()
+
+
+async def test_concurrent_requests_cause_one_build(tmp_path: Path) -> None:
+    builder = FakeBuilder(seal_at_once)
+    async with serving(tmp_path, builder) as http:
+        calls = [http.post(f"/models/{MODEL}", json=WAITING) for _ in range(16)]
+        responses = await asyncio.gather(*calls)
+    assert {response.status_code for response in responses} == {200}
+    assert builder.builds == [MODEL]
+
+
+async def test_waiting_ends_with_the_estimate(tmp_path: Path, held: Held) -> None:
+    settings = BuildSettings(allow_pull=True, wait_s=0.05)
+    async with serving(tmp_path, FakeBuilder(held), settings) as http:
+        response = await http.post(f"/models/{MODEL}", json=WAITING)
+        assert (response.status_code, response.json()["code"]) == (503, "model_loading")
+        held.may_end.set()
+
+
+async def test_failed_build_is_reported_and_not_repeated_by_requests(tmp_path: Path) -> None:
+    builder = FakeBuilder(fail)
+    async with serving(tmp_path, builder) as http:
+        for _ in range(3):
+            response = await http.post("/models/acme/bad", json=WAITING)
+            assert (response.status_code, response.json()["code"]) == (404, "build_failed")
+            assert "`model.safetensors` is corrupt" in response.json()["error"]
+        status = (await http.get("/status/acme/bad")).json()
+    assert (status["state"], status["loaded"]) == ("Error", False)
+    assert status["build"]["reason"] == "`model.safetensors` is corrupt"
+    assert builder.builds == ["acme/bad"]
+
+
+async def test_killed_builder_is_started_again_and_the_build_goes_on(tmp_path: Path) -> None:
+    def die_first(store: Path, claim: BuildClaim) -> None:
+        claim.enter(BuildState.BUILDING, "export")
+        if claim.record.attempts == 1:
+            raise Killed
+        seal_at_once(store, claim)
+
+    builder = FakeBuilder(die_first)
+    async with serving(tmp_path, builder) as http:
+        response = await http.post(f"/models/{MODEL}", json=WAITING)
+    assert response.status_code == 200
+    assert (builder.starts, builder.builds) == (2, [MODEL, MODEL])
+
+
+async def test_build_that_always_kills_its_builder_fails(tmp_path: Path) -> None:
+    def die(_store: Path, _claim: BuildClaim) -> None:
+        raise Killed
+
+    builder = FakeBuilder(die)
+    async with serving(tmp_path, builder) as http:
+        response = await http.post(f"/models/{MODEL}", json=WAITING)
+        assert response.json()["code"] == "build_failed"
+        assert "ended 3 times" in response.json()["error"]
+
+
+async def test_builds_of_an_earlier_server_go_on(tmp_path: Path) -> None:
+    BuildQueue(tmp_path).submit(MODEL, "demo")
+    async with serving(tmp_path, FakeBuilder(seal_at_once), BuildSettings()) as http:
+        await wait_until(lambda: not BuildQueue(tmp_path).pending())
+        assert (await http.post(f"/models/{MODEL}", json=WAITING)).status_code == 200
+
+
+async def test_no_builder_is_started_for_builds_of_other_processes(tmp_path: Path) -> None:
+    queue, builder = BuildQueue(tmp_path), FakeBuilder(seal_at_once)
+    queue.submit(MODEL, "demo")
+    with ExitStack() as other:
+        other.enter_context(queue.claim(MODEL))
+        async with serving(tmp_path, builder, BuildSettings()):
+            await asyncio.sleep(0.05)
+            assert builder.starts == 0
+            other.close()  # the other builder ends in the middle
+            await wait_until(lambda: not queue.pending())
+    assert builder.builds == [MODEL]
+
+
+async def test_model_that_was_removed_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "SERVED_AFTER_S", 0.1)
+    monkeypatch.setattr(registry, "REFRESH_S", 0.0)
+    builder = FakeBuilder(seal_at_once)
+    async with serving(tmp_path, builder) as http:
+        await http.post("/models/acme/other", json=WAITING)
+        shutil.rmtree(model_directory(tmp_path, "acme/other"))
+        await asyncio.sleep(0.2)
+        assert (await http.get("/status/acme/other")).status_code == 404
+        again = await http.post("/models/acme/other", json=WAITING)
+        assert again.status_code == 200, again.text
+    assert builder.builds == ["acme/other"] * 2
+
+
+async def test_builder_is_killed_with_the_server(tmp_path: Path) -> None:
+    started = threading.Event()
+    ended = threading.Event()
+
+    def work(_store: Path, _claim: BuildClaim) -> None:
+        started.set()
+        assert ended.wait(10)
+        raise Killed
+
+    BuildQueue(tmp_path).submit(MODEL, "demo")
+    async with serving(tmp_path, FakeBuilder(work)):
+        await wait_until(started.is_set)
+        ended.set()
+    record = BuildQueue(tmp_path).read(MODEL)
+    assert record is not None
+    assert record.state is BuildState.QUEUED
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/acme/other", "/models/deployments/../x", "/models/no-organization"]
+)
+async def test_nothing_is_pulled_unless_it_is_allowed(tmp_path: Path, path: str) -> None:
+    settings = BuildSettings(allow_pull="other" not in path)
+    async with serving(tmp_path, FakeBuilder(seal_at_once), settings) as http:
+        response = await http.post(path, json=WAITING)
+        assert response.status_code == 404, response.text
+        assert (await http.get(path.replace("/models", "/status"))).status_code == 404
+    assert not BuildQueue(tmp_path).pending()
+
+
+async def test_reading_about_a_model_pulls_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeBuilder(seal_at_once)) as http:
+        for path in ("/models/acme/other/info", "/status/acme/other", "/models/acme/other"):
+            assert (await http.get(path)).status_code == 404
+    assert not BuildQueue(tmp_path).pending()
+
+
+async def test_key_pulls_only_models_that_it_permits(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys.json"
+    key = add_key(key_file, scopes=(Scope.INFER,), models=("acme/*",))
+    store = tmp_path / "store"
+    async with serving(store, FakeBuilder(seal_at_once), key_file=key_file) as http:
+        for path in ("/models/other/tiny", "/status/other/tiny"):
+            method = "POST" if "models" in path else "GET"
+            response = await http.request(method, path, json=WAITING, headers=bearer(key))
+            assert response.status_code == 403
+        allowed = await http.post(f"/models/{MODEL}", json=WAITING, headers=bearer(key))
+        assert allowed.status_code == 200
+    assert BuildQueue(store).read("other/tiny") is None
+
+
+async def test_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    BuildQueue(tmp_path).directory.touch()  # also root cannot make a directory in a file
+    async with serving(tmp_path, FakeBuilder(seal_at_once)) as http:
+        response = await http.post("/models/acme/other", json=WAITING)
+    assert (response.status_code, response.json()["code"]) == (503, "store_not_writable")
+
+
+async def test_events_follow_a_build_to_its_end(tmp_path: Path, held: Held) -> None:
+    async with serving(tmp_path, FakeBuilder(held)) as http:
+        await http.post(f"/models/{MODEL}", json=TEXT)
+        asyncio.get_running_loop().call_later(0.05, held.may_end.set)
+        response = await http.get(f"/status/{MODEL}", headers={"accept": "text/event-stream"})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    states = [event["state"] for event in read_events(response.text)]
+    assert states[-1] == "ready"
+    assert "building" in states
+
+
+async def test_events_tell_the_percent_of_a_build(tmp_path: Path, held: Held) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit("acme/before", "demo")
+    with queue.claim("acme/before") as claim:
+        assert claim is not None
+        claim.enter(BuildState.BUILDING, "export")
+        await asyncio.sleep(0.02)
+        claim.finish("0" * 12)  # the next build is expected to take as long
+    async with serving(tmp_path, FakeBuilder(held)) as http:
+        await http.post(f"/models/{MODEL}", json=TEXT)
+        asyncio.get_running_loop().call_later(0.05, held.may_end.set)
+        response = await http.get(f"/status/{MODEL}", headers={"accept": "text/event-stream"})
+    events = [(event["state"], event["percent"]) for event in read_events(response.text)]
+    assert {state for state, _ in events[:-1]} >= {"building"}
+    assert all(0 <= percent <= 99 for _, percent in events[:-1]), events
+    assert events[-1] == ("ready", 100)
+
+
+async def test_events_of_a_model_without_a_build_are_one(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await http.get("/status/tiny/embedder", headers={"accept": "text/event-stream"})
+    (event,) = read_events(response.text)
+    assert (event["state"], event["percent"]) == ("ready", 100)
+
+
+async def test_watching_client_may_leave(tmp_path: Path, held: Held) -> None:
+    BuildQueue(tmp_path).submit(MODEL, "demo")
+    server = InProcess(tmp_path, models=(MODEL,))
+    async with server.application() as app:
+        accept = (b"accept", b"text/event-stream")
+        client = AsgiClient(app, f"/status/{MODEL}", None, method="GET", headers=(accept,))
+        await client.wait_for_text('"state":"queued"')
+        client.disconnect()
+        await asyncio.wait_for(client.task, 5)
+        assert len(asyncio.all_tasks()) == 1, "nothing looks at the build any more"

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.artifacts.types import Device
+from deployments.ingress.placement import PoolForecast, choose_after_refusal, choose_pool
+
+CPU, GPU = Device.CPU, Device.GPU
+SECONDS = st.floats(0, 1e4)
+FORECASTS = st.lists(
+    st.builds(
+        PoolForecast,
+        device=st.sampled_from(Device),
+        queue_s=SECONDS,
+        load_s=SECONDS,
+        run_s=SECONDS,
+        work_s=SECONDS,
+        price=st.floats(0.01, 100),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def forecast(device: Device, *, price: float, **seconds: float) -> PoolForecast:
+    return PoolForecast(
+        device, **{"queue_s": 0, "load_s": 0, "run_s": 0.1, "work_s": 0.1, **seconds}, price=price
+    )
+
+
+@pytest.mark.parametrize(
+    ("pools", "deadline_s", "expected"),
+    [
+        # both in time: the cheaper one
+        ([forecast(CPU, price=1), forecast(GPU, price=10, work_s=0.02, run_s=0.02)], 1, CPU),
+        ([forecast(CPU, price=1), forecast(GPU, price=10, work_s=0.002, run_s=0.002)], 1, GPU),
+        # the cheaper one has a queue
+        ([forecast(CPU, price=1, queue_s=3), forecast(GPU, price=10)], 1, GPU),
+        ([forecast(CPU, price=1, queue_s=3), forecast(GPU, price=10)], 5, CPU),
+        # a cold GPU costs its load, and is late
+        ([forecast(CPU, price=1), forecast(GPU, price=0.1, load_s=20)], 1, CPU),
+        ([forecast(CPU, price=1), forecast(GPU, price=0.1, load_s=20)], 60, CPU),
+        # none is in time: the faster one
+        ([forecast(CPU, price=1, queue_s=30), forecast(GPU, price=10, load_s=20)], 1, GPU),
+        ([forecast(CPU, price=1, queue_s=10), forecast(GPU, price=10, load_s=20)], 1, CPU),
+        ([forecast(CPU, price=1)], 0, CPU),
+    ],
+)
+def test_choice(pools: Sequence[PoolForecast], deadline_s: float, expected: Device) -> None:
+    assert choose_pool(pools, deadline_s).device is expected
+
+
+@given(FORECASTS, SECONDS)
+def test_no_pool_in_time_is_cheaper_and_else_none_is_faster(
+    pools: list[PoolForecast], deadline_s: float
+) -> None:
+    chosen = choose_pool(pools, deadline_s)
+    in_time = [pool for pool in pools if pool.completion_s <= deadline_s]
+    if in_time:
+        assert chosen in in_time
+        assert chosen.cost == min(pool.cost for pool in in_time)
+    else:
+        assert chosen.completion_s == min(pool.completion_s for pool in pools)
+
+
+@given(FORECASTS, SECONDS, SECONDS)
+def test_more_time_costs_no_more_once_a_pool_is_in_time(
+    pools: list[PoolForecast], deadline_s: float, more_s: float
+) -> None:
+    chosen, later = choose_pool(pools, deadline_s), choose_pool(pools, deadline_s + more_s)
+    if chosen.completion_s <= deadline_s:
+        assert later.cost <= chosen.cost
+
+
+@given(FORECASTS, SECONDS)
+def test_order_of_the_pools_does_not_matter(pools: list[PoolForecast], deadline_s: float) -> None:
+    chosen, other = choose_pool(pools, deadline_s), choose_pool(pools[::-1], deadline_s)
+    assert (chosen.cost, chosen.completion_s) == (other.cost, other.completion_s)
+
+
+@given(FORECASTS, SECONDS)
+def test_a_pool_that_is_slower_and_dearer_changes_nothing(
+    pools: list[PoolForecast], deadline_s: float
+) -> None:
+    chosen = choose_pool(pools, deadline_s)
+    worse = chosen._replace(queue_s=chosen.queue_s + 1, price=chosen.price * 2)
+    assert choose_pool([*pools, worse], deadline_s) == chosen
+
+
+@given(FORECASTS, SECONDS, st.sampled_from([0.25, 4.0, 1024.0]))
+def test_only_the_ratio_of_prices_matters(
+    pools: list[PoolForecast], deadline_s: float, factor: float
+) -> None:
+    scaled = [pool._replace(price=pool.price * factor) for pool in pools]
+    chosen, other = choose_pool(pools, deadline_s), choose_pool(scaled, deadline_s)
+    assert other == chosen._replace(price=chosen.price * factor)
+
+
+@pytest.mark.parametrize(
+    ("pools", "expected"),
+    [
+        ([forecast(CPU, price=1), forecast(GPU, price=10)], GPU),
+        ([forecast(CPU, price=1), forecast(GPU, price=10, queue_s=2)], None),
+        ([forecast(CPU, price=1)], None),
+    ],
+)
+def test_refused_request_goes_to_another_pool_that_is_in_time(
+    pools: Sequence[PoolForecast], expected: Device | None
+) -> None:
+    other = choose_after_refusal(pools, CPU, 1)
+    assert (other and other.device) is expected

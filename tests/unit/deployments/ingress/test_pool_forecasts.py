@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.store import model_directory
+from deployments.artifacts.types import Device
+from deployments.config import AppArgs, EncoderSettings, GeneratorSettings, ModelSettings
+from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.pool_forecasts import USUAL_GENERATED_TOKENS, PoolForecasts, RequestWork
+from deployments.ingress.start_times import ESTIMATED_START_S
+from deployments.messages import (
+    EncoderTimings,
+    Finished,
+    FinishReason,
+    GenerationTimings,
+    ModelRef,
+)
+from deployments.pool_messages import PoolRequest, PoolState
+from deployments.registry import ModelRegistry, RegisteredModel
+from tests.support.artifacts import EMBEDDER, seal_tiny
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.tuning_artifacts import seal_tunable, write_table
+
+CPU, GPU = Device.CPU, Device.GPU
+ENCODERS = {CPU: EncoderSettings(concurrent_passes=2), GPU: EncoderSettings()}
+GENERATORS = {CPU: GeneratorSettings(kv_slots=4), GPU: GeneratorSettings(kv_slots=4)}
+RUNNING = {"CpuEncoder": 1, "GpuEncoder": 1, "CpuGenerator": 1, "GpuGenerator": 1}
+
+
+class LoadedModels:
+    """A PoolManager of which only the memory is asked."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState]:
+        raise AssertionError("unexpected call")
+
+    def has_model(self, model: ModelRef) -> bool:
+        return model.id in self._names
+
+
+def build(
+    store: Path,
+    running: Mapping[str, int] = RUNNING,
+    pools: Mapping[str, LoadedModels] | None = None,
+) -> tuple[PoolForecasts, RegisteredModel]:
+    """Return forecasts, and the only model of the store."""
+    args = AppArgs(store=store, encoders=ENCODERS, generators=GENERATORS)
+    monitor = ClusterMonitor(ENCODERS, ClusterSnapshot, GENERATORS)
+    monitor.apply(ClusterSnapshot(running, gpus=1))
+    model_id = EMBEDDER if model_directory(store, EMBEDDER).is_dir() else DECODER
+    model = ModelRegistry(store, [ModelSettings(id=model_id)]).find(model_id)
+    return PoolForecasts(args, monitor, pools or {}), model
+
+
+def test_first_forecasts_come_from_the_cost_table(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, settings=ENCODERS[CPU])
+    write_table(target, {"1x32": "plain", "32x32": "plain"})  # 1 ms each
+    forecasts, model = build(tmp_path)
+    forecast = forecasts.forecast(RequestWork(model, tokens=1_024), CPU)
+    assert forecast.work_s == pytest.approx(0.001 / 2)  # two passes at a time
+    assert forecast.run_s == pytest.approx(0.001 + forecast.work_s)
+    assert (forecast.queue_s, forecast.load_s, forecast.price) == (0, 0, 1.0)
+
+
+def test_answers_replace_the_first_forecast(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    forecasts, model = build(tmp_path)
+    work = RequestWork(model, tokens=100)
+    forecasts.start(work, GPU)()
+    before = forecasts.forecast(work, GPU)
+    for _ in range(200):
+        timings = EncoderTimings(forward_s=2.0, batch_items=4)
+        forecasts.record_result(work, GPU, items=1, timings=timings)
+    after = forecasts.forecast(work, GPU)
+    assert before.run_s < 0.1
+    assert after.work_s == pytest.approx(0.5, rel=0.01)  # a quarter of the pass
+    assert after.run_s == pytest.approx(2.5, rel=0.01)
+
+
+def test_sent_work_is_the_queue_of_its_deployment_until_it_ends(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    forecasts, model = build(tmp_path, {**RUNNING, "CpuEncoder": 2, "Ingress": 3})
+    work = RequestWork(model, tokens=1_000)
+    ends = [forecasts.start(work, CPU) for _ in range(4)]
+    forecast = forecasts.forecast(work, CPU)
+    assert forecast.queue_s == pytest.approx(4 * forecast.work_s * 3 / 2)
+    assert forecasts.forecast(work, GPU).queue_s == 0
+    for end in ends:
+        end()
+    assert forecasts.forecast(work, CPU).queue_s == pytest.approx(0)
+
+
+def test_cold_model_costs_its_load_and_a_sleeping_deployment_its_start(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    pools = {"CpuEncoder": LoadedModels(EMBEDDER), "GpuEncoder": LoadedModels()}
+    forecasts, model = build(tmp_path, RUNNING, pools)
+    work = RequestWork(model, tokens=1)
+    assert forecasts.forecast(work, CPU).load_s == 0
+    cold = forecasts.forecast(work, GPU).load_s
+    assert 0 < cold < 0.1
+    forecasts, model = build(tmp_path, {**RUNNING, "GpuEncoder": 0}, pools)
+    assert forecasts.forecast(work, GPU).load_s == pytest.approx(ESTIMATED_START_S + cold)
+
+
+def test_generator_divides_its_time_among_its_slots_and_learns_lengths(tmp_path: Path) -> None:
+    seal_tiny_decoder(tmp_path)
+    forecasts, model = build(tmp_path)
+    assert forecasts.expect_tokens(model, None) == USUAL_GENERATED_TOKENS
+    assert forecasts.expect_tokens(model, 5) == 5
+    forecasts.start(RequestWork(model, tokens=1), CPU)()
+    answer = Finished(FinishReason.END, 10, GenerationTimings(prefill_s=1.0, decode_s=4.0))
+    for _ in range(200):
+        forecasts.record_answers(model, CPU, [answer])
+    forecast = forecasts.forecast(RequestWork(model, tokens=20), CPU)
+    assert forecast.run_s == pytest.approx(10, rel=0.01)
+    assert forecast.work_s == pytest.approx(10 / 4, rel=0.01)
+    assert forecasts.expect_tokens(model, None) == pytest.approx(10, rel=0.01)
+
+
+def test_nothing_is_kept_while_only_one_device_is_available(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    args = AppArgs(store=tmp_path, encoders={CPU: ENCODERS[CPU]})
+    monitor = ClusterMonitor(args.encoders, ClusterSnapshot)
+    monitor.apply(ClusterSnapshot(RUNNING))
+    model = ModelRegistry(tmp_path, []).find(EMBEDDER)
+    forecasts = PoolForecasts(args, monitor, {})
+    end = forecasts.start(RequestWork(model, tokens=1_000), CPU)
+    forecasts.record_result(RequestWork(model, 1_000), CPU, 1, EncoderTimings(forward_s=9.0))
+    assert forecasts.forecast(RequestWork(model, 1_000), CPU).queue_s == 0
+    assert forecasts.forecast(RequestWork(model, 1_000), CPU).run_s < 1
+    end()

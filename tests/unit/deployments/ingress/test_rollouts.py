@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.artifacts.store import model_directory
+from deployments.ingress.shadow_traffic import agree
+from deployments.plan import changes
+from deployments.plan.plan_file import read_plan
+from tests.support.artifacts import (
+    EMBEDDER,
+    GRAPH_NAME,
+    replace_sealed_file,
+    seal_tiny,
+    seal_tiny_version,
+)
+from tests.support.in_process import InProcess
+
+NEW, NEWEST = "bbbbbbbbbbb2", "ccccccccccc3"
+URL = f"/models/{EMBEDDER}"
+BODY = {"inputs": "good film", "options": {"use_cache": False}}
+
+
+@pytest.fixture(autouse=True)
+def _look_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.registry.REFRESH_S", 0.0)
+    monkeypatch.setattr("deployments.watched_file.CHECK_INTERVAL_S", 0.0)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> str:
+    return seal_tiny(tmp_path, EMBEDDER).name
+
+
+async def ask(http: httpx.AsyncClient, url: str = URL, client: str = "1.2.3.4") -> str:
+    response = await http.post(url, json=BODY, headers={"x-forwarded-for": client})
+    assert response.status_code == 200, response.text
+    return str(response.headers["x-sha"])
+
+
+async def ask_until(http: httpx.AsyncClient, version: str) -> set[str]:
+    """Ask until `version` answers; return the versions before."""
+    before = set()
+    async with asyncio.timeout(20):
+        while (answered := await ask(http)) != version:
+            before.add(answered)
+    return before
+
+
+@asynccontextmanager
+async def steady_load(http: httpx.AsyncClient) -> AsyncIterator[Counter[str]]:
+    """Ask all the time; every answer must be right."""
+    answers: Counter[str] = Counter()
+
+    async def ask_on(client: str) -> None:
+        while True:
+            answers[await ask(http, client=client)] += 1
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(ask_on(f"10.0.0.{number}")) for number in range(4)]
+    yield answers
+    for task in tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
+
+
+async def test_rebuild_promotion_and_rollback_fail_no_request(tmp_path: Path, old: str) -> None:
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        async with steady_load(http) as answers:
+            assert await ask(http) == old
+            seal_tiny_version(tmp_path, EMBEDDER, NEW)
+            assert await ask_until(http, NEW) <= {old}
+            changes.promote(tmp_path, EMBEDDER, old)
+            assert await ask_until(http, old) <= {NEW}
+            seal_tiny_version(tmp_path, EMBEDDER, NEWEST)
+            changes.promote(tmp_path, EMBEDDER, NEWEST)
+            await ask_until(http, NEWEST)
+            changes.rollback(tmp_path, EMBEDDER)
+            await ask_until(http, old)
+        assert set(answers) == {old, NEW, NEWEST}
+
+
+async def test_versions_give_their_own_answers(tmp_path: Path, old: str) -> None:
+    seal_tiny_version(tmp_path, EMBEDDER, NEW)
+    async with InProcess(tmp_path, models=()).client() as http:
+        values = {
+            version: (await http.post(f"{URL}@{version}", json=BODY)).json()
+            for version in (old, NEW, "latest")
+        }
+        unknown = await http.post(f"{URL}@nope", json=BODY)
+    assert values[old] != values[NEW] == values["latest"]
+    assert unknown.status_code == 404
+    assert NEW in unknown.json()["error"]
+
+
+async def test_every_dialect_takes_a_version(tmp_path: Path, old: str) -> None:
+    seal_tiny_version(tmp_path, EMBEDDER, NEW)
+    name = f"{EMBEDDER}@{old}"
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["good film"]}
+    calls = {
+        f"/models/{name}": {"inputs": "good film"},
+        "/v1/embeddings": {"input": "good film", "model": name},
+        f"/v2/models/{EMBEDDER}/versions/{old}/infer": {"inputs": [tensor]},
+        f"/v2/models/{name}/infer": {"inputs": [tensor]},
+        f"/models/{name}/embed": {"inputs": "good film"},
+    }
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        for path, body in calls.items():
+            response = await http.post(path, json=body)
+            assert (response.status_code, response.headers.get("x-sha")) == (200, old), path
+        facts = (await http.get(f"/v1/models/{name}")).json()
+    assert facts["version"] == old
+
+
+@pytest.mark.parametrize("damage", ["graph", "digest", "manifest"])
+async def test_version_that_fails_its_probe_stays_out(
+    tmp_path: Path, old: str, damage: str
+) -> None:
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        assert await ask(http) == old
+        directory = model_directory(tmp_path, EMBEDDER) / NEW
+        async with steady_load(http) as answers:
+            staged = seal_tiny_version(tmp_path / "elsewhere", EMBEDDER, NEW)
+            if damage == "graph":
+                replace_sealed_file(staged, GRAPH_NAME, b"no graph")
+            else:
+                (staged / (GRAPH_NAME if damage == "digest" else "manifest.json")).write_bytes(b"")
+            staged.rename(directory)
+            (directory.parent / "latest").write_text(NEW)
+            is_refused = damage != "manifest"  # that one is not even tried
+            async with asyncio.timeout(20):
+                while len(answers) == 0 or is_refused > (
+                    NEW in read_plan(tmp_path).find(EMBEDDER).refused
+                ):
+                    await asyncio.sleep(0.01)
+            assert await ask(http) == old
+        assert set(answers) == {old}
+        assert (await http.post(f"{URL}@{NEW}", json=BODY)).status_code >= 500
+    if damage != "manifest":
+        async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+            assert await ask(http) == old, "a new process knows it from the plan"
+
+
+@pytest.mark.parametrize("damage", ["graph", "digest", "manifest"])
+@pytest.mark.parametrize("is_configured", [False, True])
+async def test_version_that_no_name_had_before_is_tried_at_its_first_request(
+    tmp_path: Path, old: str, damage: str, is_configured: bool
+) -> None:
+    broken = seal_tiny_version(tmp_path, EMBEDDER, NEW)
+    if damage == "graph":
+        replace_sealed_file(broken, GRAPH_NAME, b"no graph")
+    else:
+        (broken / (GRAPH_NAME if damage == "digest" else "manifest.json")).write_bytes(b"")
+    models = (EMBEDDER,) if is_configured else ()
+    async with InProcess(tmp_path, models=models).client() as http:
+        assert {await ask(http) for _ in range(3)} == {old}
+        assert await asyncio.gather(*(ask(http, f"{URL}@latest") for _ in range(8))) == [old] * 8
+        assert (await http.post(f"{URL}@{NEW}", json=BODY)).status_code >= 500
+    # Digests of configured models are checked at the start already.
+    is_refused = damage == "graph" or (damage == "digest" and not is_configured)
+    assert (NEW in read_plan(tmp_path).find(EMBEDDER).refused) is is_refused
+
+
+async def test_only_version_is_not_tried(tmp_path: Path, old: str) -> None:
+    (model_directory(tmp_path, EMBEDDER) / old / GRAPH_NAME).write_bytes(b"")
+    async with InProcess(tmp_path, models=()).client() as http:
+        assert (await http.post(URL, json=BODY)).status_code >= 500
+    assert not read_plan(tmp_path).find(EMBEDDER).refused
+
+
+async def test_split_has_its_share_and_each_client_one_version(tmp_path: Path, old: str) -> None:
+    seal_tiny_version(tmp_path, EMBEDDER, NEW)
+    changes.promote(tmp_path, EMBEDDER, old)
+    changes.set_split(tmp_path, EMBEDDER, NEW, 10)
+    clients = [f"10.0.{number // 250}.{number % 250}" for number in range(600)]
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        first = [await ask(http, client=client) for client in clients]
+        again = [await ask(http, client=client) for client in clients[:100]]
+    assert first[:100] == again
+    assert first.count(NEW) / len(clients) == pytest.approx(0.10, abs=0.035)
+
+
+async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str) -> None:
+    seal_tiny_version(tmp_path, EMBEDDER, NEW)
+    changes.promote(tmp_path, EMBEDDER, old)
+    changes.set_shadow(tmp_path, EMBEDDER, NEW, 100)
+    server = InProcess(tmp_path, models=(EMBEDDER,))
+    async with server.client() as http:
+        assert {await ask(http) for _ in range(5)} == {old}
+        async with asyncio.timeout(20):
+            while not (counts := server.pipeline.shadows.comparisons) or (
+                next(iter(counts.values())).total < 5
+            ):
+                await asyncio.sleep(0.01)
+        (comparison,) = counts.values()
+        assert (comparison.differed, comparison.failed) == (5, 0), "its weights are others"
+        (model_directory(tmp_path, EMBEDDER) / NEW / GRAPH_NAME).write_bytes(b"")
+        assert await ask(http) == old
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "do_agree"),
+    [
+        (np.ones((2, 3)), np.ones((2, 3)) * 1.01, True),
+        (np.ones((2, 3)), np.array([[1, 1, 1], [1, -1, 1]]), False),
+        (np.ones((2, 3)), np.ones((3, 2)), False),
+        ([{"label": "A", "score": 0.9}], [{"label": "A", "score": 0.88}], True),
+        ([{"label": "A", "score": 0.9}], [{"label": "B", "score": 0.9}], False),
+        ([{"label": "A", "score": 0.9}], [], False),
+        ({"a": 1.0}, {"b": 1.0}, False),
+        ("text", "text", True),
+    ],
+)
+def test_answers_agree_but_for_rounding(first: object, second: object, do_agree: bool) -> None:
+    assert agree(first, second) is do_agree

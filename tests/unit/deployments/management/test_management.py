@@ -1,0 +1,185 @@
+"""What operators see, change and remove."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.locks import exclusive_lock
+from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.store import build_path, lock_path, model_directory
+from deployments.builds.queue import BuildQueue
+from deployments.errors import InvalidField, ModelInUse, StoreNotWritable, UnknownModel
+from deployments.management.actions import ACTIONS
+from deployments.management.listing import ModelEntry, describe_model, list_models
+from deployments.management.removal import remove
+from deployments.plan.plan_file import PLAN_NAME, read_plan
+from tests.support.artifacts import GRAPH_NAME, seal_tiny_version
+
+MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    for version in (OLD, NEW):
+        seal_tiny_version(tmp_path, MODEL, version)
+    return tmp_path
+
+
+def act(store: Path, action: str, name: str = MODEL, **fields: object) -> ModelEntry:
+    return ACTIONS[action].run(store, name, ACTIONS[action].arguments(**fields))
+
+
+def facts(entry: ModelEntry) -> dict[str, tuple[list[str], float]]:
+    return {one.version: (one.aliases, one.percent) for one in entry.versions}
+
+
+def test_listing_has_versions_aliases_and_shares(store: Path) -> None:
+    (entry,) = list_models(store)
+    assert entry == describe_model(store, MODEL)
+    assert facts(entry) == {NEW: (["latest"], 100.0), OLD: ([], 0.0)}
+    graph = model_directory(store, MODEL) / NEW / GRAPH_NAME
+    assert entry.versions[0].size > graph.stat().st_size
+    assert (entry.pinned, entry.shadow, entry.build) == (False, None, None)
+
+
+def test_listing_keeps_a_damaged_version_with_its_reason(store: Path) -> None:
+    (model_directory(store, MODEL) / OLD / MANIFEST_NAME).write_text("{")
+    (entry,) = list_models(store)
+    (damaged,) = (one for one in entry.versions if one.version == OLD)
+    assert damaged.size == 0
+    assert MANIFEST_NAME in damaged.reason
+
+
+def test_empty_store_has_no_models(tmp_path: Path) -> None:
+    assert list(list_models(tmp_path / "none")) == []
+    with pytest.raises(UnknownModel):
+        describe_model(tmp_path, MODEL)
+
+
+def test_promotion_and_rollback_move_all_requests(store: Path) -> None:
+    assert facts(act(store, "promote", f"{MODEL}@{OLD}")) == {
+        NEW: (["latest"], 0.0),
+        OLD: (["stable"], 100.0),
+    }
+    assert facts(act(store, "promote"))[NEW] == (["latest", "stable"], 100.0)
+    assert facts(act(store, "rollback"))[OLD] == (["stable"], 100.0)
+
+
+def test_split_shadow_alias_and_pin_are_told(store: Path) -> None:
+    act(store, "promote", f"{MODEL}@{OLD}")
+    assert facts(act(store, "split", f"{MODEL}@{NEW}", percent=10.0))[NEW][1] == 10.0
+    entry = act(store, "shadow", f"{MODEL}@{NEW}", percent=5.0)
+    assert entry.shadow is not None
+    assert entry.shadow.percent == 5.0
+    assert facts(act(store, "alias", f"{MODEL}@{OLD}", alias="old"))[OLD][0] == ["stable", "old"]
+    assert facts(act(store, "alias", alias="old", remove=True))[OLD][0] == ["stable"]
+    assert act(store, "pin").pinned
+    assert not act(store, "unpin").pinned
+
+
+@pytest.mark.parametrize(
+    ("action", "name", "fields", "error"),
+    [
+        ("promote", "no/such", {}, UnknownModel),
+        ("promote", f"{MODEL}@ffffffffffff", {}, UnknownModel),
+        ("promote", "../x", {}, UnknownModel),
+        ("rollback", "a/../../b", {}, UnknownModel),
+        ("alias", MODEL, {"alias": "Not An Alias"}, InvalidField),
+        ("alias", MODEL, {"alias": "gone", "remove": True}, InvalidField),
+        ("pin", "no/such", {}, UnknownModel),
+    ],
+)
+def test_impossible_changes_say_why(
+    store: Path, action: str, name: str, fields: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        act(store, action, name, **fields)
+    assert read_plan(store).number == 0
+
+
+def test_plan_that_cannot_be_written_is_named(store: Path) -> None:
+    (store / f"{PLAN_NAME}.lock").mkdir()
+    with pytest.raises(StoreNotWritable, match="cannot write the plan"):
+        act(store, "pin")
+
+
+def test_removed_model_leaves_nothing(store: Path) -> None:
+    queue = BuildQueue(store)
+    queue.submit(MODEL, "/nowhere")
+    act(store, "pin")
+    assert sorted(remove(store, MODEL)) == [OLD, NEW]
+    assert not model_directory(store, MODEL).exists()
+    assert MODEL not in read_plan(store).models
+    assert queue.read(MODEL) is None
+    with pytest.raises(UnknownModel):
+        remove(store, MODEL)
+
+
+def test_unused_version_is_removed_alone(store: Path) -> None:
+    assert remove(store, f"{MODEL}@{OLD}") == [OLD]
+    assert list(facts(describe_model(store, MODEL))) == [NEW]
+
+
+def test_version_in_use_stays(store: Path) -> None:
+    with pytest.raises(ModelInUse, match="requests that name no version"):
+        remove(store, f"{MODEL}@latest")
+    act(store, "promote", f"{MODEL}@{OLD}")
+    with pytest.raises(ModelInUse, match="the alias `stable`"):
+        remove(store, f"{MODEL}@stable")
+    act(store, "split", f"{MODEL}@{NEW}", percent=1.0)
+    with pytest.raises(ModelInUse, match="a split"):
+        remove(store, f"{MODEL}@{NEW}")
+    act(store, "split", f"{MODEL}@{NEW}", percent=0.0)
+    act(store, "shadow", f"{MODEL}@{NEW}", percent=1.0)
+    with pytest.raises(ModelInUse, match="the shadow"):
+        remove(store, f"{MODEL}@{NEW}")
+    assert len(describe_model(store, MODEL).versions) == 2
+
+
+def test_version_of_the_configuration_stays(store: Path) -> None:
+    with pytest.raises(ModelInUse, match="requests that name no version"):
+        remove(store, f"{MODEL}@{OLD}", {MODEL: OLD})
+
+
+def test_model_that_is_being_built_stays(store: Path) -> None:
+    lock = lock_path(build_path(store, MODEL, OLD))
+    lock.parent.mkdir()
+    with exclusive_lock(lock, lambda _: None), pytest.raises(ModelInUse, match="being built"):
+        remove(store, MODEL)
+    queue = BuildQueue(store)
+    queue.submit(MODEL, "/nowhere")
+    with queue.claim(MODEL), pytest.raises(ModelInUse, match="being built"):
+        remove(store, MODEL)
+    assert len(describe_model(store, MODEL).versions) == 2
+
+
+def test_failed_build_alone_is_removed(tmp_path: Path) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, "/nowhere")
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        claim.fail("no weights")
+    entry = describe_model(tmp_path, MODEL)
+    assert entry.build is not None
+    assert entry.build.reason == "no weights"
+    assert remove(tmp_path, MODEL) == []
+    with pytest.raises(UnknownModel):
+        describe_model(tmp_path, MODEL)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../b", "/etc", ".builds", "", "x@../y"])
+def test_nothing_outside_of_the_store_is_removed(store: Path, name: str) -> None:
+    outside = store.parent / "x"
+    outside.mkdir(exist_ok=True)
+    with pytest.raises(UnknownModel):
+        remove(store, name)
+    assert outside.is_dir()
+    assert len(describe_model(store, MODEL).versions) == 2
+
+
+def test_listing_is_json(store: Path) -> None:
+    (entry,) = list_models(store)
+    assert json.loads(entry.model_dump_json())["versions"][0]["version"] == NEW

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.store import model_directory, set_latest
+from deployments.errors import ArtifactMissing, BadSetting, ManifestInvalid, UnknownModel
+from deployments.plan import changes
+from deployments.plan.plan import MAX_FORMER, STABLE, Plan
+from deployments.plan.plan_file import PLAN_NAME, PlanWatch, read_plan
+from deployments.plan.resolution import (
+    find_named,
+    is_sampled,
+    resolve_name,
+    select_version,
+    split_name,
+)
+from deployments.watched_file import CHECK_INTERVAL_S
+from tests.support.fakes import FakeClock
+
+MODEL = "org/model"
+OLD, NEW, NEWEST = "aaaaaaaaaaa1", "bbbbbbbbbbb2", "ccccccccccc3"
+
+
+def seal_version(store: Path, version: str, sealed_s: int, model_id: str = MODEL) -> None:
+    directory = model_directory(store, model_id) / version
+    directory.mkdir(parents=True)
+    (directory / MANIFEST_NAME).write_text("{}")
+    os.utime(directory / MANIFEST_NAME, (sealed_s, sealed_s))
+    set_latest(store, model_id, version)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    seal_version(tmp_path, OLD, 1)
+    seal_version(tmp_path, NEW, 2)
+    return tmp_path
+
+
+def default_version(store: Path, **configured: str) -> str:
+    return resolve_name(store, read_plan(store), MODEL, configured).version
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("org/model", ("org/model", None)),
+        ("org/model@stable", ("org/model", "stable")),
+        ("a@b@c", ("a@b", "c")),
+        ("org/model@", ("org/model", "")),
+    ],
+)
+def test_split_name_returns_id_and_selector(name: str, parts: tuple[str, str | None]) -> None:
+    assert split_name(name) == parts
+
+
+def test_without_a_plan_the_default_is_the_last_build(store: Path) -> None:
+    assert read_plan(store) == Plan()
+    assert default_version(store) == NEW
+    assert resolve_name(store, Plan(), f"{MODEL}@{OLD}").version == OLD
+    seal_version(store, NEWEST, 3)
+    assert default_version(store) == NEWEST
+
+
+def test_configured_version_is_the_default_until_another_is_promoted(store: Path) -> None:
+    assert default_version(store, **{MODEL: OLD}) == OLD
+    changes.promote(store, MODEL)
+    assert default_version(store, **{MODEL: OLD}) == NEW
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no/model",
+        "../store",
+        "",
+        "@",
+        f"{MODEL}@",
+        f"{MODEL}@nope",
+        f"{MODEL}@{NEWEST}",
+        ".x@latest",
+    ],
+)
+def test_unknown_names_raise(store: Path, name: str) -> None:
+    with pytest.raises(UnknownModel):
+        resolve_name(store, Plan(), name)
+
+
+def test_unknown_version_lists_the_known_ones(store: Path) -> None:
+    with pytest.raises(UnknownModel, match=f"`latest`, `{NEW}`, `{OLD}`"):
+        resolve_name(store, Plan(), f"{MODEL}@nope")
+
+
+def test_promote_holds_the_default_while_builds_move_latest(store: Path) -> None:
+    plan = changes.promote(store, MODEL)
+    assert plan.number == 1
+    seal_version(store, NEWEST, 3)
+    assert default_version(store) == NEW
+    assert resolve_name(store, plan, f"{MODEL}@latest").version == NEWEST
+    assert changes.promote(store, MODEL).find(MODEL).former == {STABLE: (NEW,)}
+    assert default_version(store) == NEWEST
+
+
+def test_rollback_undoes_promotions_one_by_one(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    changes.promote(store, MODEL, NEW)
+    seal_version(store, NEWEST, 3)
+    changes.promote(store, MODEL, NEWEST)
+    assert [changes.rollback(store, MODEL).find(MODEL).aliases[STABLE] for _ in range(2)] == [
+        NEW,
+        OLD,
+    ]
+    with pytest.raises(BadSetting, match="no version before"):
+        changes.rollback(store, MODEL)
+
+
+def test_rollback_without_a_promotion_takes_the_version_before(store: Path) -> None:
+    changes.rollback(store, MODEL)
+    assert default_version(store) == OLD
+
+
+def test_aliases_remember_a_bounded_number_of_versions(store: Path) -> None:
+    versions = [f"{number:012x}" for number in range(MAX_FORMER + 5)]
+    for number, version in enumerate(versions):
+        seal_version(store, version, 10 + number)
+        plan = changes.set_alias(store, MODEL, "beta", version)
+    assert plan.find(MODEL).former["beta"] == tuple(versions[-2 : -2 - MAX_FORMER : -1])
+
+
+@pytest.mark.parametrize("alias", ["latest", "", "UPPER", "a/b", "0" * 12, "a" * 64, "a@b"])
+def test_invalid_aliases_are_refused(store: Path, alias: str) -> None:
+    with pytest.raises(BadSetting, match="cannot be an alias"):
+        changes.set_alias(store, MODEL, alias, OLD)
+    assert not (store / PLAN_NAME).exists()
+
+
+def test_removed_alias_is_unknown(store: Path) -> None:
+    changes.set_alias(store, MODEL, "beta", OLD)
+    plan = changes.remove_alias(store, MODEL, "beta")
+    assert plan.models == {}
+    with pytest.raises(BadSetting, match="no alias"):
+        changes.remove_alias(store, MODEL, "beta")
+
+
+def test_changes_of_unknown_versions_write_nothing(store: Path) -> None:
+    for change in (
+        lambda: changes.promote(store, MODEL, NEWEST),
+        lambda: changes.set_split(store, MODEL, NEWEST, 10),
+        lambda: changes.set_pinned(store, "no/model", True),
+    ):
+        with pytest.raises(UnknownModel):
+            change()
+    assert not (store / PLAN_NAME).exists()
+
+
+def test_change_without_effect_keeps_the_number(store: Path) -> None:
+    assert changes.set_pinned(store, MODEL, True).number == 1
+    assert changes.set_pinned(store, MODEL, True).number == 1
+
+
+def test_splits_beyond_all_requests_are_refused(store: Path) -> None:
+    changes.set_split(store, MODEL, OLD, 60)
+    with pytest.raises(BadSetting, match="110 percent"):
+        changes.set_split(store, MODEL, NEW, 50)
+    with pytest.raises(BadSetting):
+        changes.set_split(store, MODEL, OLD, -1)
+
+
+def test_inspected_version_is_named_as_in_requests_and_may_be_refused(store: Path) -> None:
+    plan = changes.set_alias(store, MODEL, "tested", OLD)
+    plan = changes.refuse(store, MODEL, NEW, "its graph does not open")
+    names = {MODEL: NEW, f"{MODEL}@latest": NEW, f"{MODEL}@tested": OLD, f"{MODEL}@{OLD}": OLD}
+    assert {name: find_named(store, plan, name).name for name in names} == names
+    with pytest.raises(ArtifactMissing, match="no version `nope`"):
+        find_named(store, plan, f"{MODEL}@nope")
+    with pytest.raises(ManifestInvalid, match="is not a model id"):
+        find_named(store, plan, f"{MODEL}:{OLD}")
+
+
+def test_split_has_its_share_of_the_clients_and_is_sticky(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    plan = changes.set_split(store, MODEL, NEW, 10)
+    traffic = resolve_name(store, plan, MODEL)
+    clients = [f"client {number}" for number in range(5_000)]
+    first = {client: select_version(traffic, client) for client in clients}
+    assert Counter(first.values())[NEW] / len(clients) == pytest.approx(0.10, abs=0.02)
+    assert first == {client: select_version(traffic, client) for client in clients}
+
+    more = resolve_name(store, changes.set_split(store, MODEL, NEW, 20), MODEL)
+    moved = {client for client in clients if select_version(more, client) != first[client]}
+    assert all(first[client] == OLD for client in moved), "a growing split only gains clients"
+
+
+def test_split_of_all_requests_leaves_none(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    traffic = resolve_name(store, changes.set_split(store, MODEL, NEW, 100), MODEL)
+    assert {select_version(traffic, str(number)) for number in range(100)} == {NEW}
+
+
+def test_split_is_ignored_where_a_version_is_named(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    plan = changes.set_split(store, MODEL, NEW, 50)
+    assert resolve_name(store, plan, f"{MODEL}@stable").splits == ()
+
+
+def test_promote_ends_splits_and_shadow(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    changes.set_split(store, MODEL, NEW, 50)
+    changes.set_shadow(store, MODEL, NEW, 5)
+    traffic = resolve_name(store, changes.promote(store, MODEL, NEW), MODEL)
+    assert traffic == (NEW, (), None)
+
+
+def test_shadow_of_the_default_version_is_none(store: Path) -> None:
+    changes.set_shadow(store, MODEL, NEW, 5)
+    assert resolve_name(store, read_plan(store), MODEL).shadow is None
+    traffic = resolve_name(store, changes.promote(store, MODEL, OLD), MODEL)
+    assert traffic.shadow is None, "a promotion ends it"
+
+
+def test_refused_version_is_skipped_until_it_is_sealed_again(store: Path) -> None:
+    changes.refuse(store, MODEL, NEW, "its graph does not open")
+    assert default_version(store) == OLD
+    assert resolve_name(store, read_plan(store), f"{MODEL}@{NEW}").version == NEW, "named exactly"
+    os.utime(model_directory(store, MODEL) / NEW / MANIFEST_NAME, (9, 9))
+    assert default_version(store) == NEW
+
+
+def test_refused_promotion_serves_the_version_before(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    seal_version(store, NEWEST, 3)
+    changes.promote(store, MODEL, NEWEST)
+    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
+    assert default_version(store) == OLD, "not the newer one that was never promoted"
+    changes.promote(store, MODEL, NEWEST)
+    assert default_version(store) == NEWEST, "a promotion gives it another chance"
+
+
+def test_only_version_is_served_although_it_is_refused(tmp_path: Path) -> None:
+    seal_version(tmp_path, NEW, 1)
+    changes.refuse(tmp_path, MODEL, NEW, "its graph does not open")
+    assert default_version(tmp_path) == NEW
+
+
+def test_forgotten_model_leaves_the_plan(store: Path) -> None:
+    changes.promote(store, MODEL)
+    assert changes.forget(store, MODEL).models == {}
+    assert read_plan(store).number == 2
+
+
+def test_concurrent_changes_all_count(store: Path) -> None:
+    def pin(number: int) -> None:
+        seal_version(store, OLD, 1, f"org/model{number}")
+        changes.set_pinned(store, f"org/model{number}", True)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(pin, range(40)))
+    plan = read_plan(store)
+    assert (plan.number, len(plan.models)) == (40, 40)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"number": -1}', b'{"models": {"a": {"aliases": {"latest": "aaaaaaaaaaa1"}}}}'],
+)
+def test_invalid_plan_is_refused_at_the_start_and_ignored_later(
+    store: Path, content: bytes
+) -> None:
+    changes.promote(store, MODEL)
+    clock = FakeClock()
+    watch = PlanWatch(store, clock)
+    (store / PLAN_NAME).write_bytes(content)
+    clock.now_s += CHECK_INTERVAL_S
+    assert watch.current().number == 1
+    with pytest.raises(BadSetting, match=PLAN_NAME):
+        PlanWatch(store)
+
+
+def test_watch_follows_the_file_and_survives_its_removal(store: Path) -> None:
+    clock = FakeClock()
+    watch = PlanWatch(store, clock)
+    changes.promote(store, MODEL, OLD)
+    assert watch.current().number == 0, "it looks once a second"
+    clock.now_s += CHECK_INTERVAL_S
+    assert watch.current().find(MODEL).aliases == {STABLE: OLD}
+    (store / PLAN_NAME).unlink()
+    clock.now_s += CHECK_INTERVAL_S
+    assert watch.current().number == 1
+
+
+def test_sampling_takes_its_share() -> None:
+    taken = sum(is_sampled(f"request {number}", 25) for number in range(4_000))
+    assert taken / 4_000 == pytest.approx(0.25, abs=0.03)

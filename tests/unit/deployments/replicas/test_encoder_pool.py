@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.artifacts.types import Device, TaskName
+from deployments.config import AppArgs, EncoderSettings
+from deployments.engines.base import EngineInfo
+from deployments.engines.forward_pass import Batch, Outputs
+from deployments.errors import DigestMismatch, EngineFailed
+from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
+from deployments.replicas.encoder import ENGINE_BYTES, EncoderReplica
+from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
+from deployments.tasks.embedding import EmbeddingOptions
+from tests.support.artifacts import GRAPH_NAME, WIDTH, replace_sealed_file, seal_tiny
+from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline, item, wait_until
+
+NAMES = ("tiny/first", "tiny/second")
+
+
+class GatedEngine:
+    """An engine whose pass waits for `gate`."""
+
+    info = EngineInfo(compute_type="cpu-fake")
+
+    def __init__(self) -> None:
+        self.gate, self.started, self.closed = (threading.Event() for _ in range(3))
+
+    def run(self, _batch: Batch) -> Outputs:
+        self.started.set()
+        assert self.gate.wait(TIMEOUT_S)
+        assert not self.closed.is_set(), "closed during a pass"
+        return Outputs(np.zeros((1, WIDTH), np.float32))
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class PoolHarness:
+    """A replica with room for one model, and nothing configured."""
+
+    def __init__(self, store: Path) -> None:
+        self.refs = [ModelRef(name, seal_tiny(store, name).name) for name in NAMES]
+        room = 2 * ARENA_BYTES_PER_PASS + ENGINE_BYTES * 3 // 2
+        settings = EncoderSettings(pool_bytes=room, concurrent_passes=2)
+        args = AppArgs(store=store, encoders={Device.CPU: settings})
+        self.replica = EncoderReplica(args, Device.CPU, ListRecorder())
+
+    async def infer(self, number: int) -> object:
+        key = BatchKey(self.refs[number], TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
+        options = EmbeddingOptions(normalize=False, dimensions=WIDTH)
+        call = TokenizedCall((3,), 0, options, far_deadline())
+        batch = TokenizedBatch(key, item(5, 3).ids.tobytes(), (call,), 0.0)
+        (outcome,) = await self.replica.infer(batch)
+        return outcome
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[PoolHarness]:
+    harness = PoolHarness(tmp_path)
+    yield harness
+    await harness.replica.close()
+
+
+async def test_models_that_nobody_configured_are_loaded_in_turns(harness: PoolHarness) -> None:
+    for number in (0, 1, 0, 1):
+        assert isinstance(await harness.infer(number), CallResult)
+        assert harness.replica.pool.refs() == [harness.refs[number]]
+    assert set(harness.replica._engines) == {harness.refs[1]}
+    assert set(harness.replica._scheduler.health) == {harness.refs[1]}
+
+
+async def test_calls_are_counted_and_not_the_micro_batches(harness: PoolHarness) -> None:
+    key = BatchKey(harness.refs[0], TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
+    await harness.replica.infer(TokenizedBatch(key, b"", (), 0.0))  # a load
+    options = EmbeddingOptions(normalize=False, dimensions=WIDTH)
+    call = TokenizedCall((3,), 0, options, far_deadline())
+    ids = item(5, 3).ids.tobytes()
+    outcomes = await harness.replica.infer(TokenizedBatch(key, 32 * ids, 32 * (call,), 0.0))
+    assert all(isinstance(outcome, CallResult) for outcome in outcomes)
+    (loaded,) = harness.replica.pool.list_loaded()
+    assert loaded.calls_per_minute == 32
+
+
+async def test_model_stays_during_a_pass_whose_caller_left(harness: PoolHarness) -> None:
+    await harness.infer(0)
+    engine = GatedEngine()
+    harness.replica._swap_engine(harness.refs[0], engine)
+    leaving = asyncio.create_task(harness.infer(0))
+    await wait_until(engine.started.is_set)
+    leaving.cancel()
+    other = asyncio.create_task(harness.infer(1))
+    await asyncio.sleep(0.05)
+    assert not engine.closed.is_set()
+    assert not other.done()
+    engine.gate.set()
+    assert isinstance(await other, CallResult)
+    assert engine.closed.is_set()
+
+
+async def test_broken_models_fail_alone_and_leave_no_memory(
+    harness: PoolHarness, tmp_path: Path
+) -> None:
+    first, second = (tmp_path / ref.id.replace("/", "--") / ref.version for ref in harness.refs)
+    replace_sealed_file(first, GRAPH_NAME, b"no graph")
+    assert isinstance(await harness.infer(0), EngineFailed)
+    assert harness.replica.pool.bytes == 0
+    assert isinstance(await harness.infer(1), CallResult)
+    assert await harness.replica.pool.unload(harness.refs[1])
+    (second / GRAPH_NAME).write_bytes(b"changed")
+    assert isinstance(await harness.infer(1), DigestMismatch)
+
+
+async def test_model_with_a_graph_that_computes_nan_fails_its_probe(tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, NAMES[0], nan_word="[PAD]")
+    args = AppArgs(store=tmp_path, encoders={Device.CPU: EncoderSettings()})
+    replica = EncoderReplica(args, Device.CPU, ListRecorder())
+    with pytest.raises(EngineFailed, match="probe"):
+        async with replica.pool.lease(ModelRef(NAMES[0], directory.name)):
+            pass
+    await replica.close()

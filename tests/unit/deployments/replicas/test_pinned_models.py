@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.store import LATEST_NAME
+from deployments.artifacts.types import Device
+from deployments.config import AppArgs, EncoderSettings, ModelSettings
+from deployments.errors import ArtifactMissing, EngineFailed, HardwareUnavailable, ServeError
+from deployments.messages import ModelRef
+from deployments.plan import changes
+from deployments.registry import RegisteredModel
+from deployments.replicas import pinned_models
+from deployments.replicas.model_pool import ModelLoader, ModelPool
+from deployments.replicas.pinned_models import PinnedModels
+from tests.support.artifacts import seal_tiny, seal_tiny_version
+from tests.support.fakes import wait_until
+
+MODEL = "tiny/model"
+NEW = "bbbbbbbbbbb2"
+
+
+def build_args(store: Path, version: str = LATEST_NAME) -> AppArgs:
+    models = (ModelSettings(id=MODEL, version=version),)
+    return AppArgs(store=store, models=models, encoders={Device.CPU: EncoderSettings()})
+
+
+def build_pool(store: Path, error: ServeError | None = None) -> ModelPool[str]:
+    def load(model: RegisteredModel) -> str:
+        if error is not None:
+            raise error
+        return model.ref.id
+
+    return ModelPool(store, ModelLoader(lambda _: 1, load, lambda _ref, _model: None), 10)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_pinned", "ends_the_start"),
+    [
+        (EngineFailed, True, True),
+        (EngineFailed, False, False),
+        (HardwareUnavailable, True, False),  # the model has no graph for this device
+    ],
+)
+async def test_version_of_the_configuration_must_load(
+    tmp_path: Path, error: type[ServeError], is_pinned: bool, ends_the_start: bool
+) -> None:
+    version = seal_tiny(tmp_path, MODEL).name
+    pinned = PinnedModels(build_args(tmp_path, version if is_pinned else LATEST_NAME), bool)
+    pool = build_pool(tmp_path, error("not here"))
+    if ends_the_start:
+        with pytest.raises(error):
+            pinned.load_into(pool)
+    else:
+        pinned.load_into(pool)
+        with pytest.raises(error):
+            async with pool.lease(ModelRef(MODEL, version)):
+                pass
+
+
+def test_missing_version_of_the_configuration_ends_the_start(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, MODEL)
+    with pytest.raises(ArtifactMissing):
+        PinnedModels(build_args(tmp_path, NEW), bool)
+
+
+def test_models_of_other_replicas_are_not_pinned_here(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, MODEL)
+    assert PinnedModels(build_args(tmp_path), lambda _: False).refs() == frozenset()
+
+
+async def test_new_default_version_and_new_pins_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned_models, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("deployments.registry.REFRESH_S", 0.0)
+    monkeypatch.setattr("deployments.watched_file.CHECK_INTERVAL_S", 0.0)
+    old = ModelRef(MODEL, seal_tiny(tmp_path, MODEL).name)
+    other = ModelRef("tiny/other", seal_tiny(tmp_path, "tiny/other").name)
+    pinned, pool = PinnedModels(build_args(tmp_path), bool), build_pool(tmp_path)
+    pinned.load_into(pool)
+    pinned.start(pool)
+    assert pinned.refs() == {old}
+    seal_tiny_version(tmp_path, MODEL, NEW)
+    changes.set_pinned(tmp_path, other.id, True)
+    await wait_until(lambda: ModelRef(MODEL, NEW) in pool and other in pool)
+    assert old in pool, "requests may still name it"
+    pinned.close()
+    await pool.close()

@@ -1,0 +1,26 @@
+"""Limits that a background process sets for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os
+from pathlib import Path
+from deployments.background_process import limit_memory, lower_priority
+lower_priority()
+print(os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/oom_score_adj").read_text().strip())
+limit_memory(256 << 20)
+try:
+    bytearray(512 << 20)
+except MemoryError:
+    print("no memory")
+"""
+
+
+def test_background_process_has_the_lowest_priority_and_a_memory_limit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["19 1000", "no memory"]
