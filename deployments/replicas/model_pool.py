@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from deployments.errors import ModelUnavailable, ServeError, hide_details
 from deployments.health import MAX_QUARANTINE_S, MIN_QUARANTINE_S
 from deployments.messages import ModelRef
+from deployments.native_heap import return_free_memory
 from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel, open_model
 from deployments.replicas.call_rate import CallRate
@@ -128,7 +129,7 @@ class ModelPool(Generic[T]):
                 raise self._memory.build_refusal(ref, size)
             try:
                 # Not in the calling thread: the threads of the engine inherit the priority.
-                loaded = self._threads.submit(self._loader.load, model).result()
+                loaded = self._threads.submit(self._load_model, model).result()
             except BaseException:
                 self._memory.give_back(size)
                 raise
@@ -238,7 +239,7 @@ class ModelPool(Generic[T]):
             async with self._room:
                 await self._make_room(ref, needed)
                 size = needed
-            loaded = await run(self._threads, self._loader.load, model)
+            loaded = await run(self._threads, self._load_model, model)
         except Exception as exception:  # noqa: BLE001  every call that waits gets it
             self._give_back(size)
             return self._note_failure(ref, exception)
@@ -255,6 +256,15 @@ class ModelPool(Generic[T]):
             "model %s loaded in %.2f s: %d bytes, %d in all", ref.name, elapsed_s, size, self.bytes
         )
         return None
+
+    def _load_model(self, model: RegisteredModel) -> T:
+        loaded = self._loader.load(model)
+        return_free_memory()
+        return loaded
+
+    def _close_model(self, ref: ModelRef, model: T) -> None:
+        self._loader.close(ref, model)
+        return_free_memory()
 
     def _add(self, ref: ModelRef, model: T, size: int, leases: int = 0) -> None:
         entry = _PoolEntry(model, size, self._clock())
@@ -299,7 +309,7 @@ class ModelPool(Generic[T]):
         entry = self._entries.pop(ref)
         self.on_change(ref, False)
         closing = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._loader.close, ref, entry.model
+            self._threads, self._close_model, ref, entry.model
         )
         self._closing[ref] = closing
         try:

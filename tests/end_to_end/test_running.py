@@ -16,7 +16,8 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
-from deployments.tuning.costs import TuningTarget, read_costs
+from deployments.tuning.costs import TuningTarget
+from deployments.tuning.lone_passes import measure_graphs
 from tests.support.cluster_load import embed
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import (
@@ -43,16 +44,12 @@ def read(cluster: Cluster, context: str) -> httpx.Response:
 
 def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
     """What all models' graphs weigh that an encoder opens."""
-    mib = 0.0
+    graphs = 0
     for model_id in (*ENCODER_MODELS, MINILM_NLI, MINILM_RERANK, RAMPART):
         directory = find_artifact(store, model_id)
-        placement = TuningTarget(directory, ArtifactManifest.read(directory), Device.CPU, encoder)
-        table = read_costs(placement)
-        variants = [] if table is None else table.selected_variants()
-        names = {v.candidate for v in variants} or {placement.candidates[0].name}
-        graphs = [c.graph for c in placement.candidates if c.name in names]
-        mib += sum((directory / graph).stat().st_size for graph in graphs) / (1 << 20)
-    return mib
+        manifest = ArtifactManifest.read(directory)
+        graphs += measure_graphs(TuningTarget(directory, manifest, Device.CPU, encoder))
+    return graphs / (1 << 20)
 
 
 def test_replicas_stay_small_without_torch_and_transformers(

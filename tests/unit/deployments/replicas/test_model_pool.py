@@ -106,6 +106,22 @@ async def test_different_models_load_at_the_same_time(harness: Harness) -> None:
     await asyncio.gather(*calls)
 
 
+async def test_freed_memory_is_returned_after_each_load_and_close(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    loader = harness.loader
+    monkeypatch.setattr(
+        model_pool,
+        "return_free_memory",
+        lambda: seen.append((len(loader.loaded), len(loader.closed))),
+    )
+    harness.pool.load_now(harness.refs[0])
+    await harness.use(1)
+    await harness.pool.unload(harness.refs[0])
+    assert seen == [(1, 0), (2, 0), (2, 1)]
+
+
 async def test_leased_and_pinned_models_stay(harness: Harness) -> None:
     harness.pinned = {harness.refs[0]}
     async with harness.pool.lease(harness.refs[1]):
