@@ -6,7 +6,7 @@ The id belongs to one call on one connection. Bodies of CALL and ANSWER start wi
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -149,14 +149,17 @@ class FrameParser:
         self._held = 0  # bytes in the chunks
         self._needed = _FRAME.size  # bytes until the next frame may be complete
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that `data` completes. Raises ChannelError for an oversized one."""
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that `data` completes. Raises ChannelError for an oversized one.
+
+        Each frame is cut after the one before it was handled: the last frame of a handshake raises
+        `max_body_bytes` for those that arrived together with it.
+        """
         self._chunks.append(data)
         self._held += len(data)
         if self._held < self._needed:
-            return []
+            return
         buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
-        frames: list[Frame] = []
         start = 0
         while True:
             self._needed = _FRAME.size
@@ -171,8 +174,7 @@ class FrameParser:
             if end > len(buffer):
                 self._needed += length
                 break
-            frames.append(Frame(kind, id, buffer[start + _FRAME.size : end]))
+            yield Frame(kind, id, buffer[start + _FRAME.size : end])
             start = end
         self._chunks = [buffer[start:]] if start < len(buffer) else []
         self._held = len(buffer) - start
-        return frames

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from deployments.transports.channel.frames import (
+    MAX_BODY_BYTES,
     MAX_HANDSHAKE_BYTES,
     ChannelError,
     Frame,
@@ -30,7 +31,7 @@ BYTES = b"".join(b"".join(encode_frame(FrameType(f.type), f.id, f.body)) for f i
 def test_parser_returns_the_frames_at_every_split_in_two() -> None:
     for split in range(len(BYTES) + 1):
         parser = FrameParser()
-        assert parser.feed(BYTES[:split]) + parser.feed(BYTES[split:]) == FRAMES
+        assert [*parser.feed(BYTES[:split]), *parser.feed(BYTES[split:])] == FRAMES
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 12, 13, 14])
@@ -59,7 +60,17 @@ def test_parser_returns_random_frames_at_random_splits() -> None:
 def test_parser_rejects_a_length_above_the_limit_before_the_body_arrives() -> None:
     header = encode_frame(FrameType.HELLO, 0, bytes(MAX_HANDSHAKE_BYTES + 1))[0]
     with pytest.raises(ChannelError, match="257 bytes; the maximum is 256"):
-        FrameParser().feed(bytes(header))
+        list(FrameParser().feed(bytes(header)))
+
+
+def test_a_raised_limit_holds_for_the_frames_that_arrived_together() -> None:
+    long = Frame(FrameType.MODELS, 0, bytes(MAX_HANDSHAKE_BYTES + 1))
+    together = [*encode_frame(FrameType.READY, 0), *encode_frame(FrameType.MODELS, 0, long.body)]
+    parser = FrameParser()
+    frames = parser.feed(b"".join(together))
+    assert next(frames).type == FrameType.READY
+    parser.max_body_bytes = MAX_BODY_BYTES
+    assert list(frames) == [long]
 
 
 def test_a_frame_of_parts_has_their_total_length() -> None:
