@@ -30,11 +30,11 @@ from tests.support.served_models import (
 )
 
 # Resident memory, measured with seven models: 154 and 182 MiB; an encoder beside its graphs 199 MiB
-# before its first pass and up to 357 MiB once two passes of 2,048 long tokens ran at a time, of
-# which the allocator gives little back.
+# before its first pass and 362 MiB once two passes of 2,048 long tokens ran at a time. Another CPU
+# had 463 MiB. A second copy of the graphs, or PyTorch, exceeds these limits.
 INGRESS_LIMIT_MIB = 250
 TOKENIZER_LIMIT_MIB = 250
-BESIDE_GRAPHS_LIMIT_MIB = 400
+BESIDE_GRAPHS_LIMIT_MIB = 500
 
 
 def read(cluster: Cluster, context: str) -> httpx.Response:
