@@ -95,6 +95,14 @@ class RequestPipeline:
             return False
         return True
 
+    def list_missing(self) -> list[str]:
+        """List why requests without options cannot be answered; empty when ready."""
+        missing = self.monitor.missing()
+        rejected = self.registry.rejected()
+        if rejected and not any(True for _ in self.registry.open_models()):
+            missing.append(f"no model could be opened: {next(iter(rejected.values())).message}")
+        return missing
+
     def add_recorder(self, recorder: RequestRecorder) -> None:
         self._recorder = RecorderGroup(self._recorder, recorder)
 

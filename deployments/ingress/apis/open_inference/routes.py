@@ -192,11 +192,7 @@ class OpenInferenceRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Ready if requests without `options` can be answered, else 503."""
-        missing = self._pipeline.monitor.missing()
-        registry = self._pipeline.registry
-        if registry.rejected() and not any(True for _ in registry.open_models()):
-            missing.append("no model could be opened")
-        if missing:
+        if missing := self._pipeline.list_missing():
             return json_response({"ready": False, "error": "; ".join(missing)}, status=503)
         return json_response({"ready": True})
 

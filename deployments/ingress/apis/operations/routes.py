@@ -90,10 +90,7 @@ class OperationsRoutes:
     async def ready(self, request: Request) -> Response:
         """Ready if requests without `options` can be answered."""
         pipeline = self._pipeline
-        missing = pipeline.monitor.missing()
-        rejected = pipeline.registry.rejected()
-        if rejected and not any(True for _ in pipeline.registry.open_models()):
-            missing.append("no model could be opened")
+        missing = pipeline.list_missing()
         body = {
             "ready": not missing,
             "missing": missing,
@@ -101,7 +98,7 @@ class OperationsRoutes:
                 device.value: {"available": state.available, "replicas": state.running}
                 for device, state in pipeline.monitor.states.items()
             },
-            "refused": {k: e.message for k, e in rejected.items()},
+            "refused": {k: e.message for k, e in pipeline.registry.rejected().items()},
         }
         return json_response(body, status=503 if missing else 200)
 
