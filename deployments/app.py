@@ -43,6 +43,7 @@ from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
+from deployments.ingress.http.server import join_writes
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.pool_forecasts import PoolForecasts
 from deployments.ingress.replica_memory import ReplicaMemory
@@ -117,7 +118,7 @@ def prepare_replica() -> None:
 
 
 class _ChannelHooks:
-    """What Ray Serve calls in every deployment with a channel."""
+    """Methods that Ray Serve calls in every deployment with a channel."""
 
     _channel: ReplicaChannel
     _meter: LoadMeter
@@ -306,6 +307,7 @@ class Ingress:
         generators: dict[Device, DeploymentHandle],
     ) -> None:
         prepare_replica()
+        join_writes()
         settings = IngressUserConfig()
         app_name = serve.get_replica_context().app_name
         monitor = ClusterMonitor(

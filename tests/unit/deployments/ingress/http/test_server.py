@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from deployments.ingress.http.server import (
+    MAX_HELD_BYTES,
+    JoiningProtocol,
+    JoiningTransport,
+    join_writes,
+)
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class WriteLog:
+    """Counts what reaches the transport."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writes: list[list[bytes]] = []
+        flush = JoiningTransport._flush
+
+        def counting_flush(transport: JoiningTransport) -> None:
+            if transport._held:
+                self.writes.append(list(transport._held))
+            flush(transport)
+
+        monkeypatch.setattr(JoiningTransport, "_flush", counting_flush)
+
+
+@asynccontextmanager
+async def connected(
+    bodies: Sequence[bytes],
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a server whose response has these parts."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        length = str(sum(map(len, bodies))).encode()
+        headers = [(b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number, body in enumerate(bodies, start=1):
+            more = number < len(bodies)
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    config = uvicorn.Config(app, http=JoiningProtocol, lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: JoiningProtocol(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        yield reader, writer
+        writer.close()
+        await writer.wait_closed()
+
+
+async def read_body(reader: asyncio.StreamReader, size: int) -> bytes:
+    await reader.readuntil(b"\r\n\r\n")
+    return await reader.readexactly(size)
+
+
+async def test_head_and_body_leave_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = WriteLog(monkeypatch)
+    async with connected([b"answer"]) as (reader, writer):
+        for _ in range(3):
+            writer.write(REQUEST)
+            assert await read_body(reader, 6) == b"answer"
+    assert [len(write) for write in log.writes] == [2, 2, 2]
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with connected([b"one", b" and two"]) as (reader, writer):
+        writer.write(3 * REQUEST)
+        for _ in range(3):
+            assert await read_body(reader, 11) == b"one and two"
+
+
+async def test_connection_is_closed_after_its_last_response() -> None:
+    async with connected([b"answer"]) as (reader, writer):
+        writer.write(REQUEST.replace(b"host: x", b"connection: close"))
+        assert (await reader.read()).endswith(b"\r\n\r\nanswer")
+
+
+async def test_large_parts_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would pile up: the server waits for a slow client only once the transport is full."""
+    log = WriteLog(monkeypatch)
+    parts = [bytes(MAX_HELD_BYTES)] * 4
+    async with connected(parts) as (reader, writer):
+        writer.write(REQUEST)
+        await read_body(reader, 4 * MAX_HELD_BYTES)
+    assert max(sum(map(len, write)) for write in log.writes) < 3 * MAX_HELD_BYTES
+
+
+async def test_servers_started_later_use_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
+    join_writes()
+    config = uvicorn.Config(lambda: None, factory=True, lifespan="off", log_config=None)
+    config.load()
+    assert config.http_protocol_class is JoiningProtocol
