@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from deployments.messages import (
     TokenizedCall,
     TokenizedItem,
 )
+from deployments.pool_messages import LoadedModel
 from deployments.records import ForwardPassRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
@@ -48,11 +50,12 @@ from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import leave_room_for_arena
 from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import TokenVocabulary
-from deployments.tuning.background import BackgroundTuner
+from deployments.tuning.background import BackgroundTuner, Untuned
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import LonePassPlanner, measure_graphs
-from deployments.tuning.opening import open_tuned_engine
+from deployments.tuning.opening import find_serving_variant, open_tuned_engine
 from deployments.tuning.prices import TablePrices
+from deployments.tuning.rounds import TuningRounds
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -75,7 +78,7 @@ PROBE_TOKENS = 4
 class _LoadedEncoder(NamedTuple):
     model: RegisteredModel
     vocabulary: TokenVocabulary | None
-    is_tuned: bool
+    untuned: Untuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +145,15 @@ class EncoderReplica:
             device_memory=open_device_memory(args.gpu_memory, device),
         )
         self._pinned.load_into(self.pool)
-        untuned = {
-            loaded.model.ref: self._target(loaded.model)
-            for loaded in self.pool.models()
-            if not loaded.is_tuned
-        }
-        self._tuner = BackgroundTuner(
-            untuned if settings.tune == "background" else {}, self._swap_engine
-        )
+        self._changing = threading.Lock()  # held while a model is closed or gets its tuning
+        self._tuner = BackgroundTuner(self._use_tuning, lambda ref: ref in self._engines)
+        self._tuning_rounds = TuningRounds(self._tuner, self._list_untuned)
 
     def start(self) -> None:
-        """Follow the pinned models; tune those without measurements for this host."""
+        """Follow the pinned models; tune models without measurements for this host."""
         self._pinned.start(self.pool)
-        self._tuner.start()
+        if self._settings.tune == "background":
+            self._tuning_rounds.start()
 
     def configure(self, settings: BatchSettings) -> None:
         """Apply `settings` from the next pass on."""
@@ -277,6 +276,7 @@ class EncoderReplica:
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""
         self._pinned.close()
+        self._tuning_rounds.close()
         await asyncio.to_thread(self._tuner.close)
         await self._scheduler.drain()
         await self.pool.close()
@@ -298,29 +298,55 @@ class EncoderReplica:
             raise UnknownModel(f"Model {model.ref.id} is not an encoder", field="model")
         model.manifest.verify(model.directory)
         target = self._target(model)
+        serving = find_serving_variant(target)
         engine, is_tuned = open_tuned_engine(target)
         try:
             probe_engine(engine, model)
             needs_vocabulary = any(TASKS[task].needs_vocabulary for task in model.tasks)
             vocabulary = TokenVocabulary(model.directory) if needs_vocabulary else None
+            usual = () if is_tuned else (target,)
+            untuned = Untuned(target, serving, usual + self._lone_passes.find_unmeasured(target))
         except BaseException:
             engine.close()
             raise
-        self._prices.add(model.ref, target)
-        if self._device is Device.CPU:
-            self._lone_passes.add(model.ref, target)
+        self._read_tables(model.ref, target)
         self._engines[model.ref] = engine
-        return _LoadedEncoder(model, vocabulary, is_tuned)
+        return _LoadedEncoder(model, vocabulary, untuned)
+
+    def _read_tables(self, ref: ModelRef, target: TuningTarget) -> None:
+        self._prices.add(ref, target)
+        self._lone_passes.add(ref, target)
+
+    def _list_untuned(self) -> list[tuple[LoadedModel, Untuned]]:
+        listed = [(each, self.pool.get(each.ref)) for each in self.pool.list_loaded()]
+        return [
+            (each, loaded.untuned)
+            for each, loaded in listed
+            if loaded is not None and loaded.untuned.unmeasured
+        ]
 
     def _close(self, ref: ModelRef, _: _LoadedEncoder) -> None:
         """Close the engine after its last pass. Blocks."""
-        self._lone_passes.remove(ref)
-        self._prices.remove(ref)
+        with self._changing:
+            engine = self._engines.pop(ref)
+            self._lone_passes.remove(ref)
+            self._prices.remove(ref)
         self._scheduler.forget(ref)
-        self._engines.pop(ref).close()
+        engine.close()
 
     def _hold_model(self, ref: ModelRef, is_held: bool) -> None:
         (self.pool.hold if is_held else self.pool.release)(ref)
+
+    def _use_tuning(
+        self, ref: ModelRef, target: TuningTarget, engine: EncoderEngine | None
+    ) -> None:
+        """Use new cost tables of a model, and `engine` in place of its current one."""
+        with self._changing:
+            if ref in self._engines:
+                self._read_tables(ref, target)
+                self._scheduler.prices.forget(ref)  # measured in terms of the former prices
+            if engine is not None:
+                self._swap_engine(ref, engine)
 
     def _swap_engine(self, model: ModelRef, engine: EncoderEngine) -> None:
         if model in self._engines:

@@ -12,49 +12,80 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from deployments.engines.base import EncoderEngine
-from deployments.errors import ServeError
+from deployments.errors import EngineFailed, ServeError
 from deployments.messages import ModelRef
 from deployments.tuning import process
 from deployments.tuning.costs import CostTable, TuningTarget, Variant, read_costs
-from deployments.tuning.opening import default_candidate, open_tuned_engine
+from deployments.tuning.opening import open_tuned_engine
 from deployments.tuning.process import ExitCode
 from deployments.tuning.tuner import is_tuning
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-SwapEngine = Callable[[ModelRef, EncoderEngine], None]
+# Is told the target of a model's usual engine when there are new cost tables, and the engine that
+# replaces the current one, if any. Called from a thread.
+UseTuning = Callable[[ModelRef, TuningTarget, EncoderEngine | None], None]
+IsLoaded = Callable[[ModelRef], bool]
 StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
 
 
-class BackgroundTuner:
-    """Tunes the models of one replica that have no cost table for this kind of host.
+@dataclass(frozen=True, slots=True)
+class Untuned:
+    """Measurements of a loaded model that are missing for this kind of host."""
 
-    `swap_engine` is called from a thread with the engine that replaces the model's current one.
-    A failure is logged once; the current engine then stays in use.
+    usual: TuningTarget  # of the engine that serves
+    serving: Variant | None  # that this engine runs; None: several
+    unmeasured: tuple[TuningTarget, ...]  # in the order of measuring
+
+
+class BackgroundTuner:
+    """Tunes the models of one replica that have no cost table for this kind of host, each once.
+
+    A failure is logged once; the current engine then stays in use. A model that is not loaded any
+    more when its turn comes is skipped, and may be submitted again.
     """
 
     def __init__(
         self,
-        untuned: Mapping[ModelRef, TuningTarget],
-        swap_engine: SwapEngine,
+        use_tuning: UseTuning,
+        is_loaded: IsLoaded,
         start_child: StartProcess = process.start,
         poll_s: float = 2.0,
     ) -> None:
-        self._untuned = untuned
-        self._on_swap = swap_engine
+        self._use_tuning = use_tuning
+        self._is_loaded = is_loaded
         self._start_child = start_child
         self._poll_s = poll_s  # interval of checks whether another replica has finished
         self._stopping = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._child_lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="tuning", daemon=True)
+        self._submitted: set[ModelRef] = set()
+        self._queue: deque[tuple[ModelRef, Untuned]] = deque()
+        self._thread: threading.Thread | None = None  # runs while the queue has models
+        self._queue_lock = threading.Lock()
 
-    def start(self) -> None:
-        if self._untuned:
-            self._thread.start()
+    @property
+    def is_idle(self) -> bool:
+        return self._thread is None
+
+    def has_submitted(self, model: ModelRef) -> bool:
+        return model in self._submitted
+
+    def submit(self, model: ModelRef, untuned: Untuned) -> None:
+        """Tune a model after those before it, unless it was submitted already."""
+        with self._queue_lock:
+            if model in self._submitted or self._stopping.is_set():
+                return
+            self._submitted.add(model)
+            self._queue.append((model, untuned))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tuning", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """Kill the measuring process and wait until no engine swap is in progress."""
@@ -62,46 +93,72 @@ class BackgroundTuner:
         with self._child_lock:
             if self._child is not None:
                 self._child.kill()
-        if self._thread.is_alive():
-            self._thread.join()
+        with self._queue_lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
-        for ref, target in self._untuned.items():
+        while (job := self._take()) is not None:
+            ref, untuned = job
             try:
-                can_continue = self._tune(ref, target)
+                if self._is_loaded(ref):
+                    self._tune(ref, untuned)
             except (ServeError, OSError) as error:  # OSError: no process can be started
                 log.warning("%s is not tuned for this host: %s", ref.id, error)
             except Exception:
                 log.exception("%s is not tuned for this host because of a bug", ref.id)
-            else:
-                if not can_continue:
-                    return
+            if not self._is_loaded(ref):  # evicted meanwhile: its next load decides
+                self._submitted.discard(ref)
 
-    def _tune(self, ref: ModelRef, target: TuningTarget) -> bool:
-        """Return False if tuning of the other models would fail too."""
-        started_s = time.monotonic()
+    def _take(self) -> tuple[ModelRef, Untuned] | None:
+        with self._queue_lock:
+            if self._queue and not self._stopping.is_set():
+                return self._queue.popleft()
+            self._thread = None
+            return None
+
+    def _tune(self, ref: ModelRef, untuned: Untuned) -> None:
+        for target in untuned.unmeasured:
+            table = self._await_table(ref, target)
+            if table is None:
+                return
+            engine = None
+            if target == untuned.usual and table.selected_variants() != (untuned.serving,):
+                engine = _open_selected(target)
+            self._use_tuning(ref, untuned.usual, engine)
+
+    def _await_table(self, ref: ModelRef, target: TuningTarget) -> CostTable | None:
+        """Return the table that this or another replica measures; None if there will be none."""
+        started_s, threads = time.monotonic(), target.settings.intra_op_threads
         while not self._stopping.is_set():
             # The lock is checked first: a table written before its release is then visible.
             if is_tuning(target):
                 self._stopping.wait(self._poll_s)
                 continue
             if (table := read_costs(target)) is not None:
-                self._swap_engine(ref, target, table)
-                elapsed_s, names = time.monotonic() - started_s, _names(table)
-                log.info("%s is tuned for this host after %.0f s: %s", ref.id, elapsed_s, names)
-                return True
-            log.info("%s is being tuned for this host in the background", ref.id)
+                log.info(
+                    "%s is tuned for this host after %.0f s (threads: %d): %s",
+                    ref.id,
+                    time.monotonic() - started_s,
+                    threads,
+                    ", ".join(variant.name for variant in table.selected_variants()),
+                )
+                return table
+            log.info(
+                "%s is being tuned for this host in the background (threads: %d)", ref.id, threads
+            )
             exit_code, output = self._measure(target)
             if exit_code == ExitCode.BUSY:  # another process took the lock first
                 self._stopping.wait(self._poll_s)
-            elif exit_code == ExitCode.STORE_NOT_WRITABLE:
+            elif exit_code == ExitCode.STORE_NOT_WRITABLE:  # for the other models too
                 log.warning("models are not tuned for this host: %s", _reason(output))
-                return False
+                self._stopping.set()
             elif not self._stopping.is_set() and read_costs(target) is None:
                 reason = _reason(output)
                 log.warning("%s is not tuned for this host: %s (%d)", ref.id, reason, exit_code)
-                return True
-        return False
+                return None
+        return None
 
     def _measure(self, target: TuningTarget) -> tuple[int, str]:
         """Run the measuring process. Return its exit status and standard error."""
@@ -115,19 +172,13 @@ class BackgroundTuner:
             output = child.stderr.read()  # blocks until the process ends
         return child.returncode, output.decode(errors="replace")
 
-    def _swap_engine(self, ref: ModelRef, target: TuningTarget, table: CostTable) -> None:
-        default = default_candidate(target)
-        if table.selected_variants() == (Variant.of(default.name, default.options),):
-            return  # this variant already serves
-        engine, is_tuned = open_tuned_engine(target)
-        if is_tuned:
-            self._on_swap(ref, engine)
-        else:
-            engine.close()
 
-
-def _names(table: CostTable) -> str:
-    return ", ".join(variant.name for variant in table.selected_variants())
+def _open_selected(target: TuningTarget) -> EncoderEngine:
+    engine, is_tuned = open_tuned_engine(target)
+    if is_tuned:
+        return engine
+    engine.close()
+    raise EngineFailed("the selected variants cannot be opened")
 
 
 def _reason(output: str) -> str:

@@ -158,11 +158,16 @@ def _join(names: Iterable[str]) -> str:
 
 def selected_times(table: CostTable) -> dict[Shape, float]:
     """Return the median milliseconds of the selected variant by shape."""
-    times: dict[Variant, dict[Shape, float]] = {row.variant: row.by_shape() for row in table.rows}
+    return {shape: cost.median_ms for shape, cost in selected_costs(table).items()}
+
+
+def selected_costs(table: CostTable) -> dict[Shape, Cost]:
+    """Return the costs of the selected variant by shape."""
+    costs = {(row.variant, cost.shape): cost for row in table.rows for cost in row.costs}
     return {
-        shape: times[variant][shape]
+        shape: costs[variant, shape]
         for shape, variant in table.selection
-        if shape in times.get(variant, {})
+        if (variant, shape) in costs
     }
 
 

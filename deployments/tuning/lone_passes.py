@@ -16,12 +16,20 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from deployments.artifacts.types import Device
 from deployments.batching.scheduler import LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef
 from deployments.thread_priority import lower_priority
-from deployments.tuning.costs import CostTable, Shape, TuningTarget, read_costs, selected_times
+from deployments.tuning.costs import (
+    Cost,
+    CostTable,
+    Shape,
+    TuningTarget,
+    read_costs,
+    selected_costs,
+)
 from deployments.tuning.opening import open_tuned_engine
 from deployments.tuning.selection import nearest_shape
 from deployments.tuning.similar_costs import find_selecting_costs
@@ -49,24 +57,39 @@ class LonePassPlanner:
     def __init__(self, *, threads: int, max_bytes: int) -> None:
         self._threads = threads
         self._times: dict[ModelRef, _LoneTimes] = {}
-        self._unopened: dict[ModelRef, TuningTarget] = {}
-        self._free_bytes = max_bytes
+        self._unopened: dict[ModelRef, _Unopened] = {}
+        self._max_bytes = self._free_bytes = max_bytes
         self._engines: dict[ModelRef, _LoneEngine] = {}
         self._opener = ThreadPoolExecutor(1, "lone-passes", lower_priority)
-        self._lock = threading.Lock()  # of what the opener and `remove` change
+        self._lock = threading.Lock()  # of what the event loop and other threads change
+
+    def find_unmeasured(self, target: TuningTarget) -> tuple[TuningTarget, ...]:
+        """Return the target of the second session of a model if that may be opened once measured.
+
+        `target` is that of the usual engine.
+        """
+        all_cores = _with_threads(target, self._threads)
+        if target.device is not Device.CPU or all_cores == target:
+            return ()
+        is_needed = read_costs(all_cores) is None and measure_graphs(all_cores) <= self._max_bytes
+        return (all_cores,) if is_needed else ()
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Add a model. `target` is that of its usual engine, with one thread."""
+        """Add a model, or read its cost tables again. `target` is that of its usual engine."""
         all_cores = _with_threads(target, self._threads)
-        if (times := _read_times(target, all_cores)) is not None:
+        times = _read_times(target, all_cores) if target.device is Device.CPU else None
+        if times is None:
+            return
+        unopened = _Unopened(all_cores, measure_graphs(all_cores)) if times.has_gains else None
+        with self._lock:
             self._times[model] = times
-            if all_cores != target:
-                self._unopened[model] = all_cores
+            if unopened is not None and model not in self._engines:
+                self._unopened[model] = unopened
 
     def remove(self, model: ModelRef) -> None:
         """Remove a model that no pass uses, and close its second session."""
-        self._times.pop(model, None)
         with self._lock:
+            self._times.pop(model, None)
             self._unopened.pop(model, None)
             lone = self._engines.pop(model, None)
             self._free_bytes += 0 if lone is None else lone.size
@@ -80,8 +103,8 @@ class LonePassPlanner:
             return _USUAL
         gains, is_brief = times.at(items, tokens)
         lone = self._engines.get(model) if gains else None
-        if gains and (target := self._unopened.pop(model, None)) is not None:
-            self._opener.submit(self._open, model, target)
+        if gains and lone is None and model in self._unopened:
+            self._open_if_it_fits(model)
         return LonePass(None if lone is None else lone.engine, is_brief)
 
     def close(self) -> None:
@@ -89,28 +112,40 @@ class LonePassPlanner:
         for lone in self._engines.values():
             lone.engine.close()
 
-    def _open(self, model: ModelRef, target: TuningTarget) -> None:
-        size = measure_graphs(target)
-        if size > self._free_bytes:
-            log.info(
-                "%s: no session for lone passes, %d bytes are free", model.id, self._free_bytes
-            )
-            return
+    def _open_if_it_fits(self, model: ModelRef) -> None:
+        """Reserve memory and open the second session, else leave it for a later pass."""
+        with self._lock:
+            unopened = self._unopened.get(model)
+            if unopened is None or unopened.size > self._free_bytes:
+                return
+            del self._unopened[model]
+            self._free_bytes -= unopened.size
+        self._opener.submit(self._open, model, unopened)
+
+    def _open(self, model: ModelRef, unopened: _Unopened) -> None:
+        engine = None
         try:
-            engine, _ = open_tuned_engine(target)
+            engine, _ = open_tuned_engine(unopened.target)
         except ServeError as error:
             log.warning("%s: the session for lone passes cannot be opened: %s", model.id, error)
-            return
         with self._lock:
-            is_gone = model not in self._times
-            if not is_gone:
-                self._free_bytes -= size
-                self._engines[model] = _LoneEngine(engine, size)
-        if is_gone:
+            # The model may be gone, or gone and here again with a session of its own.
+            is_used = engine is not None and model in self._times and model not in self._engines
+            if engine is not None and is_used:
+                self._engines[model] = _LoneEngine(engine, unopened.size)
+                self._unopened.pop(model, None)
+            else:
+                self._free_bytes += unopened.size
+        if is_used:
+            threads, size = unopened.target.settings.intra_op_threads, unopened.size
+            log.info("%s: lone passes use %d threads; graphs of %d bytes", model.id, threads, size)
+        elif engine is not None:
             engine.close()
-            return
-        threads = target.settings.intra_op_threads
-        log.info("%s: lone passes use %d threads; graphs of %d bytes", model.id, threads, size)
+
+
+class _Unopened(NamedTuple):
+    target: TuningTarget
+    size: int  # bytes of its graphs
 
 
 class _LoneEngine(NamedTuple):
@@ -119,19 +154,28 @@ class _LoneEngine(NamedTuple):
 
 
 class _LoneTimes:
-    """What the cost tables say about lone passes, by shape."""
+    """Times of lone passes by shape, from the cost tables."""
 
-    def __init__(self, one_thread: Mapping[Shape, float], all_cores: Mapping[Shape, float]) -> None:
-        best = {shape: min(ms, all_cores.get(shape, ms)) for shape, ms in one_thread.items()}
+    def __init__(self, one_thread: Mapping[Shape, Cost], all_cores: Mapping[Shape, Cost]) -> None:
         self._traits = {
-            shape: (best[shape] < ms * (1 - MIN_GAIN), best[shape] <= BRIEF_MS)
-            for shape, ms in one_thread.items()
+            shape: _compare(cost, all_cores.get(shape, cost)) for shape, cost in one_thread.items()
         }
+        self.has_gains = any(gains for gains, _ in self._traits.values())
         self.at = lru_cache(_CACHED_SHAPES)(self._at)
 
     def _at(self, items: int, tokens: int) -> tuple[bool, bool]:
         """Return whether all cores are faster, and whether the pass is brief."""
         return self._traits[nearest_shape(self._traits, items, tokens)]
+
+
+def _compare(one_thread: Cost, all_cores: Cost) -> tuple[bool, bool]:
+    """Return whether all cores are faster, and whether the pass is brief.
+
+    The lowest times decide. Beside requests the median of several threads includes waiting for
+    cores, of which a lone pass has none; one thread is measured in processor time.
+    """
+    gains = all_cores.low_ms < one_thread.low_ms * (1 - MIN_GAIN)
+    return gains, min(one_thread.median_ms, all_cores.median_ms) <= BRIEF_MS
 
 
 def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:
@@ -146,8 +190,8 @@ def _read_times(one_thread: TuningTarget, all_cores: TuningTarget) -> _LoneTimes
         return None
     # With another precision the answer would depend on the load.
     is_same = second is not None and _precisions(second) == _precisions(usual)
-    all_cores_ms = selected_times(second) if second is not None and is_same else {}
-    return _LoneTimes(selected_times(usual), all_cores_ms)
+    all_cores_costs = selected_costs(second) if second is not None and is_same else {}
+    return _LoneTimes(selected_costs(usual), all_cores_costs)
 
 
 def _precisions(table: CostTable) -> frozenset[str]:

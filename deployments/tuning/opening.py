@@ -58,8 +58,7 @@ class ShapeDispatchEngine:
 def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
     """Open the fastest known engine. The flag tells whether a cost table of this host selected it.
 
-    Models that are loaded on demand are not measured here; the table of the most similar host on
-    which they compute alike selects for them.
+    Without one, the table of the most similar host on which the model computes alike selects.
     Raises HardwareUnavailable if the model has no graph for the encoder's device, EngineFailed if
     none of its graphs can be opened.
     """
@@ -79,6 +78,19 @@ def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
         return engine, (table.host, table.threads) == here
     # After the except block, which would keep the partly opened engines alive.
     return open_default_engine(target, table.rejected), False
+
+
+def find_serving_variant(target: TuningTarget) -> Variant | None:
+    """Return the one variant that `open_tuned_engine` opens; None if it opens several.
+
+    Raises HardwareUnavailable or EngineFailed.
+    """
+    table = find_selecting_costs(target)
+    if table is None:
+        default = default_candidate(target)
+        return Variant.of(default.name, default.options)
+    first, *others = table.selected_variants()
+    return None if others else first
 
 
 def open_default_engine(target: TuningTarget, rejected: Collection[str] = ()) -> EncoderEngine:

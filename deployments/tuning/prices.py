@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from deployments.batching.prices import guess_item_s
@@ -16,26 +17,38 @@ _CACHED_LENGTHS = 8_192
 
 
 class TablePrices:
-    """Implements `EstimateItem`; a model without a table is guessed."""
+    """`estimate_s` implements `EstimateItem`; a model without a table is guessed."""
 
     def __init__(self, settings: Callable[[], BatchSettings]) -> None:
-        self._tables: dict[ModelRef, Mapping[Shape, float]] = {}
+        self._tables: dict[ModelRef, _TableTimes] = {}
         self._settings = settings
-        self.estimate_s = lru_cache(_CACHED_LENGTHS)(self._estimate_s)
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Read the nearest table of a model before its first estimate. Thread-safe."""
-        if (table := find_nearest_costs(target)) is not None:
-            self._tables[model] = selected_times(table)
+        """Read the nearest table of a model, in place of an earlier one. Thread-safe."""
+        table = find_nearest_costs(target)
+        if table is not None and (times := selected_times(table)):
+            self._tables[model] = _TableTimes(times)
 
     def remove(self, model: ModelRef) -> None:
         self._tables.pop(model, None)
 
-    def _estimate_s(self, model: ModelRef, tokens: int) -> float:
-        times: Mapping[Shape, float] = self._tables.get(model, {})
-        if not times:
+    def estimate_s(self, model: ModelRef, tokens: int) -> float:
+        table = self._tables.get(model)
+        if table is None:
             return guess_item_s(model, tokens)
         settings = self._settings()
-        items = max(min(settings.max_batch_items, settings.max_batch_tokens // tokens), 1)
-        shape = nearest_shape(times, items, tokens)
-        return times[shape] / 1e3 / shape.area * tokens
+        return _estimate_s(table, tokens, settings.max_batch_items, settings.max_batch_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TableTimes:
+    """The milliseconds of one table by shape. Equal only to itself, as the key of a cache."""
+
+    by_shape: Mapping[Shape, float]
+
+
+@lru_cache(_CACHED_LENGTHS)
+def _estimate_s(table: _TableTimes, tokens: int, max_items: int, max_tokens: int) -> float:
+    items = max(min(max_items, max_tokens // tokens), 1)
+    shape = nearest_shape(table.by_shape, items, tokens)
+    return table.by_shape[shape] / 1e3 / shape.area * tokens

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from deployments.artifacts.types import Device, TaskName
-from deployments.batching.scheduler import BatchScheduler
+from deployments.batching.scheduler import BatchScheduler, LonePass
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
 from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
 from deployments.records import ForwardPassRecord
@@ -51,8 +52,13 @@ def target(tmp_path: Path) -> TuningTarget:
 class TuningEncoderHarness:
     """A replica that was started, asked for one text of three tokens."""
 
-    def __init__(self, store: Path, version: str, **encoder: object) -> None:
-        self.replica = EncoderReplica(args(store, **encoder), Device.CPU, ListRecorder())
+    def __init__(
+        self, store: Path, version: str, *, is_pinned: bool = True, **encoder: object
+    ) -> None:
+        settings = args(store, **encoder)
+        if not is_pinned:
+            settings = settings.model_copy(update={"models": ()})
+        self.replica = EncoderReplica(settings, Device.CPU, ListRecorder())
         self.replica.start()
         ref = ModelRef(EMBEDDER, version)
         self._key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
@@ -63,6 +69,10 @@ class TuningEncoderHarness:
         (answer,) = await self.replica.infer(batch)
         assert isinstance(answer, CallResult), answer
         return answer
+
+    def plan(self) -> LonePass:
+        """Plan a pass of the text of `ask`."""
+        return self.replica._lone_passes.plan(self._key.model, 1, 3)
 
     async def ask_until(self, compute_type: str) -> list[CallResult]:
         """Send requests until a response has `compute_type`, and return all responses."""
@@ -76,9 +86,11 @@ class TuningEncoderHarness:
 
 
 @asynccontextmanager
-async def running(target: TuningTarget, **encoder: object) -> AsyncIterator[TuningEncoderHarness]:
-    store = target.artifact.parents[1]
-    made = TuningEncoderHarness(store, target.manifest.version, **encoder)
+async def running(
+    target: TuningTarget, *, is_pinned: bool = True, **encoder: object
+) -> AsyncIterator[TuningEncoderHarness]:
+    store, version = target.artifact.parents[1], target.manifest.version
+    made = TuningEncoderHarness(store, version, is_pinned=is_pinned, **encoder)
     try:
         yield made
     finally:
@@ -101,6 +113,31 @@ async def test_replica_serves_the_default_then_the_winner(
     for answer in answers:
         np.testing.assert_allclose(answer.value, first.value, atol=TOLERANCE)
     assert tuning_threads() == 0
+
+
+async def test_replica_with_tables_of_another_host_measures_one_thread_and_all_cores(
+    target: TuningTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.encoder.usable_cores", lambda: 2)
+    elsewhere = target.host.model_copy(update={"name": "another", "flags": ()})
+    write_table(target, {"1x16": "slow"}, host=elsewhere)
+    settings = target.settings.model_copy(update={"intra_op_threads": 2})
+    all_cores = replace(target, settings=settings)
+    async with running(target, lone_pass_bytes=1 << 30) as encoder:
+        await encoder.ask_until(TUNED)
+        await until_slowly(lambda: tuning_threads() == 0)
+        assert read_costs(all_cores) is not None
+        assert encoder.plan().is_brief, "the tables of this host are used"
+
+
+async def test_model_that_is_loaded_on_demand_is_tuned_while_it_is_used(
+    target: TuningTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.tuning.rounds.INTERVAL_S", 0.5)
+    async with running(target, is_pinned=False) as encoder:
+        assert (await encoder.ask()).compute_type == UNTUNED
+        assert tuning_threads() == 0
+        await encoder.ask_until(TUNED)
 
 
 async def test_second_replica_uses_the_table_of_the_first(

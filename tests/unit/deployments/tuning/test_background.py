@@ -5,15 +5,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
-from deployments.tuning.background import BackgroundTuner
+from deployments.tuning.background import BackgroundTuner, Untuned
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.process import ExitCode
+from tests.support.cost_tables import variant
 from tests.support.fakes import TIMEOUT_S
 from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable, write_table
 
@@ -58,31 +60,53 @@ def capture_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         yield
 
 
+def untuned(*targets: TuningTarget, serving: str = "plain") -> Untuned:
+    """Describe a model whose engine runs `serving` and has the first of `targets`."""
+    return Untuned(targets[0], variant(serving), targets)
+
+
+def with_two_threads(target: TuningTarget) -> TuningTarget:
+    settings = target.settings.model_copy(update={"intra_op_threads": 2})
+    return replace(target, settings=settings)
+
+
 class TunerRun:
-    """A background tuner and the engines that it passes to its replica."""
+    """A background tuner and what it passes to its replica."""
 
     def __init__(
         self,
-        untuned: dict[ModelRef, TuningTarget],
+        models: dict[ModelRef, TuningTarget] | dict[ModelRef, Untuned],
         children: FakeProcesses,
         poll_s: float = 0.01,
     ) -> None:
-        self.adopted: list[tuple[ModelRef, EncoderEngine]] = []
-        self.tuning = BackgroundTuner(untuned, self._adopt, children, poll_s)
+        self.used: list[tuple[ModelRef, EncoderEngine | None]] = []
+        self.evicted: set[ModelRef] = set()
+        self.tuning = BackgroundTuner(self._use, self._is_loaded, children, poll_s)
+        self._models = {
+            ref: each if isinstance(each, Untuned) else untuned(each)
+            for ref, each in models.items()
+        }
 
-    def _adopt(self, ref: ModelRef, engine: EncoderEngine) -> None:
-        self.adopted.append((ref, engine))
+    def _use(self, ref: ModelRef, _: TuningTarget, engine: EncoderEngine | None) -> None:
+        self.used.append((ref, engine))
+
+    def _is_loaded(self, ref: ModelRef) -> bool:
+        return ref not in self.evicted
+
+    def start(self) -> None:
+        for ref, each in self._models.items():
+            self.tuning.submit(ref, each)
 
     def run(self) -> list[ModelRef]:
         """Run until all models are tuned, and return the models with a new engine."""
-        self.tuning.start()
+        self.start()
         return self.wait()
 
     def wait(self) -> list[ModelRef]:
         """Wait until all models are tuned, and return the models with a new engine."""
         wait_until(lambda: not tuning_threads())
         self.tuning.close()
-        return [ref for ref, _ in self.adopted]
+        return [ref for ref, engine in self.used if engine is not None]
 
 
 def tuning_threads() -> list[threading.Thread]:
@@ -101,18 +125,78 @@ def test_winner_replaces_the_default_engine(
 ) -> None:
     assert TunerRun({REF: target}, processes_electing("twin")).run() == [REF]
     start_message, end_message = (record.message for record in caplog.records)
-    assert start_message == "tiny/embedder is being tuned for this host in the background"
+    assert (
+        start_message == "tiny/embedder is being tuned for this host in the background (threads: 1)"
+    )
     assert end_message.startswith("tiny/embedder is tuned for this host after ")
-    assert end_message.endswith(" s: twin")
+    assert end_message.endswith(" s (threads: 1): twin")
 
 
-def test_winning_default_keeps_its_engine(target: TuningTarget) -> None:
-    assert TunerRun({REF: target}, processes_electing("plain")).run() == []
+def test_winning_default_keeps_its_engine_and_its_tables_are_used(target: TuningTarget) -> None:
+    run = TunerRun({REF: target}, processes_electing("plain"))
+    assert run.run() == []
+    assert run.used == [(REF, None)]
+
+
+def test_default_replaces_what_the_table_of_another_host_had_selected(
+    target: TuningTarget,
+) -> None:
+    models = {REF: untuned(target, serving="twin")}
+    assert TunerRun(models, processes_electing("plain")).run() == [REF]
+
+
+def test_default_replaces_several_variants(target: TuningTarget) -> None:
+    models = {REF: Untuned(target, None, (target,))}
+    assert TunerRun(models, processes_electing("plain")).run() == [REF]
+
+
+def test_all_cores_are_measured_after_one_thread(target: TuningTarget) -> None:
+    children = processes_electing("plain")
+    run = TunerRun({REF: untuned(target, with_two_threads(target))}, children)
+    assert run.run() == []
+    assert [each.settings.intra_op_threads for each in children.started] == [1, 2]
+    assert run.used == [(REF, None), (REF, None)]
+
+
+def test_winner_with_all_cores_does_not_replace_the_usual_engine(target: TuningTarget) -> None:
+    both = with_two_threads(target)
+    run = TunerRun({REF: Untuned(target, variant("plain"), (both,))}, processes_electing("twin"))
+    assert run.run() == []
+    assert run.used == [(REF, None)]
+
+
+def test_failure_with_all_cores_keeps_the_table_of_one_thread(target: TuningTarget) -> None:
+    before_each_start = iter([lambda t: write_table(t, {"1x16": "twin"}), lambda _: None])
+    children = FakeProcesses("exit 1", lambda each: next(before_each_start)(each))
+    assert TunerRun({REF: untuned(target, with_two_threads(target))}, children).run() == [REF]
+    assert len(children.started) == 2
+
+
+def test_evicted_model_is_skipped_and_may_come_again(target: TuningTarget) -> None:
+    children = processes_electing("twin")
+    run = TunerRun({REF: target}, children)
+    run.evicted.add(REF)
+    run.start()
+    wait_until(lambda: run.tuning.is_idle)
+    assert children.started == []
+    assert not run.tuning.has_submitted(REF)
+    run.evicted.clear()
+    assert run.run() == [REF]
+
+
+def test_model_is_tuned_once(target: TuningTarget) -> None:
+    children = FakeProcesses("exit 1")
+    run = TunerRun({REF: target}, children)
+    for _ in range(2):
+        run.start()
+        wait_until(lambda: run.tuning.is_idle)
+    assert len(children.started) == 1
+    run.wait()
 
 
 def test_no_models_start_no_thread() -> None:
     run = TunerRun({}, FakeProcesses("exit 1"))
-    run.tuning.start()
+    run.start()
     assert not tuning_threads()
     run.tuning.close()
 
@@ -186,9 +270,9 @@ def test_tuning_waits_for_another_replica(
     children = FakeProcesses("exit 1")
     run = TunerRun({REF: target}, children)
     with hold_tuning_lock(target):
-        run.tuning.start()
+        run.start()
         time.sleep(0.1)
-        assert not run.adopted
+        assert not run.used
         write_table(target, {"1x16": "twin"})
     assert run.wait() == [REF]
     assert children.started == []
@@ -221,7 +305,7 @@ def test_close_kills_the_process_and_starts_no_other(tmp_path: Path) -> None:
     targets = {ref: seal_tunable(tmp_path, ref.id) for ref in (REF, OTHER)}
     children = FakeProcesses("exec sleep 60")
     run = TunerRun(targets, children)
-    run.tuning.start()
+    run.start()
     wait_until(lambda: bool(children.processes))
     run.tuning.close()
     assert not tuning_threads()
@@ -232,7 +316,7 @@ def test_close_kills_the_process_and_starts_no_other(tmp_path: Path) -> None:
 def test_close_does_not_wait_for_another_replica(target: TuningTarget) -> None:
     run = TunerRun({REF: target}, FakeProcesses("exit 1"), poll_s=TIMEOUT_S)
     with hold_tuning_lock(target):
-        run.tuning.start()
+        run.start()
         started_s = time.monotonic()
         run.tuning.close()
         assert time.monotonic() - started_s < TIMEOUT_S / 2

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.types import Device
 from deployments.batching.scheduler import LonePass
 from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
@@ -15,7 +17,9 @@ from tests.support.fakes import wait_until
 from tests.support.tuning_artifacts import seal_tunable, write_table
 
 MODEL = ModelRef("tiny/embedder", "0123456789ab")
+OTHER = ModelRef("tiny/other", "0123456789ab")
 THREADS = 2
+OPENING_S = 0.1  # more than opening a tiny graph takes
 ONE_THREAD_MS = {"1x16": 1.0, "1x128": 4.0}
 ALL_CORES_MS = {"1x16": 1.0, "1x128": 2.0}  # long texts gain
 
@@ -38,9 +42,11 @@ def planner(target: TuningTarget, max_bytes: int = 1 << 20) -> LonePassPlanner:
     return lone
 
 
-async def open_for(lone: LonePassPlanner, items: int, tokens: int) -> EncoderEngine | None:
-    await wait_until(lambda: lone.plan(MODEL, items, tokens).engine is not None)
-    return lone.plan(MODEL, items, tokens).engine
+async def open_for(
+    lone: LonePassPlanner, items: int, tokens: int, model: ModelRef = MODEL
+) -> EncoderEngine | None:
+    await wait_until(lambda: lone.plan(model, items, tokens).engine is not None)
+    return lone.plan(model, items, tokens).engine
 
 
 async def test_shape_that_gains_gets_an_engine_after_its_first_use(tmp_path: Path) -> None:
@@ -53,7 +59,7 @@ async def test_shape_that_gains_gets_an_engine_after_its_first_use(tmp_path: Pat
     assert engine is not None
     assert engine.info.compute_type == "cpu-fp32"
     assert lone.plan(MODEL, 1, 12).engine is None, "short texts gain nothing"
-    assert lone.plan(ModelRef("tiny/other", MODEL.version), 1, 120) == LonePass()
+    assert lone.plan(OTHER, 1, 120) == LonePass()
     lone.close()
 
 
@@ -68,6 +74,82 @@ async def test_removed_model_returns_its_memory(tmp_path: Path) -> None:
     assert lone.plan(MODEL, 1, 120) == LonePass()
     lone.add(MODEL, target)
     assert await open_for(lone, 1, 120) is not engine
+    lone.close()
+
+
+async def test_refused_model_gets_its_engine_once_another_is_gone(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path)
+    write_times(target, ONE_THREAD_MS)
+    write_times(with_all_cores(target), ALL_CORES_MS)
+    lone = planner(target, max_bytes=measure_graphs(target))
+    lone.add(OTHER, target)
+    first = await open_for(lone, 1, 120)
+    assert lone.plan(OTHER, 1, 120).engine is None, "there is room for one"
+    await asyncio.sleep(OPENING_S)
+    lone.remove(MODEL)
+    second = await open_for(lone, 1, 120, OTHER)
+    assert first is not second
+    lone.close()
+
+
+async def test_tables_are_read_again_and_an_open_session_stays(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path)
+    lone = planner(target)
+    assert lone.plan(MODEL, 1, 120) == LonePass()
+    write_times(target, ONE_THREAD_MS)
+    write_times(with_all_cores(target), ALL_CORES_MS)
+    lone.add(MODEL, target)
+    engine = await open_for(lone, 1, 120)
+    lone.add(MODEL, target)
+    lone.plan(MODEL, 1, 120)
+    await asyncio.sleep(OPENING_S)
+    assert lone.plan(MODEL, 1, 120).engine is engine
+    lone.close()
+
+
+async def test_model_that_comes_back_while_its_session_is_opened_has_one(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path)
+    write_times(target, ONE_THREAD_MS)
+    write_times(with_all_cores(target), ALL_CORES_MS)
+    size = measure_graphs(target)
+    lone = planner(target, max_bytes=2 * size)
+    for _ in range(2):
+        lone.plan(MODEL, 1, 120)
+        lone.remove(MODEL)
+        lone.add(MODEL, target)
+    await open_for(lone, 1, 120)
+    lone.add(OTHER, target)
+    assert await open_for(lone, 1, 120, OTHER) is not None, "the memory of others was returned"
+    lone.close()
+
+
+async def test_lowest_times_tell_whether_all_cores_gain(tmp_path: Path) -> None:
+    """Measured beside requests, the median of several threads includes waiting for cores."""
+    target = seal_tunable(tmp_path, names=["plain"])
+    write_times(target, {"1x128": 8.0})
+    (costs,) = row("plain", {"1x128": 4.0}, "fp32").costs
+    disturbed = row("plain", {}, "fp32").model_copy(
+        update={"costs": (costs.model_copy(update={"median_ms": 9.0}),)}
+    )
+    write_table(with_all_cores(target), {"1x128": "plain"}, rows=(disturbed,))
+    lone = planner(target)
+    assert await open_for(lone, 1, 128) is not None
+    assert not lone.plan(MODEL, 1, 128).is_brief, "of that the medians decide"
+    lone.close()
+
+
+@pytest.mark.parametrize("case", ["possible", "measured", "all cores are usual", "no room", "GPU"])
+def test_second_session_is_measured_where_it_may_be_opened(case: str, tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path)
+    if case == "measured":
+        write_times(with_all_cores(target), ALL_CORES_MS)
+    elif case == "all cores are usual":
+        target = with_all_cores(target)
+    elif case == "GPU":
+        target = replace(target, device=Device.GPU)
+    lone = LonePassPlanner(threads=THREADS, max_bytes=0 if case == "no room" else 1 << 20)
+    expected = (with_all_cores(target),) if case == "possible" else ()
+    assert lone.find_unmeasured(target) == expected
     lone.close()
 
 

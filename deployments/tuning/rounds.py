@@ -1,0 +1,76 @@
+"""Which of a replica's loaded models are tuned in the background, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from deployments.messages import ModelRef
+from deployments.pool_messages import LoadedModel
+from deployments.tuning.background import BackgroundTuner, Untuned
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# Tuning takes a core for a minute or two. One model per interval leaves it idle most of the time,
+# however many models are loaded.
+INTERVAL_S = 600.0
+
+ListUntuned = Callable[[], Sequence[tuple[LoadedModel, Untuned]]]
+
+
+def choose_models(loaded: Sequence[LoadedModel]) -> list[ModelRef]:
+    """Return the pinned models, then the busiest of the others that have been in use for a while.
+
+    A model that is loaded for a few requests is gone before its tuning pays.
+    """
+    pinned = [model.ref for model in loaded if model.is_pinned]
+    used = [
+        model
+        for model in loaded
+        if not model.is_pinned and model.age_s >= INTERVAL_S > model.idle_s
+    ]
+    busiest = sorted(used, key=lambda model: model.calls_per_minute)[-1:]
+    return pinned + [model.ref for model in busiest]
+
+
+class TuningRounds:
+    """Submits models to the tuner in rounds, at most one that is not pinned in each."""
+
+    def __init__(self, tuner: BackgroundTuner, list_untuned: ListUntuned) -> None:
+        self._tuner = tuner
+        self._list_untuned = list_untuned
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start with the models that are loaded now. Call it in an event loop."""
+        self._submit_some()
+        self._running = asyncio.get_running_loop().create_task(self._repeat())
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def submit(self) -> None:
+        """Submit the models of one round."""
+        if not self._tuner.is_idle:  # those before come first
+            return
+        listed = [
+            (model, untuned)
+            for model, untuned in self._list_untuned()
+            if not self._tuner.has_submitted(model.ref)
+        ]
+        by_ref = {model.ref: untuned for model, untuned in listed}
+        for ref in choose_models([model for model, _ in listed]):
+            self._tuner.submit(ref, by_ref[ref])
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self._submit_some()
+
+    def _submit_some(self) -> None:
+        try:
+            self.submit()
+        except Exception:  # such as a store that is gone for a moment
+            log.exception("no models are tuned in this round")

@@ -1,0 +1,132 @@
+"""What an encoder replica measures of its models, and what it does with new measurements."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.types import Device
+from deployments.batching.prices import guess_item_s
+from deployments.batching.scheduler import LonePass
+from deployments.config import AppArgs, EncoderSettings
+from deployments.messages import ModelRef
+from deployments.replicas.encoder import EncoderReplica
+from deployments.tuning.costs import TuningTarget
+from tests.support.cost_tables import row, variant
+from tests.support.fakes import FakeEngine, ListRecorder
+from tests.support.tuning_artifacts import seal_tunable, write_table
+
+CORES = 2
+TOKENS = 16
+
+
+class UntunedReplica:
+    """A replica on a host with two cores, and a model of its store that nobody configured."""
+
+    def __init__(self, store: Path, lone_pass_bytes: int = 1 << 20) -> None:
+        settings = EncoderSettings(lone_pass_bytes=lone_pass_bytes)
+        self.target = seal_tunable(store, settings=settings)
+        self.ref = ModelRef(self.target.manifest.id, self.target.manifest.version)
+        args = AppArgs(store=store, encoders={Device.CPU: settings})
+        self.replica = EncoderReplica(args, Device.CPU, ListRecorder())
+
+    async def load(self) -> None:
+        async with self.replica.pool.lease(self.ref):
+            pass
+
+    def unmeasured_threads(self) -> list[int]:
+        return [
+            target.settings.intra_op_threads
+            for _, untuned in self.replica._list_untuned()
+            for target in untuned.unmeasured
+        ]
+
+    def write_table(self, threads: int, ms: float, winner: str = "plain") -> TuningTarget:
+        settings = self.target.settings.model_copy(update={"intra_op_threads": threads})
+        target = replace(self.target, settings=settings)
+        medians_ms = {f"1x{TOKENS}": ms, f"32x{TOKENS}": 32 * ms}
+        rows = (row(winner, medians_ms, "fp32"),)
+        write_table(target, dict.fromkeys(medians_ms, winner), rows=rows)
+        return target
+
+    def price_s(self) -> float:
+        return self.replica._prices.estimate_s(self.ref, TOKENS)
+
+    def plan(self) -> LonePass:
+        return self.replica._lone_passes.plan(self.ref, 1, TOKENS)
+
+
+@pytest.fixture
+async def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UntunedReplica]:
+    monkeypatch.setattr("deployments.replicas.encoder.usable_cores", lambda: CORES)
+    untuned = UntunedReplica(tmp_path)
+    yield untuned
+    await untuned.replica.close()
+
+
+async def test_one_thread_and_all_cores_are_to_be_measured(untuned: UntunedReplica) -> None:
+    assert untuned.unmeasured_threads() == []
+    await untuned.load()
+    assert untuned.unmeasured_threads() == [1, CORES]
+
+
+async def test_only_all_cores_are_measured_of_a_model_with_a_table_of_one_thread(
+    untuned: UntunedReplica,
+) -> None:
+    untuned.write_table(1, 4.0)
+    await untuned.load()
+    assert untuned.unmeasured_threads() == [CORES]
+
+
+async def test_measured_model_is_not_listed(untuned: UntunedReplica) -> None:
+    untuned.write_table(1, 4.0)
+    untuned.write_table(CORES, 2.0)
+    await untuned.load()
+    assert untuned.replica._list_untuned() == []
+
+
+async def test_one_thread_suffices_without_memory_for_second_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.encoder.usable_cores", lambda: CORES)
+    untuned = UntunedReplica(tmp_path, lone_pass_bytes=0)
+    await untuned.load()
+    assert untuned.unmeasured_threads() == [1]
+    await untuned.replica.close()
+
+
+async def test_serving_variant_is_that_of_a_similar_host(untuned: UntunedReplica) -> None:
+    own = untuned.target.host
+    elsewhere = own.model_copy(update={"name": "another", "cores": own.cores + 1})
+    write_table(untuned.target, {f"1x{TOKENS}": "twin"}, host=elsewhere)
+    await untuned.load()
+    ((_, listed),) = untuned.replica._list_untuned()
+    assert listed.serving == variant("twin")
+    assert len(listed.unmeasured) == 2
+
+
+async def test_new_tables_replace_guesses_and_plan_lone_passes(untuned: UntunedReplica) -> None:
+    await untuned.load()
+    assert untuned.price_s() == guess_item_s(untuned.ref, TOKENS)
+    assert untuned.plan() == LonePass()
+    untuned.replica._scheduler.prices.record(untuned.ref, 1.0, 5.0)
+    untuned.write_table(1, 4.0)
+    untuned.write_table(CORES, 2.0)
+    untuned.replica._use_tuning(untuned.ref, untuned.target, None)
+    assert untuned.price_s() == pytest.approx(0.004)
+    assert untuned.plan().is_brief
+    assert untuned.replica._scheduler.prices.passes[untuned.ref] == 0, "of the guesses"
+
+
+async def test_new_tables_of_an_evicted_model_are_not_kept(untuned: UntunedReplica) -> None:
+    await untuned.load()
+    untuned.write_table(1, 4.0)
+    assert await untuned.replica.pool.unload(untuned.ref)
+    engine = FakeEngine()
+    untuned.replica._use_tuning(untuned.ref, untuned.target, engine)
+    assert untuned.price_s() == guess_item_s(untuned.ref, TOKENS)
+    assert untuned.plan() == LonePass()
+    assert untuned.replica._engines == {}
