@@ -121,7 +121,8 @@ class ModelRegistry:
             try:
                 self._verify(model_id) if verify else self.find(model_id)
             except ArtifactError as error:
-                log.error("model %s rejected: %s", model_id, error)
+                # Errors reach clients and name no path, so the log has it.
+                log.error("model %s of %s rejected: %s", model_id, store, error)
                 if model_id in self._pinned:
                     raise
 
@@ -313,10 +314,10 @@ def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
     manifest = ArtifactManifest.parse(directory)
     if (manifest.id, manifest.version) != (ref.id, directory.name):
         raise ManifestInvalid(
-            f"{directory}: the manifest belongs to `{manifest.id}` version {manifest.version}"
+            f"{ref.name}: the manifest belongs to `{manifest.id}` version {manifest.version}"
         )
     if unknown := [task for task in manifest.tasks if task not in list_task_names()]:
-        raise UnknownTask(f"{directory}: this release does not serve the task `{unknown[0]}`")
+        raise UnknownTask(f"{ref.name}: this release does not serve the task `{unknown[0]}`")
     return RegisteredModel(
         ref=ref,
         manifest=manifest,

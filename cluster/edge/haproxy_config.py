@@ -39,11 +39,11 @@ HAPROXY_METRICS_PATH = "/haproxy"  # of the metrics port
 # Requests of one address and path that agree in these are alike: if a queue has just been too long
 # for one, it is for the next one too, unless the bodies differ in model or size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
-# A table of refusals in the last second, by the digest of what makes requests alike: API keys are
-# among the headers.
+# A table of refusals in the last second and the last `Retry-After`, by the digest of what makes
+# requests alike: API keys are among the headers.
 _REFUSALS = """
 backend refusals
-    stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s)
+    stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),gpt0
 """
 
 
@@ -55,7 +55,7 @@ class UnknownTemplate(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What slow or greedy clients may hold."""
+    """Limits on slow or greedy clients."""
 
     connections: int = 2048  # open connections per address of a client; on one host only
     # POST requests in flight per ingress replica. More would wait in the sockets of a busy replica,
@@ -72,7 +72,7 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class EdgePaths:
-    """What one HAProxy process uses."""
+    """Files and sockets of one HAProxy process."""
 
     listener_fd: int  # inherited listening socket
     admin_socket: Path
@@ -189,15 +189,23 @@ def _limit_requests(requests: int) -> str:
 
 
 def _limit_refusals(refusals: int) -> str:
-    """Build the rules of a backend that count marked refusals, and refuse alike requests."""
+    """Build the rules of a backend that count marked refusals, and refuse alike requests.
+
+    A repeated refusal has the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
+    """
     alike = "|".join(("%[src]", "%[path]", *(f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
+    repeated = "{ var(txn.repeated) -m bool }"
     return (
         f'    http-request set-var-fmt(txn.alike) "{alike}"\n'
         "    http-request track-sc1 var(txn.alike),sha1 table refusals if METH_POST\n"
-        f"    http-request deny deny_status 429 if {{ sc1_gpc0_rate gt {refusals} }}\n"
+        f"    http-request set-var(txn.repeated) bool(true) if {{ sc1_gpc0_rate gt {refusals} }}\n"
+        f"    http-request deny deny_status 429 if {repeated}\n"
         f"    http-response sc-inc-gpc0(1) if {marked}\n"
+        f"    http-response sc-set-gpt0(1) res.fhdr(retry-after) if {marked}\n"
         f"    http-response del-header {REFUSAL_HEADER}\n"
+        "    http-after-response set-header retry-after %[sc1_get_gpt0]"
+        f" if {repeated} {{ sc1_get_gpt0 gt 0 }}\n"
     )
 
 

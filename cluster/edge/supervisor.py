@@ -122,7 +122,7 @@ class Edge:
 
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Apply a configuration of Ray Serve. The connection lasts until the next one."""
-        mine = _Attached(_read_peer_pid(writer), writer)
+        attached = _Attached(_read_peer_pid(writer), writer)
         with contextlib.suppress(ConnectionError):
             config = Path((await reader.readline()).decode().strip())
             try:
@@ -133,12 +133,12 @@ class Edge:
                 self._report(f"HAProxy keeps its configuration: {error}")
                 writer.write(str(error).encode())
             else:
-                previous, self._attached = self._attached, mine
+                previous, self._attached = self._attached, attached
                 if previous is not None:
                     previous.writer.close()
                 await self._listen(admin_socket, self._relay)
                 await reader.read()  # until the process ends
-                self._detach(mine, admin_socket)
+                self._detach(attached, admin_socket)
         writer.close()
 
     def _detach(self, attached: _Attached, admin_socket: Path) -> None:

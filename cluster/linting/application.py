@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from cluster.linting.document import KeyPath
 from cluster.linting.schema import KeyFinding, Section, sections
-from deployments.config import USER_CONFIGS, AppArgs
+from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
+from deployments.errors import BadSetting
 from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 
 IMPORT_PATH = "deployments.app:build_app"
@@ -84,6 +85,26 @@ def find_wrong_names(application: ApplicationEntry) -> Iterator[KeyFinding]:
             (*application.path, "deployments"),
             f"`{name}` is missing: Serve would run it with unlimited queues. Add an entry for it",
         )
+
+
+def parse_ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
+    """Return the `user_config` of the Ingress; None if it is invalid."""
+    try:
+        return IngressUserConfig.parse(read_mapping(entry.raw, "user_config"))
+    except BadSetting:  # the schema check reports the keys
+        return None
+
+
+def read_mapping(owner: Any, key: str) -> Mapping[str, Any]:
+    """Return the mapping under `key`; an empty one if there is none."""
+    value = owner.get(key) if isinstance(owner, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def read_number(owner: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> float | None:
+    """Return the number under `key`, or its default; None if it is no number."""
+    value = owner.get(key, defaults.get(key))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _built_deployments(application: ApplicationEntry) -> set[str]:

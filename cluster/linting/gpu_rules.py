@@ -62,7 +62,7 @@ def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFin
 
 
 def _more_than_the_gpu(application: ApplicationEntry, args: AppArgs) -> Iterator[KeyFinding]:
-    """Find limits above a budget in bytes; that of a fraction is known at the start only."""
+    """Find limits above `gpu_memory` in bytes. A fraction becomes bytes at the start only."""
     budget = args.gpu_memory
     if budget <= 1:
         return

@@ -7,30 +7,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ray.serve._private.constants import (
-    DEFAULT_HEALTH_CHECK_PERIOD_S,
-    DEFAULT_HEALTH_CHECK_TIMEOUT_S,
-    REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
-)
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import HTTPOptionsSchema
 
 from cluster.access import INGRESS, is_loopback
-from cluster.environment import RAY_ENVIRONMENT
-from cluster.linting.application import ApplicationEntry, DeploymentEntry, find_applications
+from cluster.linting.application import (
+    ApplicationEntry,
+    DeploymentEntry,
+    find_applications,
+    parse_ingress_settings,
+    read_mapping,
+    read_number,
+)
 from cluster.linting.gpu_rules import check_gpu_rules
 from cluster.linting.schema import KeyFinding
+from cluster.linting.timeout_rules import check_timeouts
 from deployments.artifacts.types import Device
 from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
     GENERATOR_ONGOING_REQUESTS,
     AppArgs,
     GeneratorSettings,
-    IngressUserConfig,
     SchedulingSettings,
 )
-from deployments.errors import BadSetting
-from deployments.health import HANG_TIMEOUT_S
 from deployments.ingress.cluster_state import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
@@ -40,24 +39,15 @@ from deployments.ingress.cluster_state import (
 DEFAULT_HOST: str = HTTPOptionsSchema.model_fields["host"].default
 # Deployments without which the cluster is not ready.
 REQUIRED = (TOKENIZER, ENCODER_DEPLOYMENTS[Device.CPU], GENERATOR_DEPLOYMENTS[Device.CPU])
-# What a deployment with channels must name (docs/decisions/channels.md).
+# Keys that a deployment with channels must set (docs/decisions/channels.md).
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
 POLICY = "deployments.autoscaling:ScaleOnLoad"
 UNLIMITED = -1
-HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
 # Defaults of Serve for missing keys.
 AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
     name: field.default for name, field in AutoscalingConfig.model_fields.items()
 }
-DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {
-    "max_ongoing_requests": 5,
-    "health_check_period_s": DEFAULT_HEALTH_CHECK_PERIOD_S,
-    "health_check_timeout_s": DEFAULT_HEALTH_CHECK_TIMEOUT_S,
-}
-# Serve replaces a replica after this number of failed checks, whose period it varies by a tenth.
-FAILED_CHECKS = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
-HEALTH_PERIOD_SPREAD = 1.1
-APP_DEFAULTS: Mapping[str, Any] = {"hang_timeout_s": HANG_TIMEOUT_S}
+DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {"max_ongoing_requests": 5}
 GENERATOR_DEFAULTS: Mapping[str, Any] = GeneratorSettings().model_dump()
 SCHEDULING_DEFAULTS: Mapping[str, Any] = SchedulingSettings().model_dump()
 GENERATORS: Mapping[str, str] = {
@@ -79,6 +69,7 @@ def check_rules(config: Any) -> Iterator[KeyFinding]:
         yield from _same_name_twice(application)
         if application.ours:
             yield from check_gpu_rules(application)
+            yield from check_timeouts(config, application)
         for entry in application.deployments():
             yield from _queue_unlimited(entry)
             yield from _look_back_too_short(entry)
@@ -91,23 +82,23 @@ def check_rules(config: Any) -> Iterator[KeyFinding]:
             if entry.ours and entry.name in GENERATORS:
                 yield from _queue_limit_unreachable(application, entry)
             if entry.ours:
-                yield from _found_too_late(application, entry)
                 yield from _rollout_without_surge(entry)
             if entry.ours and entry.name == INGRESS:
                 yield from _ingress_that_scales(entry)
                 yield from _ingress_below_micro_batch(entry)
-                yield from _timeouts_in_wrong_order(config, entry)
                 yield from _placement_without_effect(application, entry)
 
 
 def check_exposure(config: Any) -> Iterator[KeyFinding]:
     """Yield where a config that is applied as it is lets other hosts connect without API keys."""
-    host = _mapping(config, "http_options").get("host", DEFAULT_HOST)
+    host = read_mapping(config, "http_options").get("host", DEFAULT_HOST)
     if not isinstance(host, str) or is_loopback(host):
         return
     for application in find_applications(config):
         for entry in application.deployments():
-            settings = _ingress_settings(entry) if entry.ours and entry.name == INGRESS else None
+            if not entry.ours or entry.name != INGRESS:
+                continue
+            settings = parse_ingress_settings(entry)
             if settings and not settings.no_auth and settings.key_file_path() is None:
                 yield (
                     (*entry.path, "user_config", "key_file"),
@@ -134,7 +125,7 @@ def _same_name_twice(application: ApplicationEntry) -> Iterator[KeyFinding]:
         names[entry.name] += 1
         if names[entry.name] > 1:
             yield (*entry.path, "name"), f"`{entry.name}` occurs twice"
-    models = _mapping(application.raw, "args").get("models") if application.ours else None
+    models = read_mapping(application.raw, "args").get("models") if application.ours else None
     ids: Counter[str] = Counter()
     for index, model in enumerate(models if isinstance(models, list) else ()):
         if isinstance(model, dict) and "id" in model:
@@ -153,9 +144,9 @@ def _queue_unlimited(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 
 def _look_back_too_short(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    autoscaling = _mapping(entry.raw, "autoscaling_config")
-    interval = _number(autoscaling, "metrics_interval_s", AUTOSCALING_DEFAULTS)
-    window = _number(autoscaling, "look_back_period_s", AUTOSCALING_DEFAULTS)
+    autoscaling = read_mapping(entry.raw, "autoscaling_config")
+    interval = read_number(autoscaling, "metrics_interval_s", AUTOSCALING_DEFAULTS)
+    window = read_number(autoscaling, "look_back_period_s", AUTOSCALING_DEFAULTS)
     if autoscaling and interval is not None and window is not None and window <= interval:
         yield (
             (*entry.path, "autoscaling_config", "look_back_period_s"),
@@ -166,9 +157,9 @@ def _look_back_too_short(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 def _target_unreachable(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     if not _scales(entry):
         return
-    autoscaling = _mapping(entry.raw, "autoscaling_config")
-    target = _number(autoscaling, "target_ongoing_requests", AUTOSCALING_DEFAULTS)
-    ongoing = _number(entry.raw, "max_ongoing_requests", _deployment_defaults(entry))
+    autoscaling = read_mapping(entry.raw, "autoscaling_config")
+    target = read_number(autoscaling, "target_ongoing_requests", AUTOSCALING_DEFAULTS)
+    ongoing = read_number(entry.raw, "max_ongoing_requests", _deployment_defaults(entry))
     if target is not None and ongoing is not None and target >= ongoing:
         yield (
             (*entry.path, "autoscaling_config", "target_ongoing_requests"),
@@ -179,11 +170,11 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[KeyFinding]:
     """Serve's controller creates the policy only after the config is deployed."""
-    policy = _mapping(_mapping(entry.raw, "autoscaling_config"), "policy")
+    policy = read_mapping(read_mapping(entry.raw, "autoscaling_config"), "policy")
     if policy.get("policy_function") != POLICY:
         return
     try:
-        ScaleOnLoad(**_mapping(policy, "policy_kwargs"))
+        ScaleOnLoad(**read_mapping(policy, "policy_kwargs"))
     except (TypeError, ValueError) as exc:
         message = str(exc).removeprefix("ScalingTargets.__new__() ")
         yield (*entry.path, "autoscaling_config", "policy", "policy_kwargs"), message
@@ -203,11 +194,13 @@ def _queue_limit_unreachable(
     if "max_ongoing_requests" not in entry.raw:
         return
     device = GENERATORS[entry.name]
-    settings = _mapping(_mapping(_mapping(application.raw, "args"), "generators"), device)
-    kv_slots = _number(settings, "kv_slots", GENERATOR_DEFAULTS)
-    scheduling = _mapping(_mapping(entry.raw, "user_config"), "scheduling")
-    waiting = _number(scheduling, "max_waiting_requests", SCHEDULING_DEFAULTS)
-    ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
+    settings = read_mapping(
+        read_mapping(read_mapping(application.raw, "args"), "generators"), device
+    )
+    kv_slots = read_number(settings, "kv_slots", GENERATOR_DEFAULTS)
+    scheduling = read_mapping(read_mapping(entry.raw, "user_config"), "scheduling")
+    waiting = read_number(scheduling, "max_waiting_requests", SCHEDULING_DEFAULTS)
+    ongoing = read_number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
     if kv_slots is None or waiting is None or ongoing is None:
         return
     if kv_slots + waiting >= ongoing:
@@ -223,16 +216,18 @@ def _channel_without_hooks(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[KeyFinding]:
     transport = AppArgs.model_fields["transport"].default
-    if _mapping(application.raw, "args").get("transport", transport) != "channel":
+    if read_mapping(application.raw, "args").get("transport", transport) != "channel":
         return
-    router = _mapping(entry.raw, "request_router_config").get("request_router_class")
+    router = read_mapping(entry.raw, "request_router_config").get("request_router_class")
     if router != ROUTER:
         yield (
             (*entry.path, "request_router_config"),
             f"request_router_class must be `{ROUTER}`: with `args.transport: channel` the ingress "
             "finds the replicas through it",
         )
-    policy = _mapping(_mapping(entry.raw, "autoscaling_config"), "policy").get("policy_function")
+    policy = read_mapping(read_mapping(entry.raw, "autoscaling_config"), "policy").get(
+        "policy_function"
+    )
     if _scales(entry) and policy != POLICY:
         yield (
             (*entry.path, "autoscaling_config"),
@@ -242,7 +237,7 @@ def _channel_without_hooks(
 
 
 def _required_at_zero(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    if _mapping(entry.raw, "autoscaling_config").get("min_replicas") == 0:
+    if read_mapping(entry.raw, "autoscaling_config").get("min_replicas") == 0:
         yield (
             (*entry.path, "autoscaling_config", "min_replicas"),
             f"must be at least 1: `/ready` answers 503 while no replica of `{entry.name}` runs",
@@ -260,8 +255,8 @@ def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 
 def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    settings = _ingress_settings(entry)
-    ongoing = _number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
+    settings = parse_ingress_settings(entry)
+    ongoing = read_number(entry.raw, "max_ongoing_requests", DEPLOYMENT_DEFAULTS)
     if settings is not None and ongoing is not None and ongoing < settings.batching.max_batch_size:
         yield (
             (*entry.path, "max_ongoing_requests"),
@@ -270,41 +265,10 @@ def _ingress_below_micro_batch(entry: DeploymentEntry) -> Iterator[KeyFinding]:
         )
 
 
-def _timeouts_in_wrong_order(config: Any, entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    path = ("http_options", "request_timeout_s")
-    settings = _ingress_settings(entry)
-    limit = _number(_mapping(config, "http_options"), "request_timeout_s", {})
-    if limit is None:
-        if _mapping(config, "http_options").get("request_timeout_s") is None:
-            yield path, "must be set: it ends requests of replicas that hang"
-        return
-    for key in ("timeout_s", "generation_timeout_s") if settings is not None else ():
-        timeout = getattr(settings, key)
-        if limit <= timeout:
-            yield (
-                path,
-                f"{limit:g} s must be longer than the Ingress's user_config.{key} "
-                f"({timeout:g} s), which returns a clearer error",
-            )
-    if settings is not None and limit <= settings.builds.wait_s + settings.timeout_s:
-        yield (
-            path,
-            f"{limit:g} s must be longer than the Ingress's user_config.builds.wait_s "
-            f"({settings.builds.wait_s:g} s) and timeout_s ({settings.timeout_s:g} s) together: a "
-            "request that waited for a build still has to be answered",
-        )
-    if limit >= HAPROXY_TIMEOUT_S:
-        yield (
-            path,
-            f"{limit:g} s must be shorter than HAProxy's limit ({HAPROXY_TIMEOUT_S:g} s, "
-            "in cluster/environment.py), which returns 500",
-        )
-
-
 def _placement_without_effect(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[KeyFinding]:
-    settings = _ingress_settings(entry)
+    settings = parse_ingress_settings(entry)
     if settings is None:
         return
     placement, path = settings.placement, (*entry.path, "user_config", "placement")
@@ -316,9 +280,9 @@ def _placement_without_effect(
                 f"{target_s:g} s is longer than user_config.{limit_key} ({limit_s:g} s), which "
                 "ends the request",
             )
-    args = _mapping(application.raw, "args")
+    args = read_mapping(application.raw, "args")
     gpu = Device.GPU.value
-    has_gpu = gpu in _mapping(args, "encoders") or gpu in _mapping(args, "generators")
+    has_gpu = gpu in read_mapping(args, "encoders") or gpu in read_mapping(args, "generators")
     if placement.default != "cpu" and not has_gpu:
         yield (
             (*path, "default"),
@@ -335,57 +299,5 @@ def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[KeyFinding]:
         )
 
 
-def _found_too_late(application: ApplicationEntry, entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    """Require that Serve replaces a hanging replica within half of the request timeout.
-
-    Its calls can then be repeated before their deadline.
-    """
-    limit_s = _request_timeout_s(application) / 2
-    period_s = _number(entry.raw, "health_check_period_s", DEPLOYMENT_DEFAULTS)
-    timeout_s = _number(entry.raw, "health_check_timeout_s", DEPLOYMENT_DEFAULTS)
-    hang_s = _number(_mapping(application.raw, "args"), "hang_timeout_s", APP_DEFAULTS)
-    if period_s is None or timeout_s is None or hang_s is None:
-        return
-    stopped_s = HEALTH_PERIOD_SPREAD * period_s + FAILED_CHECKS * max(timeout_s, period_s)
-    if stopped_s > limit_s:
-        yield (
-            (*entry.path, "health_check_timeout_s"),
-            f"a replica that hangs is replaced after {stopped_s:g} s ({FAILED_CHECKS} checks of "
-            f"{max(timeout_s, period_s):g} s); the limit is half of the Ingress's "
-            f"user_config.timeout_s, {limit_s:g} s. Shorten the checks or raise timeout_s",
-        )
-    hung_s = hang_s + FAILED_CHECKS * HEALTH_PERIOD_SPREAD * period_s
-    if entry.name != INGRESS and hung_s > limit_s:
-        yield (
-            (*entry.path, "health_check_period_s"),
-            f"a call that hangs is found after {hung_s:g} s (args.hang_timeout_s and "
-            f"{FAILED_CHECKS} checks); the limit is half of the Ingress's user_config.timeout_s, "
-            f"{limit_s:g} s. Shorten hang_timeout_s or the period, or raise timeout_s",
-        )
-
-
-def _request_timeout_s(application: ApplicationEntry) -> float:
-    entries = (entry for entry in application.deployments() if entry.name == INGRESS)
-    settings = next(map(_ingress_settings, entries), None)
-    return (settings or IngressUserConfig()).timeout_s
-
-
 def _scales(entry: DeploymentEntry) -> bool:
     return entry.raw.get("num_replicas") == "auto" or bool(entry.raw.get("autoscaling_config"))
-
-
-def _ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
-    try:
-        return IngressUserConfig.parse(_mapping(entry.raw, "user_config"))
-    except BadSetting:  # the schema check reports the keys
-        return None
-
-
-def _mapping(owner: Any, key: str) -> Mapping[str, Any]:
-    value = owner.get(key) if isinstance(owner, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def _number(owner: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> float | None:
-    value = owner.get(key, defaults.get(key))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

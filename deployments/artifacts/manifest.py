@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.migration import PREVIOUS, SCHEMA, upgrade
-from deployments.artifacts.store import VERSION, check_file, check_no_extra_files
+from deployments.artifacts.store import VERSION, check_file, check_no_extra_files, name_artifact
 from deployments.artifacts.types import (
     Attention,
     Device,
@@ -127,7 +127,7 @@ class Candidate(FrozenModel):
 
 
 class PruningSource(FrozenModel):
-    """How the build pruned the weights."""
+    """Pruning of the weights by the build."""
 
     fraction: float  # of attention heads and of feed-forward columns
     data: str | None = None  # sha256 of the file that rated them; None: the probes
@@ -229,11 +229,13 @@ class ArtifactManifest(FrozenModel):
         for name in self.files if names is None else names:
             sealed = self.files.get(name)
             if sealed is None:
-                raise ManifestInvalid(f"{directory}: `{name}` is used and has no digest")
+                raise _no_digest(directory, name)
             try:
                 check_file(directory, name, sealed.sha256, sealed.size)
             except OSError as exc:
-                raise DigestMismatch(f"{directory}: `{name}` cannot be read: {exc}") from exc
+                raise DigestMismatch(
+                    f"{name_artifact(directory)}: `{name}` cannot be read: {exc.strerror}"
+                ) from exc
         if names is not None:
             return
         graphs = [g for c in self.candidates for g in (c.graph, c.encoder) if g is not None]
@@ -241,7 +243,7 @@ class ArtifactManifest(FrozenModel):
             check_no_extra_files(directory, graph, self.files)
         needed = [TOKENIZER_NAME, *graphs]
         if unsealed := sorted(set(needed) - set(self.files)):
-            raise ManifestInvalid(f"{directory}: `{unsealed[0]}` is used and has no digest")
+            raise _no_digest(directory, unsealed[0])
 
     @classmethod
     def parse(cls, directory: Path) -> ArtifactManifest:
@@ -249,21 +251,23 @@ class ArtifactManifest(FrozenModel):
 
         Raises ArtifactMissing, ManifestInvalid or ManifestTooNew.
         """
-        path = directory / MANIFEST_NAME
+        name = f"{name_artifact(directory)}: `{MANIFEST_NAME}`"
         try:
-            raw = json.loads(path.read_bytes())
+            raw = json.loads((directory / MANIFEST_NAME).read_bytes())
         except FileNotFoundError as exc:
-            raise ArtifactMissing(f"no `{MANIFEST_NAME}` in {path.parent}") from exc
-        except (OSError, ValueError, RecursionError) as exc:
-            raise ManifestInvalid(f"{path}: {exc}") from exc
+            raise ArtifactMissing(f"{name} is missing") from exc
+        except OSError as exc:
+            raise ManifestInvalid(f"{name} cannot be read: {exc.strerror}") from exc
+        except (ValueError, RecursionError) as exc:
+            raise ManifestInvalid(f"{name}: {exc}") from exc
         if not isinstance(raw, dict):
-            raise ManifestInvalid(f"{path}: not a JSON object")
+            raise ManifestInvalid(f"{name}: not a JSON object")
         schema = raw.get("schema_version")
         if isinstance(schema, int) and schema > SCHEMA:
-            raise ManifestTooNew(f"{path}: schema {schema}; this release supports up to {SCHEMA}")
+            raise ManifestTooNew(f"{name}: schema {schema}; this release supports up to {SCHEMA}")
         if isinstance(schema, int) and schema < PREVIOUS:
             raise ManifestInvalid(
-                f"{path}: schema {schema} is from an older release; this release reads schema "
+                f"{name}: schema {schema} is from an older release; this release reads schema "
                 f"{PREVIOUS} and {SCHEMA}. Build the model again"
             )
         if schema == PREVIOUS:
@@ -273,4 +277,8 @@ class ArtifactManifest(FrozenModel):
         except ValidationError as exc:
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ManifestInvalid(f"{path}: `{where}`: {first['msg']}") from exc
+            raise ManifestInvalid(f"{name}: `{where}`: {first['msg']}") from exc
+
+
+def _no_digest(directory: Path, name: str) -> ManifestInvalid:
+    return ManifestInvalid(f"{name_artifact(directory)}: `{name}` is used and has no digest")

@@ -47,13 +47,23 @@ def resolve_version(store: Path, model_id: str, version: str) -> str:
         except (OSError, UnicodeDecodeError) as exc:
             raise ArtifactMissing(f"`{model_id}` is not built; run `hundredfold build`") from exc
     if not VERSION.fullmatch(version) or not (directory / version).is_dir():
-        raise ArtifactMissing(f"`{model_id}` has no version `{version}` in {store}")
+        raise ArtifactMissing(f"`{model_id}` has no version `{version}`")
     return version
 
 
 def find_artifact(store: Path, model_id: str, version: str = LATEST_NAME) -> Path:
     """Return the directory of a sealed version. Raises ArtifactMissing."""
     return model_directory(store, model_id) / resolve_version(store, model_id, version)
+
+
+def name_artifact(directory: Path) -> str:
+    """Return `id@version` for the directory of a sealed version, else its last part.
+
+    For errors, which clients read: they name no path of the host.
+    """
+    if not VERSION.fullmatch(directory.name):
+        return directory.name
+    return f"{directory.parent.name.replace('--', '/')}@{directory.name}"
 
 
 def build_path(store: Path, model_id: str, version: str) -> Path:
@@ -115,13 +125,14 @@ def find_abandoned_scratch(building: Path) -> list[Path]:
 def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
     """Raise DigestMismatch unless `name` is a plain file of that digest and size."""
     path = resolve_inside(directory, name)
+    subject = f"{name_artifact(directory)}: `{name}`"
     if path.is_symlink() or not path.is_file():
-        raise DigestMismatch(f"{directory}: `{name}` is missing or not a plain file")
+        raise DigestMismatch(f"{subject} is missing or not a plain file")
     actual = path.stat().st_size
     if actual != size:
-        raise DigestMismatch(f"{directory}: `{name}` has {actual} bytes, the sealed file {size}")
+        raise DigestMismatch(f"{subject} has {actual} bytes, the sealed file {size}")
     if file_sha256(path) != sha256:
-        raise DigestMismatch(f"{directory}: `{name}` differs from the sealed file (sha256)")
+        raise DigestMismatch(f"{subject} differs from the sealed file (sha256)")
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
@@ -129,12 +140,15 @@ def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> 
     for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:
-            raise DigestMismatch(f"{directory}: `{name}` is next to a graph and not sealed")
+            raise DigestMismatch(
+                f"{name_artifact(directory)}: `{name}` is next to a graph and not sealed"
+            )
 
 
 def resolve_inside(directory: Path, name: str) -> Path:
     """Return `directory / name`. Raises PathOutsideArtifact if it leaves the directory."""
     pure = PurePosixPath(name)
+    subject = f"{name_artifact(directory)}: `{name}`"
     is_relative = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
     path = directory / pure
     try:
@@ -144,8 +158,8 @@ def resolve_inside(directory: Path, name: str) -> Path:
         if is_relative and not is_circular and resolved.is_relative_to(directory.resolve()):
             return path
     except (OSError, RuntimeError, ValueError) as exc:  # circular links, a null byte
-        raise PathOutsideArtifact(f"{directory}: `{name}` cannot be resolved: {exc}") from exc
-    raise PathOutsideArtifact(f"{directory}: `{name}` is outside of the artifact")
+        raise PathOutsideArtifact(f"{subject} cannot be resolved") from exc
+    raise PathOutsideArtifact(f"{subject} is outside of the artifact")
 
 
 def file_sha256(path: Path) -> str:

@@ -35,7 +35,7 @@ Logits = NDArray[np.float32]  # [V] or [n, V]; valid until the next call of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """What an engine needs to open a decoder, sealed or not."""
+    """Description of a decoder, sealed or not, for the engine that opens it."""
 
     path: Path
     encoder: Path | None = None
@@ -53,7 +53,7 @@ class DecoderSpec:
         """The spec of a sealed candidate; `directory` is that of the artifact."""
         if manifest.generation_config is None:
             raise ManifestInvalid(
-                f"{directory}: `generation_config` is missing in the manifest of a generative model"
+                f"Model {manifest.id} has no `generation_config`, so nothing can generate with it"
             )
         return cls(
             path=directory / candidate.graph,

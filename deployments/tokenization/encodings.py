@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.store import name_artifact
 from deployments.errors import ArtifactError, EngineFailed
 from deployments.messages import TokenizedItem, Truncation
 
@@ -39,11 +40,12 @@ def open_tokenizer(directory: Path) -> Tokenizer:
     Tokenizer files often configure both. Here limits come from the manifest, padding from the
     batch.
     """
-    path = directory / TOKENIZER_NAME
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
     except Exception as exc:
-        raise ArtifactError(f"{path}: not a tokenizer: {exc}") from exc
+        raise ArtifactError(
+            f"{name_artifact(directory)}: `{TOKENIZER_NAME}` is not a tokenizer: {exc}"
+        ) from exc
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -40,6 +40,7 @@ class Backend(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _BackendHandler)
         self.seen: list[str] = []
         self.left = threading.Event()  # set when a client leaves `/slow`
+        self.retry_after = "7"  # of refusals by `/full`
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -69,7 +70,9 @@ class _BackendHandler(BaseHTTPRequestHandler):
         if self.path == "/slow":
             self._wait_until_left()
         if self.path == "/full":
-            self._answer(b"full", 429, {REFUSAL_HEADER: "1"})
+            self._answer(
+                b"full", 429, {REFUSAL_HEADER: "1", "retry-after": self.server.retry_after}
+            )
         elif self.path == "/limited":
             self._answer(b"limited", 429)
         else:

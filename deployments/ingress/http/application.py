@@ -23,7 +23,11 @@ from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT, RecordRejection
+from deployments.ingress.http.error_responses import (
+    DEFAULT_ERROR_FORMAT,
+    RecordRejection,
+    mark_queue_refusal,
+)
 from deployments.ingress.http.errors import truncate_error
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
@@ -44,10 +48,10 @@ async def raise_again(error: ServeError, _request: Request) -> None:
 
 
 class ServerHooks(NamedTuple):
-    """What the server calls beside the handlers.
+    """Functions that the server calls besides the handlers.
 
-    `record_rejection` gets every error response and its elapsed seconds. `in_flight` is entered for
-    each request, so many times at once. `recover` gets the errors of routes that run a model.
+    `record_rejection` gets every error response and its elapsed seconds. Each request enters
+    `in_flight`, several at once. `recover` gets the errors of routes that run a model.
     """
 
     record_rejection: RecordRejection
@@ -174,6 +178,7 @@ class HttpApplication:
         error_format: ErrorFormat = scope.get(ERROR_FORMAT_KEY, DEFAULT_ERROR_FORMAT)
         response = error_format.respond(truncate_error(error))
         response.headers.update(error.headers)
+        mark_queue_refusal(response, error, scope)
         return response
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:

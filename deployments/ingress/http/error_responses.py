@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from deployments.errors import (
     InvalidField,
@@ -15,20 +16,36 @@ from deployments.errors import (
     ServeError,
 )
 from deployments.ingress.http.api import ErrorFormat
-from deployments.ingress.http.bodies import json_response
+from deployments.ingress.http.bodies import BODY_KEY, json_response
 from deployments.request_headers import REFUSAL_HEADER
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 
+# Keys of bodies that set deadline or priority: in `options`, and in the parameters of /v2.
+QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
+
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds for errors that may pass, and mark full queues."""
+    """Build `Retry-After` in whole seconds for errors that may pass."""
     if error.retry_after_s is None:
         return {}
-    headers = {"retry-after": str(max(1, round(error.retry_after_s)))}
-    return {**headers, REFUSAL_HEADER: "1"} if error.code == Overloaded.code else headers
+    return {"retry-after": str(max(1, round(error.retry_after_s)))}
+
+
+def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
+    """Mark the refusal of a queue, which HAProxy repeats to requests with the same headers.
+
+    Not if the body sets deadline or priority, which HAProxy does not see: it would also refuse
+    requests with more time. Searching the body costs answered requests nothing, and a refused one
+    less than parsing it again. A text that is equal to such a key only prevents a mark.
+    """
+    if error.code != Overloaded.code:
+        return
+    body: bytes = scope.get(BODY_KEY, b"")
+    if not any(key in body for key in QUEUE_KEYS):
+        response.headers[REFUSAL_HEADER] = "1"
 
 
 def default_error_response(error: ServeError) -> Response:

@@ -134,11 +134,25 @@ def test_refusals_are_repeated_for_alike_requests_only() -> None:
         assert len(repeated) == 30 - edge.backend.seen.count("/full") > 0
         assert edge.backend.seen.count("/full") >= 5
         assert {reply.json()["code"] for reply in repeated} == {"overloaded"}
-        assert {reply.headers["retry-after"] for reply in repeated} == {"1"}
+        assert {reply.headers["retry-after"] for reply in replies} == {"7"}
         for headers in ({"authorization": "Bearer other"}, {"x-priority": "batch"}):
             assert edge.post("/full", headers=headers).text == "full"
         assert edge.post("/echo").status_code == 200
         wait_for(lambda: edge.post("/full").text == "full", 5)
+
+
+def test_repeated_refusal_has_the_last_retry_after_of_its_kind() -> None:
+    with (
+        run_edge(ClientLimits(refusals=5)) as edge,
+        httpx.Client(base_url=edge.url, timeout=20) as client,
+    ):
+        for kind, seconds in (("a", "12"), ("b", "110")):
+            edge.backend.retry_after = seconds
+            headers = {"x-api-key": kind}
+            replies = [client.post("/full", content=b"text", headers=headers) for _ in range(20)]
+            repeated = [reply for reply in replies if reply.text != "full"]
+            assert repeated
+            assert {tuple(r.headers.get_list("retry-after")) for r in repeated} == {(seconds,)}
 
 
 def test_refusals_for_other_reasons_are_not_counted() -> None:

@@ -198,31 +198,6 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             f"{CPU_ENCODER}.autoscaling_config",
             "initial_replicas (9)",
         ),
-        ({"http_options.request_timeout_s": 30}, "http_options.request_timeout_s", "(30 s)"),
-        ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
-        ({"http_options.request_timeout_s": 180}, "http_options.request_timeout_s", "(180 s"),
-        (
-            {f"{INGRESS}.user_config.builds.wait_s": 120},
-            "http_options.request_timeout_s",
-            "user_config.builds.wait_s (120 s) and timeout_s (30 s) together",
-        ),
-        ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
-        (
-            {f"{CPU_ENCODER}.health_check_timeout_s": 5},
-            f"{CPU_ENCODER}.health_check_timeout_s",
-            "replaced after 16.1 s (3 checks of 5 s); the limit is half of the Ingress's "
-            "user_config.timeout_s, 15 s",
-        ),
-        (
-            {f"{INGRESS}.user_config.timeout_s": 13},
-            f"{INGRESS}.health_check_timeout_s",
-            "replaced after 7.1 s",
-        ),
-        (
-            {f"{APP}.args.hang_timeout_s": 12},
-            f"{CPU_ENCODER}.health_check_period_s",
-            "found after 15.3 s",
-        ),
         (
             {f"{CPU_ENCODER}.max_surge_percent": 0},
             f"{CPU_ENCODER}.max_surge_percent",
@@ -257,9 +232,6 @@ def test_conflicting_settings_are_reported(
         {f"{INGRESS}.max_ongoing_requests": 32},
         {f"{INGRESS}.user_config.placement.target_s": 30},
         {f"{INGRESS}.user_config.placement.default": "auto"},
-        {"http_options.request_timeout_s": 121},
-        {"http_options.request_timeout_s": 179},
-        {f"{INGRESS}.user_config.timeout_s": 60, f"{APP}.args.hang_timeout_s": 26},
         {f"{APP}.route_prefix": "/v2/models"},
         {f"{APP}.route_prefix": None},
         {

@@ -43,6 +43,17 @@ def test_damaged_models_are_rejected_and_the_others_open(tmp_path: Path) -> None
     }
 
 
+def test_log_names_the_store_of_a_rejected_model_and_the_error_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = seal_tiny(tmp_path, "tiny/damaged")
+    (damaged / GRAPH_NAME).unlink()
+    (error,) = ModelRegistry(tmp_path, build_settings("tiny/damaged")).rejected().values()
+    assert f"tiny/damaged@{damaged.name}: `{GRAPH_NAME}`" in error.message
+    assert str(tmp_path) not in error.message
+    assert f"tiny/damaged of {tmp_path} rejected: " in caplog.text
+
+
 def test_find_of_a_rejected_model_raises_a_new_error_each_time(tmp_path: Path) -> None:
     (seal_tiny(tmp_path, "tiny/damaged") / GRAPH_NAME).unlink()
     registry = ModelRegistry(tmp_path, build_settings("tiny/damaged"))
@@ -171,7 +182,9 @@ def test_artifact_in_the_directory_of_another_id_is_rejected(tmp_path: Path) -> 
     sealed = seal_tiny(tmp_path, "tiny/mine")
     sealed.parent.rename(tmp_path / "tiny--yours")
     registry = ModelRegistry(tmp_path, [ModelSettings(id="tiny/yours")])
-    assert "`tiny/mine`" in registry.rejected()["tiny/yours"].message
+    message = registry.rejected()["tiny/yours"].message
+    assert "`tiny/mine`" in message
+    assert str(tmp_path) not in message
 
 
 def test_model_of_an_unknown_task_is_rejected(tmp_path: Path) -> None:
@@ -182,6 +195,7 @@ def test_model_of_an_unknown_task_is_rejected(tmp_path: Path) -> None:
     (error,) = registry.rejected().values()
     assert isinstance(error, UnknownTask)
     assert "`poetry`" in error.message
+    assert str(tmp_path) not in error.message
 
 
 def test_pinned_version_that_is_refused_ends_the_start(tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def link_graph_directory_outside(directory: Path) -> None:
     graphs.symlink_to(outside)
 
 
+def replace_manifest_by_directory(directory: Path) -> None:
+    (directory / MANIFEST_NAME).unlink()
+    (directory / MANIFEST_NAME).mkdir()
+
+
 def add_file(name: str) -> ManifestDamage:
     """Add a file `name` with the digest of the graph to the manifest."""
     return edit_manifest(lambda m: m["files"].update({name: m["files"][GRAPH_NAME]}))
@@ -135,6 +140,7 @@ def set_option(name: str, value: object) -> ManifestDamage:
         ),
         (edit_manifest(lambda m: m.pop("id")), errors.ManifestInvalid, "id"),
         (lambda d: (d / MANIFEST_NAME).unlink(), errors.ArtifactMissing, MANIFEST_NAME),
+        (replace_manifest_by_directory, errors.ManifestInvalid, "Is a directory"),
         (write_manifest(b"{"), errors.ManifestInvalid, MANIFEST_NAME),
         (write_manifest(b"\xff"), errors.ManifestInvalid, MANIFEST_NAME),
         (write_manifest(b"[]"), errors.ManifestInvalid, MANIFEST_NAME),
@@ -150,6 +156,8 @@ def test_read_of_a_damaged_artifact_names_the_damage(
         ArtifactManifest.read(directory)
     assert type(raised.value) is error
     assert named in raised.value.message
+    assert raised.value.message.startswith(f"tiny/model@{directory.name}: `")
+    assert str(tmp_path) not in raised.value.message, "clients read it"
 
 
 def test_read_of_a_sealed_artifact_returns_its_manifest(tmp_path: Path) -> None:
@@ -210,8 +218,9 @@ def test_latest_resolves_to_the_version_set_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["0123456789ab", "../escape", "LATEST", ""])
 def test_resolve_version_of_an_unknown_version_raises(version: str, tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/model")
-    with pytest.raises(errors.ArtifactMissing):
+    with pytest.raises(errors.ArtifactMissing, match="`tiny/model`") as raised:
         resolve_version(tmp_path, "tiny/model", version)
+    assert str(tmp_path) not in raised.value.message
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../../etc", b"0123456789ab"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from deployments.errors import ArtifactError
 from deployments.messages import Truncation
 from deployments.tokenization.encodings import (
     build_item,
@@ -24,6 +25,18 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer(directory)
     return open_tokenizer(directory)
+
+
+@pytest.mark.parametrize("content", [None, b"{}", b"\xff"])
+def test_damaged_tokenizer_is_named_without_a_path(content: bytes | None, tmp_path: Path) -> None:
+    directory = tmp_path / "tiny--model" / "0123456789ab"
+    directory.mkdir(parents=True)
+    if content is not None:
+        (directory / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ArtifactError) as raised:
+        open_tokenizer(directory)
+    assert raised.value.message.startswith("tiny/model@0123456789ab: `tokenizer.json` is not a ")
+    assert str(tmp_path) not in raised.value.message
 
 
 @pytest.mark.parametrize("keep", SIDES)

@@ -63,6 +63,7 @@ async def test_ready_needs_one_open_model_and_lists_rejected_ones(
     (reason,) = none_left.json()["missing"]
     assert reason.startswith("no model could be opened: ")
     assert GRAPH_NAME in reason
+    assert str(tmp_path) not in one_left.text + none_left.text, "it is public"
 
 
 async def test_metrics_have_prometheus_format(tiny_store: Path) -> None:
