@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "benchmarks.serving.quality", "Measure task metrics through the server", _EXTRAS
     ),
     "profile": CommandSpec(
-        "benchmarks.serving.profile", "Measure CPU time per process and request", _EXTRAS
+        "benchmarks.serving.profile", "Measure CPU time and wake-ups of each process", _EXTRAS
     ),
     "rivals": CommandSpec(
         "benchmarks.rivals.command", "Measure other servers beside Hundredfold", _EXTRAS

@@ -64,7 +64,7 @@ def build_demo_variants(
 
 
 def plan_variant(model: DemoModel, alias: str, store: Path) -> BuildRequest:
-    """Return the build of one graph, which fails rather than seal another one."""
+    """Return a build with one candidate. It fails if the accuracy gate rejects the candidate."""
     request, candidate = model.request(store), VARIANTS[alias]
     return replace(
         request,

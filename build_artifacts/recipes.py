@@ -182,10 +182,10 @@ class BuildRecipe:
 
     def digest(self) -> str:
         """Return a digest that differs for different recipes."""
-        return digest_of(self)
+        return compute_digest(self)
 
 
-def digest_of(recipe: object) -> str:
+def compute_digest(recipe: object) -> str:
     """Return the hex digest of a recipe or a part; it includes class and field names."""
     text = json.dumps(recipe, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import psutil
 
-# What an HTTP/2 client sends first, with an empty SETTINGS frame. Each gRPC server sends its own at
-# once, without authentication, on a thread of its own.
+# The first bytes of an HTTP/2 client, with an empty SETTINGS frame. Each gRPC server sends its own
+# at once, without authentication, on a thread of its own.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 ANSWER_S = 1.5
 # Probes in a row without an answer, after which all of Ray starts again: 3 to 4 s. Requests are

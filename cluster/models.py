@@ -30,7 +30,7 @@ class ActionCommand:
         parser.add_argument("name", help=NAME_HELP)
         for name, field in self.action.arguments.model_fields.items():
             if field.is_required():
-                parser.add_argument(name, type=_type_of(field), help=field.description)
+                parser.add_argument(name, type=_find_type(field), help=field.description)
             else:
                 parser.add_argument(f"--{name}", action="store_true", help=field.description)
         _add_common(parser)
@@ -86,7 +86,7 @@ def describe(entry: ModelEntry) -> list[str]:
     return lines
 
 
-def _type_of(field: FieldInfo) -> type[str] | type[float]:
+def _find_type(field: FieldInfo) -> type[str] | type[float]:
     return float if field.annotation is float else str
 
 

@@ -87,14 +87,14 @@ class ChildProcesses:
                 if process is not None and process.status() == psutil.STATUS_STOPPED:
                     yield process
 
-    def ended(self) -> dict[str, int]:
+    def find_ended(self) -> dict[str, int]:
         """Return the exit codes of the children that have ended, in the order of their starts."""
         codes = {name: process.poll() for name, process in self._processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
     def failure(self) -> str | None:
         """Describe a child that has ended; None while all run."""
-        for name, code in self.ended().items():
+        for name, code in self.find_ended().items():
             log = self.run_dir / f"{name}.log"
             tail = log.read_text(errors="replace").strip().splitlines()[-5:]
             return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
@@ -102,7 +102,7 @@ class ChildProcesses:
 
     def wait(self, is_ray_silent: Callable[[], bool]) -> None:
         """Wait until a child has ended. Kills Ray if it is silent."""
-        while not self.ended():
+        while not self.find_ended():
             if is_ray_silent():
                 self._processes["ray"].kill()
             time.sleep(POLL_S)

@@ -79,7 +79,7 @@ class RayHost:
             return silent is not None
 
         self.children.wait(is_ray_silent)
-        if "ray" not in self.children.ended():  # else everything starts again
+        if "ray" not in self.children.find_ended():  # else everything starts again
             time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
@@ -88,7 +88,7 @@ class RayHost:
         for _ in range(MAX_STARTS):
             self.progress.report(f"{self.children.failure()}\nstarting again")
             try:
-                if "ray" in self.children.ended():
+                if "ray" in self.children.find_ended():
                     self.children.kill()
                     self.start()
                 else:

@@ -24,7 +24,7 @@ _OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "be
 
 
 class Command(Protocol):
-    """What a module provides to be a subcommand."""
+    """Functions by which a module is a subcommand."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 

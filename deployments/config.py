@@ -67,7 +67,7 @@ class EncoderSettings(HardwareSettings):
 
     concurrent_passes: int = Field(1, ge=1)  # forward passes in parallel
     tune: Literal["background", "off"] = "background"  # models without measurements for this host
-    tune_seconds: float = Field(60.0, gt=0)  # measuring time per model
+    tune_seconds: float = Field(60.0, gt=0)  # measuring time per model and number of threads
     # Bytes of graphs opened a second time, for passes that run alone on all cores; 0: none.
     lone_pass_bytes: int = Field(0, ge=0)
 
@@ -131,16 +131,22 @@ class LimitSettings(_Settings):
     inflight_items: int = Field(8_192, ge=1)  # half of them per client
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
-    inflight_generations: int = Field(256, ge=1)  # generations in flight
+    inflight_generations: int = Field(512, ge=1)  # half of them per client
     trusted_proxies: int = Field(0, ge=0)  # before HAProxy, that add to `x-forwarded-for`
     choices: int = Field(8, ge=1)  # answers per prompt: `n`, `best_of`
 
     @model_validator(mode="after")
     def _check_one_request_fits(self) -> Self:
         if self.inflight_body_bytes < self.body_bytes:
-            raise ValueError("`inflight_body_bytes` must be at least `body_bytes`")
+            raise ValueError(
+                f"`inflight_body_bytes` is {self.inflight_body_bytes}; "
+                f"the minimum is `body_bytes`, {self.body_bytes}. Set it to this or more."
+            )
         if self.inflight_items < self.items:
-            raise ValueError("`inflight_items` must be at least `items`")
+            raise ValueError(
+                f"`inflight_items` is {self.inflight_items}; "
+                f"the minimum is `items`, {self.items}. Set it to this or more."
+            )
         return self
 
 

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Clients without queued items that are kept before the next search for those to forget.
+# Clients without queued items, at most; with more, the queue drops the entries without influence.
 MAX_IDLE_CLIENTS = 64
 LOWER_SHARE = 1 / 16
 

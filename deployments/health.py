@@ -26,7 +26,8 @@ HANG_TIMEOUT_S = 10.0
 # A call may also run this many times as long as its size and the slowest calls before predict, so
 # that a long text on a slow machine is not taken for a hang where `hang_timeout_s` is too low.
 SLOW_FACTOR = 4.0
-# What the pace of the slowest call keeps with each call that succeeds; one stall is forgotten.
+# Factor by which each successful call lowers the pace of the slowest one, so that a single stall
+# stops counting after some tens of calls.
 PACE_DECAY = 0.95
 # Consecutive failed calls after which a model is quarantined. An engine that is lost for good
 # raises the same errors as one that gets a bad input.

@@ -102,7 +102,7 @@ class Call(NamedTuple):
     truncation: Truncation
     deadline_s: float  # see deployments.deadlines
     windowing: Windowing | None = None  # for tasks that return character positions
-    client: str = ""  # that the queues are fair to
+    client: str = ""  # name; queues serve clients in equal shares
     priority: int = 0  # index in PRIORITIES
 
 
@@ -179,6 +179,8 @@ class TokenizeRequest(NamedTuple):
     model: ModelRef
     texts: tuple[str, ...]
     special: bool  # include special tokens
+    client: str = ""  # as in Call
+    priority: int = 0
 
 
 class TextTokens(NamedTuple):
@@ -195,6 +197,8 @@ class DecodeRequest(NamedTuple):
     model: ModelRef
     sequences: tuple[tuple[int, ...], ...]
     skip_special: bool  # omit special tokens
+    client: str = ""
+    priority: int = 0
 
 
 class CallResult(NamedTuple):
@@ -224,10 +228,12 @@ Prompt = str | tuple[int, ...] | Chat
 
 
 def count_prompt(prompt: Prompt) -> int:
-    """Count the characters or token ids of a prompt; of a chat, those of its contents."""
-    if isinstance(prompt, Chat):
-        return sum(len(message["content"]) for message in prompt.messages)
-    return len(prompt)
+    """Count the characters or token ids of a prompt; of a chat, about those it renders to."""
+    if not isinstance(prompt, Chat):
+        return len(prompt)
+    messages = ((each["content"], each.get("tool_calls", "")) for each in prompt.messages)
+    tools = len(str(prompt.tools)) if prompt.tools else 0
+    return tools + sum(len(content) + len(str(calls)) for content, calls in messages)
 
 
 class SamplingParams(NamedTuple):
@@ -289,7 +295,7 @@ class GenerationOptions(NamedTuple):
     truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
     truncation: Truncation = Truncation.REFUSE  # of a prompt beyond the maximum length
     languages: Languages | None = None  # None: the defaults of the checkpoint
-    prefix_cache_scope: str = ""  # prompts share cached prefixes with those of the same scope
+    prefix_cache_scope: str = ""  # prompts of one scope share cached prefixes
 
 
 class GenerationCall(NamedTuple):

@@ -20,7 +20,7 @@ class LoadedModel(NamedTuple):
 
 
 class PoolRequest(NamedTuple):
-    """What a replica does with a model in its memory before it lists them all."""
+    """An action on one model of a replica, which then lists the models in its memory."""
 
     action: Literal["list", "load", "unload"]
     model: ModelRef | None = None

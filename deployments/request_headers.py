@@ -15,8 +15,8 @@ OPTION_HEADERS = {
     "x-request-timeout-ms": "deadline_ms",
     "x-priority": "priority",
 }
-# Seconds after which OpenAI's clients give up: the names in Python and in JavaScript. They send
-# their default too, so any other header of a deadline wins.
+# The timeout of OpenAI's clients in s; the first header is sent by Python, the second by
+# JavaScript. They send their default too, so any other deadline of the request wins.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 # Marks the refusal of a request because of a queue. HAProxy counts and removes it (cluster/edge).
 REFUSAL_HEADER = "x-queue-refusal"

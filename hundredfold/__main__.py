@@ -21,7 +21,7 @@ exit codes: 0 success, 1 failed with a message, 2 wrong command line, 130 interr
 """
 
 
-def _commands_of(package: str) -> Mapping[str, CommandSpec]:
+def _load_commands(package: str) -> Mapping[str, CommandSpec]:
     """Return a package's commands; none where it is not installed, as in the serving images."""
     if importlib.util.find_spec(package) is None:
         return {}
@@ -31,8 +31,8 @@ def _commands_of(package: str) -> Mapping[str, CommandSpec]:
 
 def build_program() -> Program:
     """Arrange the commands of all installed packages in one tree."""
-    cluster, compiler = _commands_of("cluster"), dict(_commands_of("build_artifacts"))
-    benchmarks = _commands_of("benchmarks")
+    cluster, compiler = _load_commands("cluster"), dict(_load_commands("build_artifacts"))
+    benchmarks = _load_commands("benchmarks")
     tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster["up"]}
     tree |= {name: compiler.pop(name) for name in ("build", "demo") if name in compiler}
     models = {

@@ -13,7 +13,7 @@ Metrics = Mapping[str, Mapping[Any, float]]  # by name and replica
 
 
 class ReplicaLoad(NamedTuple):
-    """What the controller knows at one time; means of `look_back_period_s`."""
+    """Inputs of the controller at one time; means of `look_back_period_s`."""
 
     running: int  # replicas
     metrics: Metrics  # reported by the replicas

@@ -36,7 +36,7 @@ CountCalls = Callable[[NDArray[np.float64]], float]
 
 @dataclass(slots=True)
 class _Arrivals:
-    """What is left of the requests of one second."""
+    """Remaining requests of one second."""
 
     second: int
     work: float
@@ -45,7 +45,7 @@ class _Arrivals:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened in each second, and the latencies of all requests."""
+    """Counts of each second, and the latencies of all requests."""
 
     replicas: list[int] = field(default_factory=list)  # running
     paid: list[int] = field(default_factory=list)  # running or starting

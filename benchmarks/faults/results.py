@@ -16,7 +16,7 @@ MIN_ANSWERED = 0.999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultResult:
-    """What clients saw of one fault, from some seconds before it until the server recovered."""
+    """Responses to clients around one fault, from seconds before it until the server recovers."""
 
     kind: str
     action: ProcessFault

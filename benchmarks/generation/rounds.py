@@ -25,7 +25,8 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
-REPEATED_PER_ROUND = 4  # batched answers per round and number of streams to repeat unbatched
+# Batched answers that are requested again unbatched, in each round and for each number of streams.
+REPEATED_PER_ROUND = 4
 
 Key = tuple[str, str]  # part, system
 Pairs = list[tuple[StreamResult, StreamResult]]

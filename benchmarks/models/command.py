@@ -56,7 +56,7 @@ PAIRS = 400  # of requests to the hot and the pinned model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyModelsResults:
-    """What one run measured."""
+    """Results of one run."""
 
     models: int
     room: int  # models per replica

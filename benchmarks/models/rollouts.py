@@ -45,7 +45,7 @@ A, B, C, D = (f"{number:012x}" for number in (0xA, 0xB, 0xC, 0xD))
 SEEDS = {A: 1, B: 2, C: 3, D: 4}
 CANARY = f"{MODEL}@canary"
 CANARY_PERCENT = 10.0
-STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names that are asked for in turns
+STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names, requested in turns
 SPLIT_STEP = "canary 10 %"
 POOL_BYTES = 1 << 30
 RECOVERY_S = 60.0  # of a killed replica, at most
@@ -250,15 +250,15 @@ class Rollouts:
         in_split = [one for one in answers if one.step == SPLIT_STEP and one.name == MODEL]
         begins_s = min((one.started_s for one in in_split), default=0.0) + GRACE_S
         split = Counter(one.version for one in in_split if one.started_s > begins_s)
-        asked = sum(split.values())
+        requests = sum(split.values())
         return RolloutResults(
             rate=self._arguments.rate,
             steps=[
                 summarize_step(step, [one for one in answers if one.step == step], self._killed)
                 for step in dict.fromkeys(one.step for one in answers)
             ],
-            split_requests=asked,
-            split_percent=100 * split[B] / max(asked, 1),
+            split_requests=requests,
+            split_percent=100 * split[B] / max(requests, 1),
             statuses={str(k): n for k, n in Counter(one.status for one in answers).items()},
         )
 

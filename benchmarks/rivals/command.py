@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after wrong answers of ours."""
+    """Measure and write the results. Raise BenchmarkError, also if Hundredfold answers wrong."""
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
     with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:

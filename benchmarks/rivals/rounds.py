@@ -103,19 +103,19 @@ class RivalRounds:
         self, rival: Meter, server: ServerProcess, our_server: ServerProcess, number: int
     ) -> None:
         for workload in self.workloads:
-            theirs = self._open(rival, server, workload)
-            ours = self._open(self.ours, our_server, workload)
-            if theirs is None or ours is None:
+            peer = self._open(rival, server, workload)
+            hundredfold = self._open(self.ours, our_server, workload)
+            if peer is None or hundredfold is None:
                 continue
             levels = self._list_levels(workload)
             if rival.skipped.issuperset(levels):
                 continue
-            if self._probe(theirs) > MAX_EXPECTED_S:
+            if self._probe(peer) > MAX_EXPECTED_S:
                 rival.skipped.update(levels)
             for level in levels:
                 if self._is_skipped(rival, level):
                     continue
-                order = (ours, theirs) if number % 2 else (theirs, ours)
+                order = (hundredfold, peer) if number % 2 else (peer, hundredfold)
                 for active, idle in (order, order[::-1]):
                     self._measure(active, idle, level, rival.name, number)
 

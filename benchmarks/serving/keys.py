@@ -57,7 +57,7 @@ MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysResults:
-    """What one run measured."""
+    """Results of one run."""
 
     refusal_ms: Mapping[str, Mapping[str, float]]  # percentiles by reason
     connections: int

@@ -64,7 +64,7 @@ class DecodingTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingResults:
-    """What one run measured."""
+    """Results of one run."""
 
     shape: GptShape
     threads: int

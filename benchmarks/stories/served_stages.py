@@ -70,7 +70,7 @@ FP16 = describe_unmeasured(GPU_STAGE.name, "needs a GPU: run this story on a hos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResults:
-    """What one run measured."""
+    """Results of one run."""
 
     model_id: str
     pruned: float

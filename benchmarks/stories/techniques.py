@@ -58,7 +58,7 @@ class StepRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueResults:
-    """What one run measured. Every step adds to the one before."""
+    """Results of one run. Every step adds to the one before."""
 
     embedder: str
     generator: str | None

@@ -16,7 +16,7 @@ from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.measurement import BATCH_SLOTS, throughput_context
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.decoders.reference import DecoderReference
-from build_artifacts.recipes import DecoderRecipe, digest_of
+from build_artifacts.recipes import DecoderRecipe, compute_digest
 from build_artifacts.search.screening_settings import engine_settings
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
@@ -135,4 +135,4 @@ def describe_recipe(recipe: DecoderRecipe) -> str:
 
 def digest_decoder_recipe(recipe: DecoderRecipe) -> str:
     """Digest the fields that determine graph and result of the gate."""
-    return digest_of(replace(recipe, name="", other_options=()))[:12]
+    return compute_digest(replace(recipe, name="", other_options=()))[:12]

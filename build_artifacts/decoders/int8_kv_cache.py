@@ -231,7 +231,7 @@ class _Int8KvCacheWriter:
             self._write_kv(name, part, value, past)
             for part, value, past in zip(KV_NAMES, new, node.input[_PAST:_LENGTHS], strict=True)
         ]
-        (keys, past_keys, kept_keys), (values, past_values, kept_values) = sides
+        (keys, past_keys, updated_keys), (values, past_values, updated_values) = sides
         out = f"{name}/out"
         attended = self._op(
             ATTENTION,
@@ -240,7 +240,7 @@ class _Int8KvCacheWriter:
             domain=ORT_DOMAIN,
         )
         attended.attribute.extend(_drop_attributes(node, "do_rotary", "rotary_interleaved"))
-        return _subgraph(f"{name}/prefill", self._nodes, [out, kept_keys, kept_values])
+        return _subgraph(f"{name}/prefill", self._nodes, [out, updated_keys, updated_values])
 
     def _split_inputs(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
         """Return query, key and value; split a packed input."""

@@ -198,6 +198,6 @@ def _trace(
         (),
         example,
         dynamic_shapes=shapes,
-        # Otherwise strides at particular sizes would restrict the allowed sizes.
+        # By default export adds guards on strides at some sizes, which forbid sizes that work.
         prefer_deferred_runtime_asserts_over_guards=True,
     )

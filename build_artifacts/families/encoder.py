@@ -24,7 +24,7 @@ from build_artifacts.recipes import (
     DynamicInt8,
     SmoothedInt8,
     StaticInt8,
-    digest_of,
+    compute_digest,
 )
 from build_artifacts.search.graphs import (
     CandidateGraphs,
@@ -203,7 +203,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             (into / _SCREENING_NAME).write_text(screening.model_dump_json(), encoding="utf-8")
             return screening.describe()
 
-        key = f"screen-{device}-{digest_of(list(specs))[:12]}"
+        key = f"screen-{device}-{compute_digest(list(specs))[:12]}"
         done = self.context.steps.run_cached(key, "screen", f"{len(specs)} graphs", work)
         return SpeedScreening.model_validate_json((done / _SCREENING_NAME).read_bytes())
 
@@ -266,7 +266,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             (into / _TABLE_NAME).write_bytes(table.to_json())
             return ", ".join(variant.name for variant in table.selected_variants())
 
-        key = f"tune-{device}-{threads}-{digest_of([c.recipe.name for c in graphs])[:12]}"
+        key = f"tune-{device}-{threads}-{compute_digest([c.recipe.name for c in graphs])[:12]}"
         detail = f"{len(graphs)} graphs for {device}, {threads} threads per forward pass"
         done = self.context.steps.run_cached(key, "tune", detail, work)
         return CostTable.model_validate_json((done / _TABLE_NAME).read_bytes())
@@ -283,7 +283,7 @@ def _build_attempt(
     return Attempt(
         recipe=recipe,
         label=f"{recipe.name}{excluded}",
-        key=digest_of((recipe, excluded_nodes))[:12],
+        key=compute_digest((recipe, excluded_nodes))[:12],
         excluded_nodes=excluded_nodes,
     )
 

@@ -29,14 +29,14 @@ _SEED = 0  # of the drawn answers: equal items give equal importances
 
 
 class GroupStatistics(NamedTuple):
-    """What the items tell about the channel groups of one layer."""
+    """Importance of the channel groups of one layer, from the items."""
 
     importance: TorchTensor  # float64 [groups]
     moments: TorchTensor  # [C + 1, C + 1], sum over tokens of x times x for (channels, 1)
 
 
 class LayerStatistics(NamedTuple):
-    """What the items tell about one encoder layer."""
+    """Importance of the heads and columns of one encoder layer, from the items."""
 
     heads: GroupStatistics
     columns: GroupStatistics

@@ -29,7 +29,7 @@ _RIDGE = 1e-3  # of the mean square of a channel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """How much to prune, and the data to rate heads and columns on."""
+    """Share to prune, and the data that rate heads and columns."""
 
     fraction: float  # of the heads and of the columns, between 0 and 1
     data: Path | None = None  # in a format of `--eval`; labels are not used; None: the probes

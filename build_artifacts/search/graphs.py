@@ -15,7 +15,7 @@ from build_artifacts.recipes import (
     Quantization,
     StaticInt8,
     TorchProgramRecipe,
-    digest_of,
+    compute_digest,
 )
 from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.steps.export import export
@@ -179,4 +179,4 @@ def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
 
 
 def _short_digest(*parts: object) -> str:
-    return digest_of(parts)[:12]
+    return compute_digest(parts)[:12]

@@ -160,7 +160,10 @@ class ActivationSmoother:
     def _find_gated(
         self, source: ir.Value, readers: Sequence[Product]
     ) -> tuple[Product, int] | None:
-        """Return the product, and its first column, whose output a gated layer multiplies."""
+        """Return the product that a gated layer multiplies by its activation, and its first column.
+
+        None if `source` is not such a multiplication, or has other readers.
+        """
         node = source.producer()
         if node is None or node.op_type != "Mul" or len(source.uses()) != len(readers):
             return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from build_artifacts.smoothing.calibration import Observed
 from build_artifacts.types import FloatArray
 
-# Exponents of the activation in the factor: at 1 all channels get the same range.
+# Exponents of the activation range in SmoothQuant's factor; at 1 all channels get the same range.
 _STRENGTHS = (0.6, 0.7, 0.8, 0.9, 1.0)
 _MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
 _MAX_UINT8, _MAX_INT8 = 255, 127

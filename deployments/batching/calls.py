@@ -46,7 +46,7 @@ class QueuedCall:
     forward_s: float = 0.0
     batch_items: int = 0
     price: float = 0.0  # of the items in the queue
-    measured_at: int = 0  # passes of the model from which on its time is measured
+    measured_at: int = 0  # passes of the model before which a prediction drops nothing
 
 
 @dataclass(slots=True)

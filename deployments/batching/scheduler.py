@@ -44,7 +44,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class LonePass(NamedTuple):
-    """How a pass runs that is alone."""
+    """Settings of a pass that runs alone."""
 
     engine: EncoderEngine | None = None  # None: the model's usual one
     is_brief: bool = False  # short enough to run on the event loop

@@ -17,7 +17,7 @@ NEIGHBORS = 3  # builds of the most similar size that an estimate is the median 
 
 
 class BuildStatus(BaseModel):
-    """What clients see of a build."""
+    """Status of a build for clients."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""What is known of the build of one model: a small file in the store."""
+"""Record of the build of one model: a small file in the store."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def is_hub_id(source: str) -> bool:
 
 
 def default_model_id(source: str) -> str:
-    """Return the id under which a source is stored. Raises InvalidField if it needs a given one."""
+    """Return the model id that a source gets by default. Raises InvalidField if it has none."""
     if is_hub_id(source):
         return source.partition("@")[0]
     if source.startswith(PACKAGE_PREFIX):

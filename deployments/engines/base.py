@@ -31,7 +31,7 @@ def translate_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
-    """What an engine needs to open a graph, sealed or not."""
+    """Description of a graph, sealed or not, for the engine that opens it."""
 
     path: Path
     device: Device

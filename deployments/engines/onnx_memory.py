@@ -12,7 +12,7 @@ from functools import cache
 import onnxruntime as ort
 
 # A larger pass returns its memory: often hundreds of megabytes, while it gains least by keeping it.
-KEPT_TOKENS = 1_024
+MAX_RETAINED_TOKENS = 1_024
 # Memory of a pass is returned after this many passes of less than a quarter of its tokens.
 SMALL_PASSES = 64
 SMALL_SHARE = 0.25
@@ -28,9 +28,9 @@ def share_arena() -> None:
 
 
 class ArenaTrimmer:
-    """Decides which passes of a session are followed by a return of unused arena memory.
+    """Decides after which passes of a session ONNX Runtime returns unused arena memory.
 
-    Passes in other threads may be missed by the count, which only delays a return.
+    The counts take no lock. A pass that another thread hides only delays a return.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ArenaTrimmer:
 
     def options(self, tokens: int) -> ort.RunOptions | None:
         """Options for a pass of `tokens`, padding included."""
-        if tokens <= KEPT_TOKENS and not self._is_unused(tokens):
+        if tokens <= MAX_RETAINED_TOKENS and not self._is_unused(tokens):
             return None
         self._largest = self._small = 0
         return self._options

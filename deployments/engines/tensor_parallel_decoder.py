@@ -58,7 +58,7 @@ class _ProcessReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _WorkerSpec:
-    """What a process needs to open its shard."""
+    """Description of a shard for the process that opens it."""
 
     number: int
     rendezvous_file: Path  # for the process group

@@ -102,9 +102,9 @@ class TorchDecoder:
         loaded, tokens = self.loaded, len(ids)
         check_prompt(self.info, ids, start)
         kv_length = self._round_kv_length(start + tokens)
-        wanted = range(tokens) if all_logits else range(tokens - 1, tokens)
+        indices = range(tokens) if all_logits else range(tokens - 1, tokens)
         with translate_errors(self.info.compute_type), torch.inference_mode():
-            values = ([list(ids)], [start], list(wanted))
+            values = ([list(ids)], [start], list(indices))
             inputs = (torch.tensor(value, device=self._device) for value in values)
             logits = loaded.module(*inputs, loaded.kv_arrays(slot, slot + 1, kv_length))[0]
             return _to_host(logits if all_logits else logits[0])

@@ -124,7 +124,7 @@ def _register_attention(attention: Attention) -> str:
 
 
 def _build_mask(positions: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-    """An additive mask [B, 1, T, kv_length]: each token sees those before it."""
+    """Build an additive mask [B, 1, T, kv_length]: a token sees itself and earlier tokens."""
     import torch
 
     kv_positions = torch.arange(cached.shape[2], device=positions.device)

@@ -53,7 +53,7 @@ LIMITS = LLParserLimits(
 
 
 class TrialLimits(NamedTuple):
-    """What one compilation may take."""
+    """Limits of one compilation."""
 
     cpu_s: float
     memory_bytes: int
@@ -134,13 +134,13 @@ class _TrialProcess:
     """The replica's end of a server process."""
 
     def __init__(self, tokenizer: bytes) -> None:
-        self._control, theirs = socket.socketpair()
+        self._control, child_end = socket.socketpair()
         try:
-            with theirs:
+            with child_end:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__],
                     cwd=_PACKAGES,
-                    stdin=theirs.fileno(),
+                    stdin=child_end.fileno(),
                     stdout=subprocess.DEVNULL,
                 )
         except OSError as error:
@@ -164,15 +164,15 @@ class _TrialProcess:
 
         Empty if the server ended before.
         """
-        ours, theirs = socket.socketpair()
-        ours.settimeout(WAIT_S)
-        with ours:
+        parent_end, child_end = socket.socketpair()
+        parent_end.settimeout(WAIT_S)
+        with parent_end:
             try:
-                with theirs:
-                    socket.send_fds(self._control, [STARTED], [theirs.fileno()])
-                ours.sendall(request)
-                ours.shutdown(socket.SHUT_WR)
-                return _read_all(ours)
+                with child_end:
+                    socket.send_fds(self._control, [STARTED], [child_end.fileno()])
+                parent_end.sendall(request)
+                parent_end.shutdown(socket.SHUT_WR)
+                return _read_all(parent_end)
             except TimeoutError as error:
                 raise Overloaded(
                     f"the grammar was not compiled within {WAIT_S:g} s: this host is too busy; "

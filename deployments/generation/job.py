@@ -102,7 +102,7 @@ class ModelContext:
 
 
 class Demand(NamedTuple):
-    """What a job still requires. A call has no `prompt_tokens` before it is prepared."""
+    """Remaining demand of a job. A call has no `prompt_tokens` before it is prepared."""
 
     min_new_tokens: int
     max_new_tokens: int

@@ -32,7 +32,7 @@ from deployments.tokenization.encodings import open_tokenizer, translate_panics,
 
 
 class PromptTruncation(NamedTuple):
-    """How to shorten a prompt with too many tokens."""
+    """Rule that shortens a prompt with too many tokens."""
 
     max_tokens: int
     side: Truncation  # REFUSE: do not shorten; the caller rejects the prompt
@@ -195,7 +195,7 @@ class RequestPreparer:
         self._grammars.close()
 
     def estimate(self, call: GenerationCall) -> Demand:
-        """What the call demands at most, before its prompt is tokenized. Thread-safe."""
+        """Bound the demand of a call before its prompt is tokenized. Thread-safe."""
         options, context = call.options, self._model.context
         requested = context if options.max_new_tokens is None else options.max_new_tokens
         beams = 1 if options.beam_search is None else options.beam_search.num_beams

@@ -1,4 +1,4 @@
-"""How much longer than predicted jobs may take, learned from those that ended."""
+"""Safety factor of predicted times, learned from jobs that ended."""
 
 from __future__ import annotations
 

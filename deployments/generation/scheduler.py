@@ -149,7 +149,7 @@ class GenerationLoop:
             self._publish_events()
 
     def _step(self) -> None:
-        # What passes between two steps, such as the wait for the interpreter's lock, counts too.
+        # Time between two steps, such as the wait for the interpreter's lock, counts too.
         started_s = self._ended_s or time.perf_counter()
         active_before = len(self._executor.active)
         self._drop_jobs()

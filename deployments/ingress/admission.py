@@ -50,12 +50,14 @@ class Admission:
             )
         check_prompts(prompts, candidates, self.limits)
 
-    def reserve_generations(self, completions: int) -> None:
-        """Raises Overloaded, or TooManyItems for more than can ever be free."""
-        if completions > self.generations.limit:
+    def reserve_generations(self, completions: int, client: str) -> None:
+        """Raises Overloaded, or TooManyItems for more than the client can ever have."""
+        limit = self.generations.limit
+        share = max(limit // 2, 1) if client else limit
+        if completions > share:
             raise TooManyItems(
-                f"`prompt` needs {completions} completions; the maximum is "
-                f"{self.generations.limit}. Send fewer prompts or choices.",
+                f"`prompt` needs {completions} completions; the maximum is {share}. Send fewer "
+                "prompts or choices.",
                 field="prompt",
             )
-        self.generations.reserve(completions)
+        self.generations.reserve(completions, client)

@@ -68,7 +68,8 @@ class EncoderExecutor:
     async def _compute(
         self, key: BatchKey, request: ResolvedRequest, deadline_s: float
     ) -> CallResult:
-        queue = (key.device, request.client, request.options.priority)
+        # Models share the queue of a replica, but each has its own prices.
+        queue = (key.model, key.task, key.device, request.client, request.options.priority)
         if self._in_flight:  # else nothing is queued, whatever a replica said before
             self._refusals.check(queue, request.characters, deadline_s)
         call = Call(

@@ -52,6 +52,10 @@ class GenerationPlan:
     def model(self) -> RegisteredModel:
         return self.work.model
 
+    @property
+    def client(self) -> str:
+        return self.calls[0].client
+
     def repeat_with(self, model: RegisteredModel, seeds: Sequence[int]) -> GenerationPlan:
         """Return the plan of the same answers by another model, at the lowest priority."""
         deadline_s = deadline_after(REPEAT_TIMEOUT_S)

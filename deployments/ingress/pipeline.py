@@ -44,7 +44,7 @@ from deployments.ingress.tokenization import (
     replace_ids_with_texts,
 )
 from deployments.ingress.version_prober import VersionProber
-from deployments.messages import CallResult, count_characters
+from deployments.messages import CallResult, DecodeRequest, TokenizeRequest, count_characters
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
@@ -157,13 +157,12 @@ class RequestPipeline:
             )
             check_count("inputs", len(texts), self.settings.limits.items)
             context.items = len(texts)
-            with self.admission.items.hold(len(texts)):
+            client, priority = self._client(), request.options.priority_index
+            with self.admission.items.hold(len(texts), client):
                 return await self._tokenization.tokenize(
-                    model.ref,
-                    texts,
+                    TokenizeRequest(model.ref, texts, special, client, priority),
                     self.settings.limits,
                     timeout_s=request.options.limit_timeout(self.settings.timeout_s),
-                    special=special,
                 )
 
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
@@ -172,18 +171,29 @@ class RequestPipeline:
             model = await self._select_model(request, "decode", context)
             return await self._decode(request, model, context, skip_special=skip_special)
 
+    async def find_generator(self, model_id: str | None) -> RegisteredModel:
+        """Find the generative model that answers. Raises as `RequestResolver.find_generator`."""
+        return await self.settle(model_id, self.resolver.find_generator(model_id))
+
+    async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
+        """Return the model that answers for a name: not one that fails its first trial now."""
+        name = name or model.ref.id
+        while await self._prober.refuses(name, model):
+            model = self.registry.find(name)
+        return model
+
     async def complete(self, request: GenerationRequest) -> GenerationResponse:
         """Generate all completions of a request. Raises ServeError."""
         span = RequestSpan(self._recorder)
         with span.close_on_error() as context:
             plan = await self._plan_generation(request, context)
-            self.admission.reserve_generations(len(plan.calls))
+            self.admission.reserve_generations(len(plan.calls), plan.client)
             end_work = self._forecasts.start(plan.work, plan.device)
             try:
                 completions = await self._generators.complete(plan)
             finally:
                 end_work()
-                self.admission.generations.release(len(plan.calls))
+                self.admission.generations.release(len(plan.calls), plan.client)
             context.compute = completions[0].started.compute_type
             started = [completion.started for completion in completions]
             finished = [completion.finished for completion in completions]
@@ -203,13 +213,13 @@ class RequestPipeline:
             if request.candidates != request.choices:
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
             plan = await self._plan_generation(request, context)
-            self.admission.reserve_generations(len(plan.calls))
+            self.admission.reserve_generations(len(plan.calls), plan.client)
             end_work = self._forecasts.start(plan.work, plan.device)
 
             def end(stream: GenerationStream, status: int) -> None:
                 end_work()
                 self._forecasts.record_answers(plan.model, plan.device, stream.finished)
-                self.admission.generations.release(len(plan.calls))
+                self.admission.generations.release(len(plan.calls), plan.client)
                 if stream.started:
                     context.compute = stream.started[0].compute_type
                 context.timings = sum_timings(stream.started, stream.finished, plan.candidates)
@@ -242,7 +252,7 @@ class RequestPipeline:
         context: RequestContext,
     ) -> ResolvedRequest:
         selection = selection or self.resolver.select(request)
-        model = await self._settle(request.model_id, selection.model)
+        model = await self.settle(request.model_id, selection.model)
         selection = selection._replace(model=model)
         context.model = model.ref.id
         task = resolve_task(selection)
@@ -266,7 +276,7 @@ class RequestPipeline:
             device=choice.device,
             fallback=choice.fallback,
             options=request.options,
-            client=current_client(self.settings.limits.trusted_proxies),
+            client=self._client(),
         )
 
     async def _read_inputs(
@@ -291,27 +301,23 @@ class RequestPipeline:
         sequences = len(inputs.sequences)
         check_count(inputs.path, sequences, self.settings.limits.items)
         context.items = sequences
-        with self.admission.items.hold(sequences):
+        client, priority = self._client(), request.options.priority_index
+        with self.admission.items.hold(sequences, client):
             return await self._tokenization.decode(
-                model.ref,
-                inputs,
+                DecodeRequest(model.ref, inputs.sequences, skip_special, client, priority),
                 self.settings.limits,
                 timeout_s=request.options.limit_timeout(self.settings.timeout_s),
-                skip_special=skip_special,
+                path=inputs.path,
             )
 
-    async def _settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
-        """Return the model that answers for a name: not one that fails its first trial now."""
-        name = name or model.ref.id
-        while await self._prober.refuses(name, model):
-            model = self.registry.find(name)
-        return model
+    def _client(self) -> str:
+        return current_client(self.settings.limits.trusted_proxies)
 
     async def _select_model(
         self, request: InferenceRequest, task: str, context: RequestContext
     ) -> RegisteredModel:
         context.task = task
-        model = await self._settle(request.model_id, self.resolver.select(request).model)
+        model = await self.settle(request.model_id, self.resolver.select(request).model)
         context.model = model.ref.id
         return model
 
@@ -319,8 +325,7 @@ class RequestPipeline:
         self, request: GenerationRequest, context: RequestContext
     ) -> GenerationPlan:
         context.task = TaskName.TEXT_GENERATION.value
-        model = self.resolver.find_generator(request.model_id)
-        model = await self._settle(request.model_id, model)
+        model = request.model or await self.find_generator(request.model_id)
         context.model, context.task = model.ref.id, request.task or model.tasks[0]
         context.items = len(request.prompts)
         self.admission.check_generation(request.prompts, request.choices, request.candidates)

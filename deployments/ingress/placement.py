@@ -9,7 +9,7 @@ from deployments.artifacts.types import Device
 
 
 class PoolForecast(NamedTuple):
-    """What one request would meet in the replicas of one device."""
+    """Forecast for one request in the replicas of one device."""
 
     device: Device
     queue_s: float  # until the work before it is done

@@ -132,7 +132,7 @@ class PoolForecasts:
         rates = self._rates.get((model.ref, device))
         if rates is None:
             return
-        lengths = _remember(self._lengths, model.ref, WorkRate)
+        lengths = _cache(self._lengths, model.ref, WorkRate)
         for answer in answers:
             run_s = answer.timings.prefill_s + answer.timings.decode_s
             rates.work.record(answer.generated_tokens, run_s / self._count_slots(model, device))
@@ -143,9 +143,7 @@ class PoolForecasts:
         return self._args.generators[device].kv_slots if model.is_generative else 1
 
     def _find_rates(self, model: RegisteredModel, device: Device) -> _Rates:
-        return _remember(
-            self._rates, (model.ref, device), lambda: self._estimate_rates(model, device)
-        )
+        return _cache(self._rates, (model.ref, device), lambda: self._estimate_rates(model, device))
 
     def _estimate_rates(self, model: RegisteredModel, device: Device) -> _Rates:
         if model.is_generative:
@@ -172,13 +170,13 @@ class PoolForecasts:
         return size / LOAD_BYTES_PER_S + start_s
 
 
-def _remember(kept: OrderedDict[K, T], key: K, build: Callable[[], T]) -> T:
+def _cache(entries: OrderedDict[K, T], key: K, build: Callable[[], T]) -> T:
     """Return the entry of `key`; a new one takes the place of the oldest."""
-    if key not in kept:
-        if len(kept) >= MAX_MODELS:
-            kept.popitem(last=False)
-        kept[key] = build()
-    return kept[key]
+    if key not in entries:
+        if len(entries) >= MAX_MODELS:
+            entries.popitem(last=False)
+        entries[key] = build()
+    return entries[key]
 
 
 def _do_nothing() -> None:

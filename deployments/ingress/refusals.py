@@ -21,11 +21,11 @@ class _RefusedRequest(NamedTuple):
 class RecentRefusals:
     """The last refusal per queue. Use from one event loop.
 
-    A key of a queue names all that the order of service and the cost depend on, such as device,
-    priority and client, but for the size: the characters of a request. A replica knows its queue,
-    prices and other clients, so it predicts the end of a request. What it refused is refused again
-    here, at the cost of a look-up: requests of the same queue that are at least as large and have
-    no later deadline than the predicted end.
+    A key of a queue names all that the order of service and the cost depend on, such as model,
+    device, priority and client, but for the size: the characters of a request. A replica knows its
+    queue, prices and other clients, so it predicts the end of a request. What it refused is refused
+    again here, at the cost of a look-up: requests of the same queue that are at least as large and
+    have no later deadline than the predicted end.
     """
 
     def __init__(self) -> None:

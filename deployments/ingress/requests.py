@@ -60,7 +60,8 @@ class GenerationRequest:
     prompt: Prompt
     further_prompts: tuple[Prompt, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    model_id: str | None = None  # None: the first generative model
+    model: RegisteredModel | None = None  # the one that the request was parsed for
+    model_id: str | None = None  # without `model`; None: the first generative model
     choices: int = 1  # completions returned per prompt; the seed counts up from the given one
     best_of: int | None = None  # candidates per prompt, of which the best `choices` are returned
     task: str | None = None  # for the request log; None: the model's first task

@@ -228,7 +228,11 @@ class BatchSlots:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, calls: list[PendingCall]) -> list[None]:
-        """Start to send one micro-batch: @serve.batch would hold every outcome for the last."""
+        """Start to send one micro-batch and return at once.
+
+        @serve.batch delivers results together, so a function that awaited them would delay each
+        call until the last one of its batch. `_send` resolves every call by itself.
+        """
         self._taken += 1
         task = asyncio.get_running_loop().create_task(self._run(calls))
         self._tasks.add(task)

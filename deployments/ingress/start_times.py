@@ -1,4 +1,4 @@
-"""How long the first replica of a deployment takes to start, as the reads of the status show it."""
+"""Start times of the first replica of a deployment, from the reads of the status."""
 
 from __future__ import annotations
 

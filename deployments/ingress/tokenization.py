@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import LimitSettings
 from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import InputTooLong, UnknownToken
-from deployments.messages import DecodeRequest, ModelRef, TextTokens, TokenizeRequest
+from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
 from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 from deployments.transports.base import TokenizerClient
@@ -116,20 +116,14 @@ class TokenizationService:
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
 
     async def tokenize(
-        self,
-        model: ModelRef,
-        texts: tuple[str, ...],
-        limits: LimitSettings,
-        *,
-        timeout_s: float,
-        special: bool,
+        self, request: TokenizeRequest, limits: LimitSettings, *, timeout_s: float
     ) -> list[TokenizedText]:
         """Tokenize each text without truncation.
 
         Raises InputTooLong when all texts together exceed `limits.item_chars`: the description of a
         token is twenty times as long as the token.
         """
-        length, max_chars = sum(map(len, texts)), limits.item_chars
+        length, max_chars = sum(map(len, request.texts)), limits.item_chars
         if length > max_chars:
             raise InputTooLong(
                 f"`inputs` has {length} characters in total; the maximum is {max_chars}. Send "
@@ -137,36 +131,29 @@ class TokenizationService:
                 field="inputs",
             )
         async with _with_timeout(timeout_s):
-            tokens = await self._client.tokenize(TokenizeRequest(model, texts, special))
-        return list(map(TokenizedText, texts, tokens))
+            tokens = await self._client.tokenize(request)
+        return list(map(TokenizedText, request.texts, tokens))
 
     async def decode(
-        self,
-        model: ModelRef,
-        inputs: TokenIdInputs,
-        limits: LimitSettings,
-        *,
-        timeout_s: float,
-        skip_special: bool,
+        self, request: DecodeRequest, limits: LimitSettings, *, timeout_s: float, path: str
     ) -> tuple[str, ...]:
-        """Return the text of each sequence. Raises InputTooLong or UnknownToken."""
-        _check_lengths(inputs, limits)
-        request = DecodeRequest(model, inputs.sequences, skip_special)
+        """Return the text of each sequence. Raises InputTooLong or UnknownToken, for `path`."""
+        _check_lengths(request.sequences, path, limits)
         try:
             async with _with_timeout(timeout_s):
                 return await self._client.decode(request)
         except UnknownToken as error:
-            raise UnknownToken(f"`{inputs.path}`: {error.message}", field=inputs.path) from None
+            raise UnknownToken(f"`{path}`: {error.message}", field=path) from None
 
 
-def _check_lengths(inputs: TokenIdInputs, limits: LimitSettings) -> None:
+def _check_lengths(sequences: Sequence[Sequence[int]], path: str, limits: LimitSettings) -> None:
     # Few tokens are shorter than a character, so the limit of characters serves for ids too.
-    for sequence in inputs.sequences:
+    for sequence in sequences:
         if len(sequence) > limits.item_chars:
             raise InputTooLong(
-                f"`{inputs.path}` has a sequence of {len(sequence)} token ids; the maximum is "
+                f"`{path}` has a sequence of {len(sequence)} token ids; the maximum is "
                 f"{limits.item_chars}. Send shorter sequences.",
-                field=inputs.path,
+                field=path,
             )
 
 

@@ -38,7 +38,7 @@ class KeyRecord(BaseModel):
 
 
 class KeyLimits(KeyRecord):
-    """What a key may use of the whole cluster; None: unlimited."""
+    """Limits of a key in the whole cluster; None: unlimited."""
 
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)

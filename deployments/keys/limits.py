@@ -18,7 +18,7 @@ from deployments.keys.key import KeyLimits
 # Part of a minute's limit that an idle key saves up: any minute has at most 1.1 times the limit.
 BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0
-# Weight of a request in the tokens that the next one is expected to use.
+# Weight of the latest request in the moving average that predicts the tokens of the next one.
 ESTIMATE_WEIGHT = 0.1
 # Bytes of ASGI headers.
 RawHeaders = list[tuple[bytes, bytes]]
@@ -52,7 +52,7 @@ class TokenBucket:
 
 
 class KeyMeter:
-    """What a key uses in this replica. Use from one event loop."""
+    """Usage of a key in this replica. Use from one event loop."""
 
     def __init__(
         self, name: str, limits: KeyLimits, clock: Callable[[], float] = time.monotonic
@@ -79,7 +79,7 @@ class KeyMeter:
             error.headers = {**known, **error.headers}
             raise error
         self._requests.level -= 1
-        # What concurrent requests are going to use is not left for others.
+        # Tokens that concurrent requests are expected to use are not free for others.
         self._tokens.level -= self._expected_tokens
         self._in_flight += 1
         return MeteredRequest(self, self._expected_tokens, build_headers(limited, replicas))

@@ -1,4 +1,4 @@
-"""What operators do with the models of a store.
+"""Operations on the models of a store, for operators.
 
 Commands (`hundredfold models ...`) and routes (`/models/...`) call the same functions.
 """

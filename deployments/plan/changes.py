@@ -1,4 +1,4 @@
-"""What operators change in the plan. Each function returns the new plan.
+"""Changes of the plan by operators. Each function returns the new plan.
 
 `selector` is a version or an alias of the model. All raise UnknownModel if the store has no such
 version, and BadSetting if the plan cannot be written.
@@ -145,11 +145,11 @@ def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:
     former = entry.former.get(alias, ())
     if previous is not None:
         former = (previous, *(each for each in former if each != previous))
-    remembered = tuple(each for each in former if each != version)[:MAX_FORMER]
+    retained = tuple(each for each in former if each != version)[:MAX_FORMER]
     return _replace(
         entry,
         aliases={**entry.aliases, alias: version},
-        former={**entry.former, alias: remembered} if remembered else entry.former,
+        former={**entry.former, alias: retained} if retained else entry.former,
     )
 
 

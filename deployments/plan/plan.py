@@ -70,7 +70,7 @@ NO_PLAN = ModelPlan()
 
 
 class Plan(FrozenModel):
-    """What every process agrees on. `number` grows by one with each change."""
+    """The plan that all processes share. `number` grows by one with each change."""
 
     number: int = Field(0, ge=0)
     models: dict[str, ModelPlan] = Field(default_factory=dict)

@@ -56,7 +56,7 @@ class DeviceMemory:
             self._write(self._claimed - size)
 
     def count_free(self) -> int:
-        """Bytes that a claim may still have; 0 also if a smaller limit applied to the others."""
+        """Return the bytes that this replica can still claim; 0 if the claims exceed the limit."""
         with self._locked():
             return max(0, self.limit - self._claimed - self._count_others())
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 from deployments.artifacts.manifest import Candidate
@@ -36,11 +37,13 @@ from deployments.messages import (
     Grammar,
     ModelRef,
     Started,
+    count_prompt,
     merge_chunks,
 )
 from deployments.records import StepRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
+from deployments.replicas.fair_thread import FairThread
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import leave_room_for_arena
@@ -104,7 +107,7 @@ class GeneratorReplica:
         self._readers: dict[int, StreamBuffer] = {}  # by job number
         # One thread, because chat templates are not thread-safe. Prompts do not wait for grammars,
         # nor most grammars for those that take long.
-        self._prompt_executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._prompts = FairThread("prompts")
         self._quick_grammars = ThreadPoolExecutor(QUICK_GRAMMAR_THREADS, "grammars")
         self._long_grammars = ThreadPoolExecutor(1, "long-grammars")
         self._prompt_health = WorkerHealth("the prompt thread")
@@ -177,8 +180,11 @@ class GeneratorReplica:
             with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
                 with_health = self._prompt_health.wrap(model.preparer.build_job)
                 received_s = time.perf_counter()
-                job = await self._event_loop.run_in_executor(
-                    self._prompt_executor, with_health, call, constraint
+                job = await self._prompts.run(
+                    partial(with_health, call, constraint),
+                    cost=1 + count_prompt(call.prompt),
+                    client=call.client,
+                    priority=call.priority,
                 )
                 job.times.tokenize_s = time.perf_counter() - received_s
                 buffer = StreamBuffer()
@@ -224,7 +230,8 @@ class GeneratorReplica:
         self._pinned.close()
         for model in self.pool.models():
             await asyncio.to_thread(model.loop.close)
-        for executor in (self._prompt_executor, self._quick_grammars, self._long_grammars):
+        self._prompts.close()
+        for executor in (self._quick_grammars, self._long_grammars):
             executor.shutdown()
         await self.pool.close()
 

@@ -40,7 +40,7 @@ MAX_FAILURES = 1_000  # that are remembered
 
 
 class ModelLoader(NamedTuple, Generic[T]):
-    """What a replica does with models. All three block, run in threads and may raise ServeError."""
+    """Operations of a replica on a model. All block, run in threads and may raise ServeError."""
 
     measure: Callable[[RegisteredModel], int]  # bytes of memory that the model will take
     load: Callable[[RegisteredModel], T]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from deployments.tokenization.slices import (
     SLICE_CHARACTERS,
     CallPart,
     cut_calls,
+    cut_sequences,
     merge_parts,
 )
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenCache, TokenizedTexts
@@ -54,6 +55,7 @@ from deployments.tokenization.vocabulary import TokenInspector
 log = logging.getLogger("ray.serve.hundredfold")
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sequence[Any])
 
 # Characters that are tokenized on the event loop: 0.1 ms, less than a round trip to the thread.
 INLINE_CHARACTERS = 4_000
@@ -175,17 +177,17 @@ class TokenizerReplica:
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         """Return the tokens of each text."""
         return await self._inspect(
-            request.model,
-            lambda inspector: inspector.tokens(request.texts, special=request.special),
-            sum(map(len, request.texts)),
+            request,
+            request.texts,
+            lambda inspector, texts: inspector.tokens(texts, special=request.special),
         )
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...] | ServeError:
         """Return the text of each sequence of token ids."""
         return await self._inspect(
-            request.model,
-            lambda inspector: inspector.texts(request.sequences, skip_special=request.skip_special),
-            sum(map(len, request.sequences)),
+            request,
+            request.sequences,
+            lambda inspector, ids: inspector.texts(ids, skip_special=request.skip_special),
         )
 
     def load(self, backlog: int = 0) -> Load:
@@ -217,20 +219,33 @@ class TokenizerReplica:
         return _LoadedTokenizer(tokenizer, model.directory)
 
     async def _inspect(
-        self, model: ModelRef, call: Callable[[TokenInspector], T], units: int
-    ) -> T | ServeError:
-        def run(loaded: _LoadedTokenizer) -> T | ServeError:
-            try:
-                with translate_panics():
-                    return call(loaded.inspector())
-            except ServeError as error:
-                return error
+        self,
+        request: TokenizeRequest | DecodeRequest,
+        inputs: Sequence[S],
+        call: Callable[[TokenInspector, Sequence[S]], tuple[T, ...]],
+    ) -> tuple[T, ...] | ServeError:
+        """Call an inspector on the inputs, which take several turns of the thread if they are many.
 
+        The deadline is the caller's: it cancels this.
+        """
+
+        def run(loaded: _LoadedTokenizer, part: Sequence[S]) -> tuple[T, ...]:
+            with translate_panics():
+                return call(loaded.inspector(), part)
+
+        found: list[T] = []
         try:
-            async with self.pool.lease(model) as loaded:
-                return await self._in_thread(partial(run, loaded), units)
+            async with self.pool.lease(request.model) as loaded:
+                for part in cut_sequences(inputs):
+                    found += await self._in_thread(
+                        partial(run, loaded, part),
+                        sum(map(len, part)),
+                        client=request.client,
+                        priority=request.priority,
+                    )
         except ServeError as error:
             return error
+        return tuple(found)
 
     async def _in_thread(
         self, work: Callable[[], T], units: int, *, client: str = "", priority: int = 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from deployments.errors import ServeError
 from deployments.messages import Call, count_characters
 from deployments.tokenization.tokenizer import TokenizedTexts, check_windows
+
+S = TypeVar("S", bound=Sequence[Any])
 
 # Characters, about 20 ms. A longer text is a slice of its own.
 SLICE_CHARACTERS = 20_000
@@ -38,6 +40,16 @@ def cut_calls(calls: Sequence[Call]) -> Iterator[list[CallPart]]:
                 parts, size = [], 0
     if parts:
         yield parts
+
+
+def cut_sequences(sequences: Sequence[S]) -> Iterator[Sequence[S]]:
+    """Yield slices of texts, or of sequences of token ids."""
+    start = size = 0
+    for end, sequence in enumerate(sequences, 1):
+        size += len(sequence)
+        if size >= SLICE_CHARACTERS or end == len(sequences):
+            yield sequences[start:end]
+            start, size = end, 0
 
 
 def merge_parts(

@@ -99,14 +99,19 @@ class ServeEncoderClient:
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         for _ in range(MODEL_TRIES):
-            outcomes: list[CallOutcome] = await retry(
-                lambda: self._infer.remote(self._tokenize_batch.remote(to_remaining(batch))),
-                replicas=2,
-            )
+            outcomes = await retry(lambda: self._send(batch), replicas=2)
             if not any(_is_elsewhere(outcome) for outcome in outcomes):
                 break
         for index, outcome in enumerate(outcomes):
             deliver(index, outcome)
+
+    async def _send(self, batch: CallBatch) -> list[CallOutcome]:
+        tokens = self._tokenize_batch.remote(to_remaining(batch))
+        try:
+            return await cancel_with_caller(self._infer.remote(tokens))
+        except asyncio.CancelledError:
+            tokens.cancel()  # cancelling the encoder's call does not cancel its argument
+            raise
 
 
 class ServeTokenizerClient:
@@ -117,10 +122,14 @@ class ServeTokenizerClient:
         self._decode = tokenizer.decode.options(**PICKLE_OPTIONS)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        return unwrap(await _retry_elsewhere(lambda: self._tokenize.remote(request)))
+        return unwrap(
+            await _retry_elsewhere(lambda: cancel_with_caller(self._tokenize.remote(request)))
+        )
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        return unwrap(await _retry_elsewhere(lambda: self._decode.remote(request)))
+        return unwrap(
+            await _retry_elsewhere(lambda: cancel_with_caller(self._decode.remote(request)))
+        )
 
 
 class ServeGeneratorClient:
@@ -194,10 +203,7 @@ async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T |
 
 
 async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
-    """Await a response; cancel its work when the caller is cancelled, unlike Ray Serve.
-
-    Used for generation only: forward passes end within milliseconds.
-    """
+    """Await a response; cancel its work when the caller is cancelled, unlike Ray Serve."""
     try:
         answer: T = await response
         return answer

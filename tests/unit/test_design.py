@@ -261,3 +261,15 @@ def test_the_changelog_knows_the_released_version() -> None:
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", changelog, flags=re.MULTILINE)
     assert released, "no `## [x.y.z]` heading"
     assert released[0] == project["version"]
+
+
+def test_changelog_bullets_start_with_the_verb_of_their_section() -> None:
+    verbs = {"Added": "Add", "Changed": "Change", "Fixed": "Fix", "Removed": "Remove"}
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    section, misplaced = "", []
+    for line in changelog.splitlines():
+        if line.startswith("### "):
+            section = line.removeprefix("### ")
+        elif line.startswith("- ") and not line.startswith(f"- {verbs[section]} "):
+            misplaced.append(line)
+    assert misplaced == []

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 
 class CompletionRequest(BaseModel):
-    """The used part of a request."""
+    """Fields of a request that the server reads."""
 
     prompt: str
     max_tokens: int = 16

@@ -22,6 +22,7 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
     count_characters,
+    count_prompt,
 )
 from deployments.pool_messages import PoolRequest, PoolState
 from deployments.transports.base import Deliver, EncoderClient, GeneratorClient, TokenizerClient
@@ -35,6 +36,9 @@ T = TypeVar("T")
 
 # Characters of a call that an idle encoder tokenizes itself, in less time than a hop takes.
 LONE_CALL_CHARACTERS = 1_000
+CHARACTERS_PER_TOKEN = 4
+# Tokens of an answer without a limit or with a higher one, which few answers reach.
+LONG_ANSWER_TOKENS = 512
 LOAD_TIMEOUT_S = 120.0  # of a micro-batch without calls, which loads its model
 
 
@@ -188,7 +192,19 @@ class ChannelPoolManager:
 
 def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
     message = codec.encode_generation_call(call, call.deadline_s)
-    return ChannelRequest(method, message, 1, call.deadline_s, model=call.model.name)
+    cost = _count_tokens(call)
+    return ChannelRequest(method, message, cost, call.deadline_s, model=call.model.name)
+
+
+def _count_tokens(call: GenerationCall) -> int:
+    """Return about the tokens of prompt and answer, at least 1."""
+    prompt, options = call.prompt, call.options
+    length = count_prompt(prompt)
+    prompt_tokens = length if isinstance(prompt, tuple) else length // CHARACTERS_PER_TOKEN
+    limit = options.max_new_tokens
+    tokens = LONG_ANSWER_TOKENS if limit is None else min(limit, LONG_ANSWER_TOKENS)
+    beams = 1 if options.beam_search is None else options.beam_search.num_beams
+    return max(prompt_tokens + beams * tokens, 1)
 
 
 def _decode(decode: Callable[[Buffer], T], message: Buffer) -> T:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 MAX_HANDSHAKE_BYTES = 256
 # As RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH: a micro-batch of 32 documents in windows fits.
 MAX_BODY_BYTES = 1 << 30
@@ -67,7 +67,7 @@ class CallFrame(NamedTuple):
 
     method: int
     remaining_ms: int
-    cost: int  # in the unit of the replica's load: characters, tokens or requests
+    cost: int  # in the unit of the replica's load: characters or tokens
     backlog: int  # cost that waits in the client, this replica's share
     message: memoryview
 

@@ -1,4 +1,4 @@
-"""What Ray Serve calls in a replica: metadata, health, and the end of a channel server."""
+"""Methods that Ray Serve calls in a replica: metadata, health, the end of a channel server."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ StreamHandler = Callable[[memoryview, float], AsyncGenerator[bytes, None]]
 
 
 class Service(NamedTuple):
-    """What a replica answers: handlers of an encoded message and its deadline.
+    """Methods of a replica by name: handlers of an encoded message and its deadline.
 
     Handlers raise ServeError. `window` is the cost of calls that may be in the replica at a time.
     Clients prefer a replica that has the model in its `pool`.

@@ -26,7 +26,7 @@ TOKEN_BYTES = 4
 # takes them about as long as the load.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
-GENERATOR_SPREAD = 4
+GENERATOR_SPREAD = 2_048  # four answers without a limit
 
 
 def tokenizer_service(replica: TokenizerReplica) -> Service:
@@ -80,7 +80,7 @@ def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Ser
 
 
 def generator_service(replica: GeneratorReplica) -> Service:
-    """A call costs 1. The replica itself rejects calls that its queue has no space for."""
+    """Costs are tokens of prompt and answer. Only the queue of the replica limits its calls."""
 
     async def complete(message: memoryview, deadline_s: float) -> Reply:
         call = codec.decode_generation_call(message, deadline_s)

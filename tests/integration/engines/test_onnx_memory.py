@@ -15,12 +15,12 @@ from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.engines.onnx import OnnxEngine
-from deployments.engines.onnx_memory import KEPT_TOKENS, SMALL_PASSES, ArenaTrimmer
+from deployments.engines.onnx_memory import MAX_RETAINED_TOKENS, SMALL_PASSES, ArenaTrimmer
 from deployments.messages import TokenizedItem
 from tests.support.engine_programs import write_model
 
 WIDE = 20_000  # numbers per token
-PASS_BYTES = KEPT_TOKENS * WIDE * 4
+PASS_BYTES = MAX_RETAINED_TOKENS * WIDE * 4
 
 
 def write_wide(path: Path) -> GraphSpec:
@@ -67,7 +67,7 @@ def test_sessions_share_memory_and_return_it_when_passes_get_small(
     run(engines[0], 8)
     before = resident_bytes()
     for engine in engines:
-        run(engine, KEPT_TOKENS)
+        run(engine, MAX_RETAINED_TOKENS)
     assert 0.8 * PASS_BYTES < resident_bytes() - before < 1.5 * PASS_BYTES
     for _ in range(SMALL_PASSES):
         run(engines[0], 8)
@@ -77,7 +77,7 @@ def test_sessions_share_memory_and_return_it_when_passes_get_small(
 def test_large_pass_returns_its_memory(engines: list[OnnxEngine]) -> None:
     run(engines[0], 8)
     before = resident_bytes()
-    run(engines[0], KEPT_TOKENS, items=2)
+    run(engines[0], MAX_RETAINED_TOKENS, items=2)
     assert resident_bytes() - before < 0.3 * PASS_BYTES
 
 

@@ -72,11 +72,11 @@ def test_stopped_process_is_killed_at_the_second_look(
     watched = StoppedProcesses(children.find_stopped)
     assert watched.kill() == []
     assert len(watched.kill()) == 1
-    wait_for(lambda: "stopped" in children.ended(), 5)
+    wait_for(lambda: "stopped" in children.find_ended(), 5)
     assert watched.kill() == []
-    assert children.ended() == {"stopped": -signal.SIGKILL}
+    assert children.find_ended() == {"stopped": -signal.SIGKILL}
     kill_remaining(children._sessions)
-    wait_for(lambda: "running" in children.ended(), 5)
+    wait_for(lambda: "running" in children.find_ended(), 5)
 
 
 @pytest.fixture

@@ -33,7 +33,11 @@ def minimal_args() -> dict[str, Any]:
         (IngressUserConfig, {"limits": {"items": 0}}, "`limits.items`"),
         (IngressUserConfig, {"limits": {"body_timeout_s": 0}}, "`limits.body_timeout_s`"),
         (IngressUserConfig, {"limits": {"inflight_body_bytes": 9}}, "`inflight_body_bytes`"),
-        (IngressUserConfig, {"limits": {"inflight_items": 9}}, "`inflight_items` must be at"),
+        (
+            IngressUserConfig,
+            {"limits": {"inflight_items": 9}},
+            "`inflight_items` is 9; the minimum is `items`",
+        ),
         (IngressUserConfig, {"timeout_s": 0}, "`timeout_s`"),
         (IngressUserConfig, {"cache": {"max_bytes": -1}}, "`cache.max_bytes`"),
         (IngressUserConfig, {"batching": {"batch_wait_timeout_s": -1}}, "batch_wait_timeout_s"),

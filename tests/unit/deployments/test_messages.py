@@ -6,7 +6,15 @@ import numpy as np
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.errors import InputTooLong
-from deployments.messages import BatchKey, ModelRef, TokenizedBatch, TokenizedCall, count_characters
+from deployments.messages import (
+    BatchKey,
+    Chat,
+    ModelRef,
+    TokenizedBatch,
+    TokenizedCall,
+    count_characters,
+    count_prompt,
+)
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -51,3 +59,13 @@ def test_items_default_to_no_second_segment() -> None:
 
 def test_count_characters_of_a_pair_adds_both_segments() -> None:
     assert [count_characters(text) for text in ("abc", ("ab", "cdef"), ("", ""))] == [3, 6, 0]
+
+
+def test_prompts_are_counted_with_their_tools() -> None:
+    assert count_prompt("four") == count_prompt((1, 2, 3, 4)) == 4
+    plain = Chat(({"role": "user", "content": "four"},) * 2)
+    assert count_prompt(plain) == 8
+    long = ({"name": "x" * 100},)
+    assert count_prompt(plain._replace(tools=long)) > 108
+    called = Chat(({"role": "assistant", "content": "", "tool_calls": long},))
+    assert count_prompt(called) > 100

@@ -183,7 +183,8 @@ class HuggingFaceRoutes:
             streams=body.get("stream") is True,
         )
         if selection.model.is_generative:
-            return await self._generate(request, body, selection.model, task)
+            model = await self._pipeline.settle(model_id, selection.model)
+            return await self._generate(request, body, model, task)
         options = read_options(body.get("options"), request.headers)
         response = await self._pipeline.infer(
             InferenceRequest(
@@ -210,7 +211,7 @@ class HuggingFaceRoutes:
         resolve_generation_task(model, task)
         if has_encoder(model):
             return await self._text2text.handle_envelope(request, body, model, task)
-        return await self._text_generation.handle_envelope(request, body, model.ref.name)
+        return await self._text_generation.handle_envelope(request, body, model)
 
     async def models(self, request: Request) -> Response:
         page = await build_short_path_list(self._pipeline, self._builds.store, request.query_params)

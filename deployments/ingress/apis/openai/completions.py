@@ -61,7 +61,7 @@ def encode_completion_stream(
 def build_choices(
     generation_request: GenerationRequest, body: CompletionBody, started: Sequence[Started]
 ) -> list[CompletionStreamChoice]:
-    """Build one choice for each of `started`, which has all choices of the first prompt first."""
+    """Build one choice per element of `started`, which lists all choices prompt by prompt."""
     prompts = generation_request.prompts
     return [
         CompletionStreamChoice(index, body, prompts[index // generation_request.choices], start)

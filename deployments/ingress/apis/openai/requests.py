@@ -114,7 +114,7 @@ def parse_completion_request(
             logprobs=body.logprobs,
             prompt_logprobs=bool(body.echo) and (body.logprobs is not None or has_token_ids),
         ),
-        model_id=model.ref.name,
+        model=model,
         choices=body.n or 1,
         best_of=body.best_of,
         request_options=request_options,
@@ -139,7 +139,7 @@ def parse_chat_request(
             max_new_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
-        model_id=model.ref.name,
+        model=model,
         choices=body.n or 1,
         request_options=request_options,
     )

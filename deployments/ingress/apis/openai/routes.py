@@ -211,7 +211,7 @@ class OpenAIRoutes:
         """Find the model before the body is validated: a wrong model is the first error."""
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
-        return raw, self._pipeline.resolver.find_generator(model_id)
+        return raw, await self._pipeline.find_generator(model_id)
 
     def _build_stream(
         self, stream: GenerationStream, events: AsyncGenerator[bytes, None], body: GenerationBody

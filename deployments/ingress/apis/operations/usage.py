@@ -18,7 +18,7 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class KeyUsage(BaseModel):
-    """What one key used since the start of the ingress replicas."""
+    """Usage of one key since the start of the ingress replicas."""
 
     name: str
     requests: dict[str, int]  # by status

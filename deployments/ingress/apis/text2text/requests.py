@@ -95,7 +95,7 @@ class TextToTextRequest:
             for prompt in self.tgi_request.prompts
         )
         return replace(
-            self.tgi_request.to_generation_request(self.model.ref.name, request_options),
+            self.tgi_request.to_generation_request(request_options, model=self.model),
             prompt=first,
             further_prompts=tuple(further),
             options=self.options,

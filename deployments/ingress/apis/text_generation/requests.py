@@ -19,6 +19,7 @@ from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import GenerationOptions, Grammar, SamplingParams, Started
+from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
 
 PROMPT = Inputs[str](NonEmptyText, "a text")
@@ -70,7 +71,11 @@ class GenerateRequest:
         return started.seed if self.parameters.samples else None
 
     def to_generation_request(
-        self, model_id: str | None, request_options: RequestOptions
+        self,
+        request_options: RequestOptions,
+        *,
+        model: RegisteredModel | None = None,
+        model_id: str | None = None,
     ) -> GenerationRequest:
         """Raises InvalidField for an invalid grammar."""
         first, *further = self.prompts
@@ -78,6 +83,7 @@ class GenerateRequest:
             prompt=first,
             further_prompts=tuple(further),
             options=parse_options(self.parameters, streams=self.streams),
+            model=model,
             model_id=model_id,
             choices=self.parameters.num_return_sequences or 1,
             best_of=self.parameters.best_of,

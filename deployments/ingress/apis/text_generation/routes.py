@@ -57,6 +57,7 @@ from deployments.ingress.http.request_options import (
 )
 from deployments.ingress.http.sse import SseResponse
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
+from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, JsonSchema
 
 EXAMPLES: Mapping[str, Any] = {
@@ -105,10 +106,10 @@ class TextGenerationRoutes:
     async def _handle_route(self, request: Request, defaults: RouteDefaults) -> Response:
         body = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(body.get("model"))
-        return await self._handle(request, body, model_id, defaults)
+        return await self._handle(request, body, defaults, model_id=model_id)
 
     async def handle_envelope(
-        self, request: Request, body: Mapping[str, Any], model_id: str | None
+        self, request: Request, body: Mapping[str, Any], model: RegisteredModel
     ) -> Response:
         """Respond to a body of the Hugging Face routes, with the error format of this API.
 
@@ -116,18 +117,20 @@ class TextGenerationRoutes:
         """
         use_error_format(request, TGI_ERROR_FORMAT)
         defaults = RouteDefaults(full_text=True, many=True, streams=parse_stream_flag(body))
-        return await self._handle(request, body, model_id, defaults)
+        return await self._handle(request, body, defaults, model=model)
 
     async def _handle(
         self,
         request: Request,
         body: Mapping[str, Any],
-        model_id: str | None,
         defaults: RouteDefaults,
+        *,
+        model: RegisteredModel | None = None,
+        model_id: str | None = None,
     ) -> Response:
         tgi_request = parse_generate_request(body, defaults)
         generation_request = tgi_request.to_generation_request(
-            model_id, read_options(body.get("options"), request.headers)
+            read_options(body.get("options"), request.headers), model=model, model_id=model_id
         )
         if tgi_request.streams:
             return await self.stream(tgi_request, generation_request)

@@ -145,6 +145,11 @@ def test_report_shows_generation_samples(
     assert printed["cpu-int8"]["batched_cosine_worst"] == parity["cpu-int8"].batched_cosine_worst
     assert main(["verify", built.manifest.id, "--store", store]) == 0
     assert "every digest matches" in capsys.readouterr().out
+    assert main(["verify", built.manifest.id, "--store", store, "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)
+    assert [check["candidate"] for check in checks] == [c.name for c in built.manifest.candidates]
+    assert all(check["passed"] is None for check in checks)
+    assert "checked by the build" in checks[0]["reasons"][0]
     assert hundredfold(["models", "ls", "--store", store]) == 0
     assert "text-generation" in capsys.readouterr().out
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig, LimitSettings
@@ -21,9 +22,11 @@ from deployments.errors import (
     WrongTask,
     build_overloaded,
 )
+from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.messages import GenerationCall, GenerationOptions, ModelRef
 from deployments.plan import changes
+from deployments.request_headers import ADDRESS_HEADER
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import wait_until
@@ -94,7 +97,7 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
         ({"choices": 0}, InvalidField, "choices"),
         ({"best_of": 9}, InvalidField, "best_of"),
         ({"choices": 3, "best_of": 2}, InvalidField, "best_of"),
-        ({"further_prompts": ("a",) * 40, "choices": 8}, TooManyItems, "prompt"),
+        ({"further_prompts": ("a",) * 80, "choices": 8}, TooManyItems, "prompt"),
         (
             {"request_options": RequestOptions(require_gpu=True)},
             HardwareUnavailable,
@@ -179,6 +182,25 @@ async def test_full_item_limit_rejects_generation_at_once(writing_store: Path) -
     again = await harness.pipeline.stream(build_request(choices=4))
     await again.aclose()
     assert harness.statuses == [429, 499, 499]
+
+
+async def test_one_client_may_have_half_of_the_generations(writing_store: Path) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
+    streams = []
+    for address in ("10.0.0.1", "10.0.0.2"):
+        CURRENT_HEADERS.set(Headers({ADDRESS_HEADER: address}))
+        streams.append(await harness.pipeline.stream(build_request(choices=2)))
+        for ask in (harness.pipeline.complete, harness.pipeline.stream):
+            with pytest.raises(Overloaded, match="2 completions of this client are in flight"):
+                await ask(build_request())
+            with pytest.raises(TooManyItems, match="the maximum is 2"):
+                await ask(build_request(choices=3))
+    CURRENT_HEADERS.set(None)
+    for stream in streams:
+        await stream.aclose()
+    assert harness.is_idle()
+    assert not harness.pipeline.admission.generations._used_by
 
 
 def refuse_long_prompts(call: GenerationCall) -> ScriptedReply:

@@ -280,6 +280,18 @@ async def test_refusal_of_a_replica_is_repeated_without_asking_it(tiny_store: Pa
     assert repeated.json()["error"]["type"] == "rate_limit_error"
 
 
+async def test_refusal_of_one_model_is_not_repeated_for_another(tiny_store: Path) -> None:
+    encoder = RefusingEncoder()
+    async with InProcess(tiny_store, encoder=encoder).client() as http:
+        held = asyncio.ensure_future(http.post(EMBED, json={"inputs": "first"}))
+        await wait_until(lambda: encoder.batches == 1)
+        await http.post(EMBED, json={"inputs": "second"})
+        await http.post(f"/models/{CLASSIFIER}", json={"inputs": "second"})
+        assert encoder.batches == 3
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+
+
 async def test_idle_server_asks_the_replica_after_a_refusal(tiny_store: Path) -> None:
     encoder = RefusingEncoder()
     encoder.batches = 1  # nothing is held

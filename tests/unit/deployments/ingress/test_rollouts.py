@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.store import model_directory
+from deployments.config import GeneratorSettings
 from deployments.ingress.shadow_traffic import agree
 from deployments.plan import changes
 from deployments.plan.plan_file import read_plan
@@ -21,6 +22,8 @@ from tests.support.artifacts import (
     seal_tiny,
     seal_tiny_version,
 )
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.decoder_artifacts import GRAPH_NAME as DECODER_GRAPH
 from tests.support.in_process import InProcess
 
 NEW, NEWEST = "bbbbbbbbbbb2", "ccccccccccc3"
@@ -167,6 +170,28 @@ async def test_version_that_no_name_had_before_is_tried_at_its_first_request(
     # Digests of configured models are checked at the start already.
     is_refused = damage == "graph" or (damage == "digest" and not is_configured)
     assert (NEW in read_plan(tmp_path).find(EMBEDDER).refused) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/generate", {"inputs": "a"}),
+        ("", {"inputs": "a"}),
+    ],
+)
+async def test_first_request_to_a_generator_tries_the_version(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    old = seal_tiny_decoder(tmp_path, version="aaaaaaaaaaa1").name
+    broken = seal_tiny_decoder(tmp_path, version=NEW)
+    replace_sealed_file(broken, DECODER_GRAPH, b"no graph")
+    writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
+    async with InProcess(tmp_path, models=(), writes=writes).client() as http:
+        response = await http.post(f"/models/{DECODER}{path}", json=body)
+    assert (response.status_code, response.headers.get("x-sha")) == (200, old), response.text
+    assert NEW in read_plan(tmp_path).find(DECODER).refused
 
 
 async def test_only_version_is_not_tried(tmp_path: Path, old: str) -> None:

@@ -171,3 +171,46 @@ async def test_full_item_limit_rejects_tokenization(tiny_store: Path) -> None:
         fits = await http.post("/decode", json={"ids": [[5], [6]]})
     assert (rejected.status_code, rejected.json()["error_type"]) == (429, "Overloaded")
     assert fits.status_code == 200
+
+
+class RecordingTokenizer:
+    """A TokenizerClient that keeps its requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[TokenizeRequest | DecodeRequest] = []
+
+    async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
+        self.requests.append(request)
+        return ()
+
+    async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
+        self.requests.append(request)
+        return ("a",) * len(request.sequences)
+
+
+async def test_requests_name_their_client_and_priority(tiny_store: Path) -> None:
+    tokenizer = RecordingTokenizer()
+    headers = {"x-forwarded-for": "10.0.0.1", "x-priority": "batch"}
+    async with InProcess(tiny_store, tokenizer=tokenizer).client() as http:
+        await http.post("/tokenize", json={"inputs": "a"}, headers=headers)
+        await http.post("/decode", json={"ids": [5]}, headers=headers)
+        await http.post("/embed", json={"inputs": [5]}, headers=headers)
+    assert [request.client for request in tokenizer.requests] == ["10.0.0.1"] * 3
+    assert tokenizer.requests[-1].priority == 1, "only /embed reads options"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"inputs": ["a", "b"]}), ("/decode", {"ids": [[5], [6]]})]
+)
+async def test_one_client_may_tokenize_half_of_the_items(
+    tiny_store: Path, path: str, body: dict[str, Any]
+) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(items=4, inflight_items=4))
+    server = InProcess(tiny_store, settings=settings)
+    async with server.client() as http:
+        server.pipeline.admission.items.reserve(1, "10.0.0.1")
+        statuses = [
+            (await http.post(path, json=body, headers={"x-forwarded-for": address})).status_code
+            for address in ("10.0.0.1", "10.0.0.2")
+        ]
+    assert statuses == [429, 200]

@@ -19,11 +19,14 @@ from deployments.errors import (
 )
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.grammar_trials import TrialLimits
+from deployments.generation.job import Job
+from deployments.generation.preparation import RequestPreparer
 from deployments.messages import (
     Chat,
     Chunk,
     Completion,
     FinishReason,
+    GenerationCall,
     Grammar,
     ModelRef,
     SamplingParams,
@@ -157,6 +160,32 @@ async def test_grammar_compilation_does_not_block_other_calls(
         assert not slow.done()
         done.set()
         assert (await slow).text in {"yes", "no"}
+
+
+async def test_long_prompts_of_one_client_do_not_delay_another(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_start = threading.Event()
+    clients: list[str] = []
+    build = RequestPreparer.build_job
+
+    def build_job(preparer: RequestPreparer, request: GenerationCall, constraint: object) -> Job:
+        assert may_start.wait(20)
+        clients.append(request.client)
+        return build(preparer, request, constraint)
+
+    monkeypatch.setattr(RequestPreparer, "build_job", build_job)
+    long = call(refs[DECODER], "x" * 100)
+    loud = [long._replace(client="loud") for _ in range(4)]
+    batch = long._replace(client="batch", priority=1)
+    quiet = call(refs[DECODER])._replace(client="quiet")
+    async with replica(store) as running:
+        tasks = [asyncio.create_task(running.complete(one)) for one in (*loud, batch, quiet)]
+        await wait_until(lambda: len(running._prompts._queue) == 5)
+        may_start.set()
+        outcomes = await asyncio.gather(*tasks)
+    assert all(isinstance(outcome, Completion) for outcome in outcomes)
+    assert clients == ["loud", "quiet", "loud", "loud", "loud", "batch"]
 
 
 @pytest.mark.parametrize(

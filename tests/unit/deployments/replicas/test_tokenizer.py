@@ -18,17 +18,14 @@ from deployments.errors import (
     InputTooLong,
     Overloaded,
     ServeError,
-    UnknownToken,
 )
 from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
-    DecodeRequest,
     ModelRef,
     Text,
     TokenizedCall,
-    TokenizeRequest,
     Truncation,
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
@@ -261,25 +258,6 @@ async def test_tokenize_record_counts_cache_hits(make_replica, tiny_store: Path)
     for _ in range(2):
         await replica.tokenize_batch(batch(tiny_store, call("good film", "night")))
     assert [(done.texts, done.cache_hits) for done in log.records] == [(2, 0), (2, 2)]
-
-
-async def test_tokenize_and_decode_are_inverse(make_replica, tiny_store: Path) -> None:
-    replica = make_replica(TokenizeLog())
-    model = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
-    tokenized = await replica.tokenize(TokenizeRequest(model, ("good film",), special=False))
-    assert [len(tokens.ids) for tokens in tokenized] == [2]
-    ids = tuple(tokenized[0].ids.tolist())
-    assert await replica.decode(DecodeRequest(model, (ids,), skip_special=True)) == ("good film",)
-
-
-async def test_tokenize_and_decode_return_errors(make_replica, tiny_store: Path) -> None:
-    replica = make_replica(TokenizeLog())
-    known = ModelRegistry.of(args(tiny_store)).find(EMBEDDER).ref
-    absent = ModelRef("no/such", "0123456789ab")
-    missing = await replica.tokenize(TokenizeRequest(absent, ("a",), special=True))
-    unknown = await replica.decode(DecodeRequest(known, ((10**6,),), skip_special=True))
-    assert isinstance(missing, ArtifactMissing)
-    assert isinstance(unknown, UnknownToken)
 
 
 async def test_load_counts_time_spent_on_texts_and_the_queue_of_the_thread(

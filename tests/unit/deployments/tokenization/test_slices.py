@@ -7,7 +7,7 @@ import pytest
 from deployments.errors import InputTooLong
 from deployments.messages import Call, Truncation, Windowing
 from deployments.tokenization import slices, tokenizer
-from deployments.tokenization.slices import cut_calls, merge_parts
+from deployments.tokenization.slices import cut_calls, cut_sequences, merge_parts
 from deployments.tokenization.tokenizer import CachingTokenizer
 from tests.support.fakes import far_deadline
 from tests.support.tiny_encoders import tiny_tokenizer
@@ -43,6 +43,13 @@ def test_short_calls_share_a_slice_and_long_ones_are_cut(short_slices: None) -> 
         ],
         [(2, 1, ("mnop", "qr", "st"), ("inputs[1]", "inputs[2]", "inputs[3]"))],
     ]
+
+
+def test_sequences_are_cut_between_two(short_slices: None) -> None:
+    ids = tuple(tuple(range(length)) for length in (4, 6, 0, 20, 1))
+    assert list(cut_sequences(ids)) == [ids[:2], ids[2:4], ids[4:]]
+    assert list(cut_sequences(("abc",))) == [("abc",)]
+    assert list(cut_sequences(())) == []
 
 
 def tokenize(tiny: CachingTokenizer, whole: Call) -> object:

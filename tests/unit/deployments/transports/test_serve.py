@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 
 import pytest
 from ray.exceptions import RayActorError
@@ -28,7 +28,7 @@ from deployments.transports.serve import (
     ServeTokenizerClient,
     to_deadlines,
 )
-from tests.support.fakes import collect_outcomes, far_deadline
+from tests.support.fakes import collect_outcomes, far_deadline, wait_until
 
 KEY = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -156,17 +156,18 @@ async def test_tokenizer_client_retries_a_lost_replica_once() -> None:
 CALL = GenerationCall(KEY.model, "Once", GenerationOptions(), deadline_s=0.0)
 
 
-class SilentGenerator:
-    """A Serve handle of a generator that never responds."""
+class SilentHandle:
+    """A Serve handle that never responds."""
 
     def __init__(self) -> None:
-        self.complete = self.stream = self
+        self.complete = self.stream = self.tokenize_batch = self.infer = self
+        self.tokenize = self.decode = self
         self.responses: list[SilentResponse] = []
 
-    def options(self, **options: object) -> SilentGenerator:
+    def options(self, **options: object) -> SilentHandle:
         return self
 
-    def remote(self, call: GenerationCall) -> SilentResponse:
+    def remote(self, call: object) -> SilentResponse:
         self.responses.append(SilentResponse())
         return self.responses[-1]
 
@@ -184,13 +185,28 @@ class SilentResponse:
         self.is_cancelled = True
 
 
-async def test_cancelled_complete_cancels_the_serve_response() -> None:
-    generator = SilentGenerator()
-    task = asyncio.create_task(ServeGeneratorClient(generator).complete(CALL))
-    while not generator.responses:
-        await asyncio.sleep(0)
+@pytest.mark.parametrize(
+    ("ask", "responses"),
+    [
+        pytest.param(lambda handle: ServeGeneratorClient(handle).complete(CALL), 1, id="complete"),
+        pytest.param(
+            lambda handle: collect_outcomes(ServeEncoderClient(handle, handle), BATCH),
+            2,
+            id="infer",
+        ),
+        pytest.param(
+            lambda handle: ServeTokenizerClient(handle).tokenize(TOKENIZE), 1, id="tokenize"
+        ),
+        pytest.param(lambda handle: ServeTokenizerClient(handle).decode(DECODE), 1, id="decode"),
+    ],
+)
+async def test_cancelled_caller_cancels_the_serve_responses(
+    ask: Callable[[SilentHandle], Coroutine[object, object, object]], responses: int
+) -> None:
+    handle = SilentHandle()
+    task = asyncio.create_task(ask(handle))
+    await wait_until(lambda: len(handle.responses) == responses)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    (response,) = generator.responses
-    assert response.is_cancelled
+    assert [response.is_cancelled for response in handle.responses] == [True] * responses

@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from deployments.config import GeneratorSettings
+from deployments.ingress.permitted_models import PermittedModels
+from deployments.registry import RegisteredModel
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
@@ -98,3 +100,38 @@ async def test_only_generative_model_is_the_default(writing_store: Path) -> None
         assert token["text"] == "the"
         body = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
         assert (await http.post("/", json=body)).json()[0]["generated_text"].startswith("a")
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+PROMPT = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "model": DECODER}),
+        ("/v1/chat/completions", {**CHAT, "model": DECODER, "stream": True}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "model": DECODER}),
+        (f"/models/{DECODER}/generate", PROMPT),
+        (f"/models/{DECODER}/generate_stream", PROMPT),
+        (f"/models/{DECODER}", PROMPT),
+        (f"/models/{DECODER}", {**PROMPT, "stream": True}),
+    ],
+)
+async def test_model_is_found_once_per_request(
+    path: str,
+    body: Mapping[str, Any],
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = []
+    find = PermittedModels.find
+
+    def count(models: PermittedModels, name: str) -> RegisteredModel:
+        names.append(name)
+        return find(models, name)
+
+    monkeypatch.setattr(PermittedModels, "find", count)
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert names == [DECODER]

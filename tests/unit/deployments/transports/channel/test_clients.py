@@ -10,26 +10,32 @@ from typing import Any
 import pytest
 
 from deployments.deadlines import deadline_after
-from deployments.errors import ArtifactMissing, InvalidField, Overloaded
+from deployments.errors import ArtifactMissing, InvalidField, Overloaded, ServeError
 from deployments.messages import (
+    BeamSearchParams,
     CallBatch,
     CallOutcome,
     CallResult,
+    Completion,
     DecodeRequest,
     GenerationCall,
     GenerationOptions,
     ModelRef,
+    Prompt,
     TokenizeRequest,
 )
 from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
+from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.clients import (
     LONE_CALL_CHARACTERS,
+    LONG_ANSWER_TOKENS,
     ChannelEncoderClient,
     ChannelGeneratorClient,
     ChannelPoolManager,
     ChannelTokenizerClient,
 )
-from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.frames import AnswerFrame
+from deployments.transports.channel.pool import NoChannel, ReplicaPool
 from deployments.transports.channel.server import ChannelServer
 from deployments.transports.channel.services import (
     encoder_service,
@@ -203,6 +209,62 @@ async def test_generation_is_answered_and_streamed(pools: Any, fallback: Fallbac
     assert fallback.calls == []
 
 
+def limited(prompt: Prompt, tokens: int | None, **options: Any) -> GenerationCall:
+    chosen = GenerationOptions(max_new_tokens=tokens, **options)
+    return generation("")._replace(prompt=prompt, options=chosen)
+
+
+@pytest.mark.parametrize(
+    ("call", "tokens"),
+    [
+        pytest.param(limited("x" * 400, 20), 120, id="text"),
+        pytest.param(limited(tuple(range(400)), 20), 420, id="token ids"),
+        pytest.param(limited("", None), LONG_ANSWER_TOKENS, id="no limit"),
+        pytest.param(limited("", 10**9), LONG_ANSWER_TOKENS, id="high limit"),
+        pytest.param(limited("", 20, beam_search=BeamSearchParams(3)), 60, id="beams"),
+        pytest.param(limited("", 0), 1, id="nothing"),
+    ],
+)
+async def test_generations_cost_tokens(
+    fallback: Fallback, call: GenerationCall, tokens: int
+) -> None:
+    sent: list[int] = []
+
+    class RecordingPool:
+        async def call(self, request: ChannelRequest) -> AnswerFrame:
+            sent.append(request.cost)
+            raise NoChannel
+
+    pool: Any = RecordingPool()
+    await ChannelGeneratorClient(pool, fallback).complete(call)
+    assert sent == [tokens]
+
+
+async def test_short_generations_avoid_the_replica_with_a_long_one(fallback: Fallback) -> None:
+    generators = [HoldingGenerator() for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        endpoints = {}
+        for index, generator in enumerate(generators):
+            replica: Any = generator
+            server = ChannelServer(generator_service(replica))
+            stack.push_async_callback(server.close, 1)
+            endpoints[str(index)] = await server.start(NODE, "127.0.0.1")
+        pool = ReplicaPool("Fake", NODE)
+        stack.callback(pool.close)
+        pool.update(endpoints)
+        await until(lambda: pool.connected == 2)
+        client = ChannelGeneratorClient(pool, fallback)
+        calls = [limited("long", None), *(limited("short", 8) for _ in range(4))]
+        tasks = [asyncio.create_task(client.complete(one)) for one in calls]
+        await until(lambda: sum(len(one.prompts) for one in generators) == 5)
+        prompts = [one.prompts for one in generators]
+        assert sorted(prompts) == [["long"], ["short"] * 4]
+        for generator in generators:
+            generator.may_answer.set()
+        await asyncio.gather(*tasks)
+        assert all(connection.load == 0 for connection in pool.connections())
+
+
 async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
     empty = ReplicaPool("Fake", NODE)
     batch = CallBatch(KEY, (build_call("a"),))
@@ -224,6 +286,19 @@ async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fall
     (outcome,) = await collect_outcomes(ChannelEncoderClient(pools[1], empty, fallback), batch)
     assert isinstance(outcome, CallResult)
     assert outcome.value == "fallback"
+
+
+class HoldingGenerator(EchoGenerator):
+    """Keeps its prompts, and answers once it may."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Prompt] = []
+        self.may_answer = asyncio.Event()
+
+    async def complete(self, call: GenerationCall) -> Completion | ServeError:
+        self.prompts.append(call.prompt)
+        await self.may_answer.wait()
+        return await super().complete(call)
 
 
 class RecordingPoolManager:

@@ -24,7 +24,7 @@ def parse(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> Generate
 
 
 def options(parameters: dict[str, Any], defaults: RouteDefaults = HUB) -> GenerationOptions:
-    return parse(parameters, defaults).to_generation_request(None, RequestOptions()).options
+    return parse(parameters, defaults).to_generation_request(RequestOptions()).options
 
 
 def test_defaults_are_greedy_without_a_token_limit() -> None:
@@ -37,9 +37,8 @@ def test_null_parameters_are_ignored() -> None:
     nothing = dict.fromkeys(("temperature", "seed", "stop", "best_of", "grammar", "details"))
     assert options(nothing) == options({})
     body = {"inputs": "Once", "parameters": None, "options": None, "stream": None}
-    assert parse_generate_request(body, HUB).to_generation_request(
-        None, RequestOptions()
-    ).options == options({})
+    parsed = parse_generate_request(body, HUB).to_generation_request(RequestOptions())
+    assert parsed.options == options({})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_grammar_accepts_schema_object_text_and_named_schema(kind: str, value: A
 
 def test_nested_parameters_override_top_level_ones() -> None:
     body = {"inputs": "Once", "max_new_tokens": 5, "top_k": 7, "parameters": {"top_k": 9}}
-    result = parse_generate_request(body, HUB).to_generation_request(None, RequestOptions()).options
+    result = parse_generate_request(body, HUB).to_generation_request(RequestOptions()).options
     assert (result.max_new_tokens, result.sampling.top_k) == (5, 9)
 
 
