@@ -22,6 +22,7 @@ from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
 from build_artifacts.inspection import (
+    CandidateCheck,
     format_costs,
     migrate_manifests,
     verify_candidates,
@@ -184,9 +185,13 @@ def tune(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Return FAILED if a candidate violates the gate on this host."""
     artifact = _find(arguments)
-    if ArtifactManifest.read(artifact).head is ModelHead.NEXT_TOKEN:
+    manifest = ArtifactManifest.read(artifact)
+    if manifest.head is ModelHead.NEXT_TOKEN:
         note = "every digest matches; the accuracy of generative graphs is checked by the build"
-        return print_json([]) if arguments.json else print_text(note)
+        if not arguments.json:
+            return print_text(note)
+        unchecked = [CandidateCheck(candidate, None, note) for candidate in manifest.candidates]
+        return print_json([checked.to_json() for checked in unchecked])
     checks = []
     for checked in verify_candidates(artifact):
         checks.append(checked)
@@ -293,6 +298,8 @@ def gc(arguments: argparse.Namespace) -> int:
     garbage = find_garbage(arguments.store, arguments.keep)
     if not arguments.json:
         print(describe(garbage))
+    elif garbage.items and not arguments.yes:
+        print(describe(garbage), file=sys.stderr)  # what the question is about
     removed: tuple[GarbageItem, ...] = ()
     if garbage.items and (arguments.yes or _is_confirmed()):
         removed = remove(garbage)

@@ -1,4 +1,4 @@
-"""What a description of a host means for serving, and what to do about it. Pure functions."""
+"""Findings about a host for serving, each with a remedy. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from cluster.gpu_support import assess_gpus
+from cluster.installation import REPAIR
 from deployments.gpus import Gpu
 from deployments.machine import CpuInfo
 
@@ -112,7 +113,7 @@ def _check_gpu(host: HostDescription) -> Finding:
             return Finding("GPU", "ok", found, meaning)
         return Finding(
             "GPU", "note", found, f"{meaning}; torch engines only",
-            "install `.[gpu-build]` for the graphs of ONNX Runtime",
+            f"{REPAIR} for the graphs of ONNX Runtime",
         )  # fmt: skip
     meaning = "Ray gets none: requests for a GPU are answered by the CPU"
     return Finding("GPU", "problem", found, meaning, "fix it, or pass `--no-gpu` to leave it out")
@@ -127,13 +128,11 @@ def _check_packages(host: HostDescription) -> Finding:
         return Finding(
             "packages", "problem", found,
             "`onnxruntime` and `onnxruntime-gpu` overwrite each other's files",
-            "run `python -m cluster.installation serve` in the checkout",
+            REPAIR,
         )  # fmt: skip
     provided = {"onnxruntime"} if "onnxruntime-gpu" in packages else set()
     if missing := [name for name in _REQUIRED if name not in {*packages, *provided}]:
-        return Finding(
-            "packages", "problem", found, f"serving needs {', '.join(missing)}", "run `make serve`"
-        )
+        return Finding("packages", "problem", found, f"serving needs {', '.join(missing)}", REPAIR)
     if "torch" not in packages:
         return Finding(
             "packages", "note", found,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.installation import why_no_gpu
+from cluster.installation import REPAIR, why_no_gpu
 from deployments.gpus import Gpu, count_visible, read_gpus
 from deployments.machine import installed_versions
 
@@ -31,10 +31,15 @@ class GpuSupport:
         if not self.gpus:
             return "none"
         first = self.gpus[0]
-        memory = f", {first.memory_bytes / _GIBIBYTE:.0f} GiB" if first.memory_bytes else ""
         count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
+        facts = [f"{count}{first.name}"]
+        if first.memory_bytes:
+            facts.append(f"{first.memory_bytes / _GIBIBYTE:.0f} GiB")
+        if first.capability_text:
+            facts.append(f"compute capability {first.capability_text}")
+        facts.append(f"driver {first.driver or 'unknown'}")
         use = f"not used, {self.problem}" if self.problem else f"for {' and '.join(self.engines)}"
-        return f"{count}{first.name}{memory}, driver {first.driver or 'unknown'}: {use}"
+        return f"{', '.join(facts)}: {use}"
 
 
 def read_gpu_support() -> GpuSupport:
@@ -52,8 +57,8 @@ def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) 
     if problem is None and {"onnxruntime", "onnxruntime-gpu"} <= versions.keys():
         problem = (
             "`onnxruntime` and `onnxruntime-gpu` are both installed and own one import name; "
-            "run `python -m cluster.installation serve`"
+            f"{REPAIR}"
         )
     elif problem is None and not engines:
-        problem = "no installed engine is built for CUDA; run `make serve`"
+        problem = f"no installed engine is built for CUDA; {REPAIR}"
     return GpuSupport(tuple(gpus), visible, tuple(engines), problem)

@@ -19,6 +19,8 @@ from deployments.gpus import Gpu, count_visible, read_gpus
 CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
 GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")
 _PIP = ("-m", "pip", "--disable-pip-version-check")
+# `make serve` installs only once, so it mends neither packages nor what a new driver needs.
+REPAIR = f"run `{sys.executable} -m cluster.installation serve` in the checkout"
 # By what the environment is for: extras of pyproject.toml for the CPU and for CUDA.
 _EXTRAS = {"serve": ("cpu,build", "gpu-build"), "dev": ("dev", "gpu-dev")}
 
@@ -50,13 +52,13 @@ def plan_install(
     no_gpu = why_no_gpu(gpus, allow_gpu=allow_gpu)
     for_cpu, for_gpu = _EXTRAS[purpose]
     if no_gpu is None:
-        extras, wanted, unwanted = for_gpu, GPU_PACKAGES, CPU_PACKAGES
+        extras, required, excluded = for_gpu, GPU_PACKAGES, CPU_PACKAGES
         reason = f"for {gpus[0].name}, driver {gpus[0].driver or 'unknown'}"
     else:
-        extras, wanted, unwanted = for_cpu, CPU_PACKAGES, GPU_PACKAGES
+        extras, required, excluded = for_cpu, CPU_PACKAGES, GPU_PACKAGES
         reason = f"for the CPU: {no_gpu}"
-    remove = tuple(name for name in unwanted if name in installed)
-    reinstall = tuple(name for name in wanted if remove and name in installed)
+    remove = tuple(name for name in excluded if name in installed)
+    reinstall = tuple(name for name in required if remove and name in installed)
     return InstallPlan(extras, reason, remove, reinstall)
 
 

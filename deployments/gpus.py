@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -37,6 +38,12 @@ class Gpu:
     compute_capability: tuple[int, int] = (0, 0)
 
     @property
+    def capability_text(self) -> str:
+        """The compute capability, such as "9.0"; empty if unknown."""
+        major, minor = self.compute_capability
+        return f"{major}.{minor}" if (major, minor) > (0, 0) else ""
+
+    @property
     def problem(self) -> str | None:
         """Why the CUDA packages do not run on this GPU; None if they do, as far as known."""
         series = int(self.driver.partition(".")[0] or 0)
@@ -45,10 +52,8 @@ class Gpu:
                 f"driver {self.driver} is too old for CUDA 13: install {MIN_DRIVER_SERIES} or later"
             )
         if (0, 0) < self.compute_capability < MIN_COMPUTE_CAPABILITY:
-            actual, least = self.compute_capability, MIN_COMPUTE_CAPABILITY
-            return (
-                f"compute capability {actual[0]}.{actual[1]}; CUDA 13 needs {least[0]}.{least[1]}"
-            )
+            major, minor = MIN_COMPUTE_CAPABILITY
+            return f"compute capability {self.capability_text}; CUDA 13 needs {major}.{minor}"
         return None
 
 
@@ -64,8 +69,13 @@ def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int
     if names is None:
         return gpus
     # CUDA ends the list at the first invalid entry, such as -1.
-    visible = [name for name in names.split(",") if name.strip() and name.strip() != "-1"]
+    visible = list(takewhile(lambda name: _can_name_gpu(name.strip(), gpus), names.split(",")))
     return min(gpus, len(visible))
+
+
+def _can_name_gpu(name: str, gpus: int) -> bool:
+    """Whether `name` is an index below `gpus`, or has the form of a UUID, which is not checked."""
+    return int(name) < gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
 
 
 @dataclass(frozen=True, slots=True)

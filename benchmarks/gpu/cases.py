@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What the cases of one process share: the target, a directory, and models built once."""
+    """State that the cases of one process share: the target, a directory, and models built once."""
 
     target: Target
     scratch: Path
@@ -139,5 +139,5 @@ def require(missing: str | None) -> None:
         raise MissingRequirement(missing)
 
 
-def named(cases: Iterable[Case]) -> dict[str, Case]:
+def index_by_name(cases: Iterable[Case]) -> dict[str, Case]:
     return {case.name: case for case in cases}

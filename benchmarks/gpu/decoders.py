@@ -205,7 +205,7 @@ def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapp
 
 
 def stream_cases(target: Target) -> list[Case]:
-    """Both sizes, the fast candidates, and transformers beside them."""
+    """SmolLM2 and the shape of 1B: the fast candidates, and transformers beside them."""
     systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
                *GENERATION_BASELINES]  # fmt: skip
     compiled = [DECODER_FP16_COMPILED.name, DECODER_FLASH.name]
@@ -213,11 +213,11 @@ def stream_cases(target: Target) -> list[Case]:
                  DECODER_OFFLOADED.name]  # fmt: skip
     counts = target.choose(_STREAMS, (1, 2))
     few = target.choose((1, 32), (2,))
+    models = ("smollm2", "1b")
     combinations = [
-        *((name, system, n) for name in ("135m", "1b") for n in counts for system in systems),
-        *((name, system, n) for name in ("135m", "1b") for system in compiled for n in few),
+        *((name, system, n) for name in models for n in counts for system in systems),
+        *((name, system, n) for name in models for system in compiled for n in few),
         *(("1b", system, n) for system in quantized for n in few),
-        *(("smollm2", system, n) for system in systems[:3] for n in few),
     ]
     return [
         Case(

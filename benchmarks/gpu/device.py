@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, pstdev
 from typing import Any
 
 import psutil
 
 from benchmarks.gpu.cases import Bench, Case, Target
-from deployments.gpus import read_gpus
+from deployments.gpus import Gpu, read_gpus
 
 _WARM_UPS = 3
 
@@ -100,10 +100,7 @@ def _describe(bench: Bench) -> Mapping[str, Any]:
     values: dict[str, Any] = {
         "torch": torch.__version__,
         "cuda_of_torch": torch.version.cuda,
-        "gpus": [
-            {"name": gpu.name, "driver": gpu.driver, "memory_bytes": gpu.memory_bytes}
-            for gpu in read_gpus()
-        ],
+        "gpus": describe_gpus(read_gpus()),
     }
     try:
         import onnxruntime
@@ -116,7 +113,21 @@ def _describe(bench: Bench) -> Mapping[str, Any]:
         values["device"] = properties.name
         values["device_bytes"] = properties.total_memory
         values["multiprocessors"] = properties.multi_processor_count
+        # Also where nvidia-smi is missing.
+        values["compute_capability"] = f"{properties.major}.{properties.minor}"
     return values
+
+
+def describe_gpus(gpus: Iterable[Gpu]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": gpu.name,
+            "driver": gpu.driver,
+            "memory_bytes": gpu.memory_bytes,
+            "compute_capability": gpu.capability_text,
+        }
+        for gpu in gpus
+    ]
 
 
 def device_cases(_target: Target) -> list[Case]:

@@ -41,6 +41,7 @@ TASKS = (
 )
 _DRY_EXPORTS = (TASKS[0], TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK)
 EAGER, COMPILED = "transformers-eager", "transformers-compiled"
+_SPEED_NAMES = (*(recipe.name for recipe in CANDIDATES), EAGER, COMPILED)
 _ITEMS, _TOKENS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
 # torch.compile takes up to a minute per shape.
 _COMPILED_SHAPES = (Shape(items=1, tokens=128), Shape(items=8, tokens=128),
@@ -139,10 +140,16 @@ def _with_buckets(recipe: CandidateRecipe, shapes: Sequence[Shape]) -> Candidate
 
 def _shapes(name: str, target: Target) -> tuple[Shape, ...]:
     if not target.is_cuda:
-        return (Shape(items=1, tokens=32), Shape(items=2, tokens=32))
+        shapes = (Shape(items=1, tokens=32), Shape(items=2, tokens=32))
+        return shapes[:1] if _is_compiled(name) else shapes
     if name == COMPILED:
         return _COMPILED_SHAPES
     return tuple(Shape(items=items, tokens=tokens) for items in _ITEMS for tokens in _TOKENS)
+
+
+def _is_compiled(name: str) -> bool:
+    """Whether torch compiles for each shape, half a minute or more."""
+    return name.endswith("-compiled")
 
 
 def _time_shapes(
@@ -224,8 +231,11 @@ def _measure(
 
 
 def _measure_latency(bench: Bench, name: str) -> Mapping[str, Any]:
-    sizes = bench.target.choose(MINILM, TINY_BERT)
-    return {"shapes": _measure(bench, name, sizes, _shapes(name, bench.target))}
+    target = bench.target
+    sizes, shapes = target.choose(MINILM, TINY_BERT), _shapes(name, target)
+    # On a GPU the recipe's buckets are measured; a dry run compiles no others than its shape.
+    rows = _measure(bench, name, sizes, shapes, has_buckets=not target.is_cuda)
+    return {"shapes": rows}
 
 
 def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
@@ -233,11 +243,10 @@ def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
     target = bench.target
     sizes = target.choose(BERT_LARGE, TINY_BERT)
     items, tokens = target.choose((_LARGE_ITEMS, _LARGE_TOKENS), ((1, 2), 48))
-    is_compiled = "compiled" in name  # a minute per shape
     shapes = [
         Shape(items=count, tokens=tokens)
         for count in items
-        if not is_compiled or count in _COMPILED_LARGE_ITEMS
+        if not _is_compiled(name) or count in _COMPILED_LARGE_ITEMS
     ]
     rate = bench.once("matrix-rate", lambda _: matrix_rate(target))
     rows = _measure(bench, name, sizes, shapes, has_buckets=True)
@@ -255,18 +264,12 @@ def count_flops(sizes: BertSizes, tokens: int) -> int:
     return layers * (2 * tokens * weights + 4 * tokens * tokens * hidden)
 
 
-def _speed_names(target: Target) -> list[str]:
-    """All candidates and baselines; a dry run compiles nothing: `parity_cases` does once."""
-    names = [recipe.name for recipe in CANDIDATES if target.is_cuda or not recipe.options.compile]
-    return [*names, EAGER, *([COMPILED] if target.is_cuda else [])]
+def latency_cases(_target: Target) -> list[Case]:
+    return [Case(name, partial(_measure_latency, name=name)) for name in _SPEED_NAMES]
 
 
-def latency_cases(target: Target) -> list[Case]:
-    return [Case(name, partial(_measure_latency, name=name)) for name in _speed_names(target)]
-
-
-def large_cases(target: Target) -> list[Case]:
+def large_cases(_target: Target) -> list[Case]:
     """BERT-large; torch first, because it needs no export to ONNX."""
     in_torch = {r.name for r in CANDIDATES if isinstance(r.source, TorchProgramRecipe)}
-    names = sorted(_speed_names(target), key=lambda name: name not in {*in_torch, EAGER, COMPILED})
+    names = sorted(_SPEED_NAMES, key=lambda name: name not in {*in_torch, EAGER, COMPILED})
     return [Case(name, partial(_measure_large, name=name)) for name in names]

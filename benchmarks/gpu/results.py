@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import RunMetadata, Table, encode_result, format_number
-from benchmarks.gpu.cases import Case, CaseResult, Target
+from benchmarks.gpu.cases import Case, CaseResult, State, Target
 from benchmarks.gpu.parts import PARTS
 from deployments.files import write_atomically
 
@@ -93,10 +93,12 @@ def _passed(cases: Iterable[CaseResult], part: str) -> list[CaseResult]:
 def _unproven_table(cases: Sequence[CaseResult]) -> Table:
     """Per part: what a GPU proved, what it did not, and what a dry run found instead."""
     rows = []
-    results = {(result.part, result.case): result for result in cases}
+    on_gpu = {(result.part, result.case): result for result in cases if result.device == "cuda"}
+    dry = _find_dry_paths(cases)
     for name, part in PARTS.items():
         names = [case.name for case in part.cases(Target(is_cuda=True))]
-        found = {case: results[name, case] for case in names if (name, case) in results}
+        either = {case: on_gpu.get((name, case)) or dry.get(_path(name, case)) for case in names}
+        found = {case: result for case, result in either.items() if result is not None}
         proven = [case for case, result in found.items() if result.is_proof]
         unproven = [case for case in names if case not in proven]
         states = Counter(f"{r.state} on {r.device}" for r in found.values() if not r.is_proof)
@@ -106,6 +108,18 @@ def _unproven_table(cases: Sequence[CaseResult]) -> Table:
         rows.append((name, part.title, f"{len(proven)} of {len(names)}", shown or "-", listed))
     columns = ("part", "what", "proven on a GPU", "of the rest", "unproven")
     return Table("unproven", columns, rows)
+
+
+def _find_dry_paths(cases: Sequence[CaseResult]) -> dict[tuple[str, str], CaseResult]:
+    """Results of dry runs by code path; of several, the one furthest from passing."""
+    dry = [result for result in cases if result.device == "cpu"]
+    dry.sort(key=lambda result: get_args(State).index(result.state))
+    return {_path(result.part, result.case): result for result in dry}
+
+
+def _path(part: str, case: str) -> tuple[str, str]:
+    """The code path of a case, which its dry form shares: a dry run has fewer streams."""
+    return part, case.rpartition("/")[0] if part == "streams" else case
 
 
 def _parity_table(cases: Sequence[CaseResult]) -> Table:

@@ -45,9 +45,13 @@ def _run_tests(bench: Bench) -> Mapping[str, Any]:
 
 
 def summarize_report(report: Path) -> Mapping[str, Any]:
-    """Count the tests of a JUnit report; failures are `reasons`."""
+    """Count the tests of a JUnit report; failures are `reasons`.
+
+    Raises MissingRequirement if all were skipped: that proves nothing.
+    """
     outcomes: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
     reasons: list[str] = []
+    missing: dict[str, None] = {}  # messages of skipped tests, each once
     for case in ElementTree.parse(report).iter("testcase"):
         name = case.get("name", "")
         problem = next(
@@ -56,8 +60,13 @@ def summarize_report(report: Path) -> Mapping[str, Any]:
         if problem is not None:
             outcomes["failed"].append(name)
             reasons.append(f"{name}: {problem.get('message', '')[:200]}")
+        elif (skipped := case.find("skipped")) is not None:
+            outcomes["skipped"].append(name)
+            missing[skipped.get("message", "")] = None
         else:
-            outcomes["passed" if case.find("skipped") is None else "skipped"].append(name)
+            outcomes["passed"].append(name)
+    if not outcomes["passed"] and not outcomes["failed"]:
+        raise MissingRequirement(f"no test ran: {'; '.join(missing)}")
     return {**outcomes, "reasons": reasons}
 
 

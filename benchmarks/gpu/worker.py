@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.gpu.cases import Bench, Target, named, run_case
+from benchmarks.gpu.cases import Bench, Target, index_by_name, run_case
 from benchmarks.gpu.device import release_memory
 from benchmarks.gpu.parts import PARTS
 
@@ -35,7 +35,7 @@ def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
         bench = Bench(target, Path(scratch))
-        cases = named(PARTS[part].cases(target))
+        cases = index_by_name(PARTS[part].cases(target))
         for name in names:
             write({"started": name})
             result = run_case(part, cases[name], bench)

@@ -1,1 +1,1 @@
-"""What a person notices of the page: first paint, moving layout, memory of a long visit."""
+"""Measurements of the page: first paint, moving layout, memory of a long visit."""

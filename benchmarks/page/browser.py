@@ -15,7 +15,7 @@ POLLS_PER_MINUTE = 30  # of the view `status`
 WARM_UP_MINUTES = 10  # until its lines have all their points and V8 has compiled its code
 SPEED = 1_000  # of the timers of the page; its requests take their time
 FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# What moved since then, without what a person caused (https://web.dev/cls).
+# Records layout shifts, except after an input of the person (https://web.dev/cls).
 OBSERVE_SHIFTS = """() => {
   window.shifted = [];
   const note = (entry) => entry.sources.forEach(({node}) => window.shifted.push(node?.className));
@@ -75,9 +75,9 @@ class OpenStatus:
         self._session = page.context.new_cdp_session(page)
 
     def read_bytes_after(self, minutes: float) -> int:
-        """Return the bytes of live JavaScript objects when so many minutes have passed.
+        """Return the bytes of live JavaScript objects after `minutes`.
 
-        The page gets no answers meanwhile: those that it is just showing would count.
+        Requests of the page get no answer during the reading: an answer on display would count.
         """
         while self._polls < minutes * POLLS_PER_MINUTE:
             self._page.wait_for_timeout(50)

@@ -40,7 +40,7 @@ PROMPT = "Write a long story about a lighthouse, its keeper and a storm."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageResults:
-    """What one run measured."""
+    """Results of one run."""
 
     first_paint_ms: tuple[float, ...]  # of each load without a cache
     file_bytes: int  # of the page, not compressed
@@ -89,9 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"the page of {url} cannot be measured: {exc.message.splitlines()[0]}",
             hint=f"start a server with `make serve`; the default address is {DEFAULT_URL}",
         ) from exc
-    publish(arguments, metadata, results, [build_table(results)])
     goals = list_goals(results)
-    print("\n".join(goal.sentence for goal in goals))
+    notes = [goal.sentence for goal in goals]
+    publish(arguments, metadata, results, [build_table(results)], notes=notes)
     if missed := [goal.sentence for goal in goals if not goal.reached]:
         raise BenchmarkError("; ".join(missed), hint="the result file has every value")
     return 0

@@ -1,4 +1,4 @@
-"""CPU time of every process and thread of a running server per request, and samples of its stacks.
+"""CPU time and wake-ups per request of each process of a running server, and samples of its stacks.
 
 The load is that of `serving`: a closed loop of sentences without the response cache. The server
 must run on this host. `--samples` adds the functions that py-spy sees in each replica, and writes
@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import uvloop
@@ -33,6 +34,7 @@ from deployments.artifacts.types import TaskName
 TASK = TaskName.FEATURE_EXTRACTION
 REPLICA = re.compile(r"ray::ServeReplica:[^:]+:(\w+)")
 RAY_PROCESSES = re.compile(r"ray::|raylet|gcs_server|ray/dashboard|ray/_private")
+VOLUNTARY_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 OTHER_RAY = "other Ray processes"
 SAMPLES_PER_S = 200
 SHOWN_THREADS = 3
@@ -67,10 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessCost:
-    """CPU time of one kind of process in the window."""
+    """CPU time and wake-ups of one kind of process in the window."""
 
     process: str  # a deployment, `haproxy`, or OTHER_RAY
     cpu_ms_per_request: float
+    wake_ups_per_request: float
     threads: Mapping[str, float]  # milliseconds per request of the busiest threads, by name
 
 
@@ -90,11 +93,13 @@ class ProfileLevel:
             (
                 cost.process,
                 format_number(cost.cpu_ms_per_request, 3),
+                format_number(cost.wake_ups_per_request, 2),
                 ", ".join(f"{thread} {ms:.3f}" for thread, ms in cost.threads.items()),
             )
             for cost in self.processes
         ]
-        yield Table(name, ("process", "CPU ms per request", "busiest threads"), rows)
+        columns = ("process", "CPU ms per request", "wake-ups per request", "busiest threads")
+        yield Table(name, columns, rows)
         for deployment, shares in self.functions.items():
             cells = [(f"{s.total:.1%}", f"{s.own:.1%}", s.function) for s in shares]
             yield Table(f"{name}, {deployment}", ("total", "own", "function"), cells)
@@ -109,10 +114,10 @@ def measure_level(
     """Run the load twice if stacks are sampled: sampling slows the server down."""
     plan = LoadPlan(connections=connections, seconds=arguments.seconds, warm_up_s=0.5)
     uvloop.run(run_load(address, Workload(requests), plan))
-    before = read_thread_times()
+    before = read_threads()
     result = uvloop.run(run_load(address, Workload(requests), plan))
-    after = read_thread_times()
-    # The window has no warm-up of its own: CPU times cover all requests of the second run.
+    after = read_threads()
+    # The window has no warm-up of its own: the counters cover all requests of the second run.
     served = round(len(result.latencies_s) * (plan.seconds + plan.warm_up_s) / plan.seconds)
     if not served:
         raise BenchmarkError(f"no response: {dict(result.failures)}", hint="look at the server")
@@ -131,12 +136,19 @@ def measure_level(
     )
 
 
-ThreadTimes = Mapping[tuple[str, int, int, str], float]  # seconds by kind, process, thread, name
+class ThreadUsage(NamedTuple):
+    """Counters of a thread since its start."""
+
+    cpu_s: float = 0.0
+    wake_ups: int = 0  # how often it waited: its voluntary context switches
 
 
-def read_thread_times() -> ThreadTimes:
-    """Read the CPU seconds of each thread of the server. Raises BenchmarkError without replicas."""
-    times: dict[tuple[str, int, int, str], float] = {}
+Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # by kind, process, thread, name
+
+
+def read_threads() -> Threads:
+    """Read the counters of each thread of the server. Raises BenchmarkError without replicas."""
+    threads: dict[tuple[str, int, int, str], ThreadUsage] = {}
     for process in psutil.process_iter():
         try:
             kind = classify_process(" ".join(process.cmdline()), process.name())
@@ -144,14 +156,16 @@ def read_thread_times() -> ThreadTimes:
                 continue
             for thread in process.threads():
                 name = _read_thread_name(process.pid, thread.id)
-                times[kind, process.pid, thread.id, name] = thread.user_time + thread.system_time
+                threads[kind, process.pid, thread.id, name] = ThreadUsage(
+                    thread.user_time + thread.system_time, _read_wake_ups(process.pid, thread.id)
+                )
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    if not any(kind not in (OTHER_RAY, "haproxy") for kind, *_ in times):
+    if not any(kind not in (OTHER_RAY, "haproxy") for kind, *_ in threads):
         raise BenchmarkError(
             "no replica of Ray Serve runs on this host", hint="start the server with `make serve`"
         )
-    return times
+    return threads
 
 
 def classify_process(command: str, name: str) -> str | None:
@@ -171,19 +185,32 @@ def _read_thread_name(pid: int, thread: int) -> str:
     return "main" if pid == thread else name
 
 
-def summarize_costs(before: ThreadTimes, after: ThreadTimes, requests: int) -> list[ProcessCost]:
+def _read_wake_ups(pid: int, thread: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/task/{thread}/status").read_text()
+    except OSError:
+        return 0
+    found = VOLUNTARY_SWITCHES.search(status)
+    return int(found[1]) if found else 0
+
+
+def summarize_costs(before: Threads, after: Threads, requests: int) -> list[ProcessCost]:
     """Sum the differences by kind of process and by name of thread, per request."""
     totals: defaultdict[str, float] = defaultdict(float)
+    wake_ups: Counter[str] = Counter()
     threads: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for key, seconds in after.items():
+    for key, usage in after.items():
         kind, _pid, _thread, name = key
-        spent_ms = (seconds - before.get(key, 0.0)) * 1e3 / requests
+        earlier = before.get(key, ThreadUsage())
+        spent_ms = (usage.cpu_s - earlier.cpu_s) * 1e3 / requests
         totals[kind] += spent_ms
+        wake_ups[kind] += usage.wake_ups - earlier.wake_ups
         threads[kind][name] += spent_ms
     return [
         ProcessCost(
             process=kind,
             cpu_ms_per_request=total_ms,
+            wake_ups_per_request=wake_ups[kind] / requests,
             threads=dict(most_first(threads[kind])[:SHOWN_THREADS]),
         )
         for kind, total_ms in most_first(totals)
@@ -239,7 +266,7 @@ class sampling:
             raise BenchmarkError("py-spy is not installed", hint="pip install py-spy")
         self._out.mkdir(parents=True, exist_ok=True)
         stacks: dict[str, Path] = {}
-        for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_thread_times()}):
+        for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_threads()}):
             if kind in (OTHER_RAY, "haproxy"):
                 continue
             path = stacks[kind] = self._out / f"stacks-{kind}-{self._connections}.txt"

@@ -359,6 +359,21 @@ def test_gc_json_lists_items_with_their_removal(
     assert not version.exists()
 
 
+def test_gc_json_lists_on_stderr_what_it_asks_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = seal_tiny(tmp_path, "tiny/old")
+    (version.parent / LATEST_NAME).write_text("0" * 12, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
+    assert main(["gc", "--store", str(tmp_path), "--json"]) == 0
+    captured = capsys.readouterr()
+    listed, _, question = captured.err.partition("1 to remove")
+    assert f"tiny/old@{version.name}" in listed
+    assert "remove them? [y/N]" in question
+    (item,) = json.loads(captured.out)
+    assert item["is_removed"] is False
+
+
 def test_migrate_writes_manifests_of_the_previous_schema_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

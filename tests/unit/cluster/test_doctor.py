@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,37 @@ def test_finding_says_what_it_means_and_what_to_do(
     assert says in format_findings([finding])
     if level == "problem":
         assert finding.action
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        (WITH_GPU, "GPU"),
+        ({**WITH_GPU, "packages": {**GOOD.packages, "onnxruntime-gpu": "1"}}, "GPU"),
+        ({**WITH_GPU, "packages": {**GOOD.packages, "torch": "2", "transformers": "5"}}, "GPU"),
+        ({"packages": FOR_CUDA}, "packages"),
+        ({"packages": {**GOOD.packages, "onnxruntime-gpu": "1"}}, "packages"),
+    ],
+    ids=["no engine for CUDA", "both families", "torch only", "none", "both on the CPU"],
+)
+def test_packages_are_mended_by_a_command_that_installs(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (finding,) = (f for f in diagnose(replace(GOOD, **changes)) if f.name == name)
+    advice = format_findings([finding])
+    # `make serve` installs nothing into an environment that exists.
+    assert f"run `{sys.executable} -m cluster.installation serve` in the checkout" in advice
+    assert "make serve" not in advice
+
+
+def test_gpu_is_described_with_its_compute_capability() -> None:
+    host = replace(GOOD, **WITH_GPU, packages={**FOR_CUDA, "onnxruntime-gpu": "1"})
+    (finding,) = (found for found in diagnose(host) if found.name == "GPU")
+    assert "NVIDIA H200, compute capability 9.0, driver 580.159.03" in finding.found
+    unknown = replace(host, gpus=(replace(H200, compute_capability=(0, 0)),))
+    (finding,) = (found for found in diagnose(unknown) if found.name == "GPU")
+    assert "NVIDIA H200, driver 580.159.03" in finding.found
 
 
 def test_config_names_store_and_port(tmp_path: Path) -> None:

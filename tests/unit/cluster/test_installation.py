@@ -143,7 +143,9 @@ def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
     support = assess_gpus((H200,), {"onnxruntime-gpu": "1.31.1"}, 1)
     monkeypatch.setattr(up, "read_gpu_support", lambda: support)
     assert up.count_gpus(None, progress) == 1
-    assert progress.lines == ["H200, driver 580.159.03: for onnxruntime-gpu"]
+    assert progress.lines == [
+        "H200, compute capability 9.0, driver 580.159.03: for onnxruntime-gpu"
+    ]
     assert up.count_gpus(0, progress) == 0
     monkeypatch.setattr(up, "read_gpu_support", lambda: assess_gpus((), {}, 0))
     assert up.count_gpus(None, progress) == 0

@@ -60,7 +60,22 @@ def test_driver_and_capability_decide_whether_cuda_runs(gpu: Gpu, problem: str |
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("0,1,2", 2)]
+    ("visible", "count"),
+    [
+        (None, 2),
+        ("", 0),
+        ("-1", 0),
+        ("1", 1),
+        ("0,1", 2),
+        ("0, 1", 2),
+        ("0,1,2", 2),
+        ("GPU-5a1b,MIG-7c2d", 2),
+        # CUDA ignores what follows an invalid entry.
+        ("0,-1,1", 1),
+        ("2,0", 0),
+        ("0,,1", 1),
+        ("none", 0),
+    ],
 )
 def test_hidden_gpus_do_not_count(visible: str | None, count: int) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}

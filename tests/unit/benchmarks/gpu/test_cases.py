@@ -9,6 +9,7 @@ import pytest
 from benchmarks.gpu.cases import Bench, Case, MissingRequirement, Target, require, run_case
 from benchmarks.gpu.encoders import count_flops
 from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.transformers_generation import GENERATION_BASELINES
 from build_artifacts.errors import UnsupportedModel
 from deployments.errors import EngineFailed
 
@@ -74,6 +75,21 @@ def test_cases_of_a_part_have_distinct_names(is_cuda: bool) -> None:
         names = [case.name for case in part.cases(Target(is_cuda=is_cuda))]
         assert names
         assert len(names) == len(set(names))
+
+
+def test_dry_speed_cases_are_those_of_a_gpu() -> None:
+    for part in ("encoder-latency", "bert-large"):
+        on_gpu, dry = (
+            {case.name for case in PARTS[part].cases(Target(is_cuda=is_cuda))}
+            for is_cuda in (True, False)
+        )
+        assert dry == on_gpu >= {"gpu-fp16-compiled", "transformers-compiled"}
+
+
+def test_smollm_runs_all_numbers_of_streams_beside_transformers() -> None:
+    names = {case.name for case in PARTS["streams"].cases(Target(is_cuda=True))}
+    for system in ("gpu-fp16-torch", "gpu-fp16", *GENERATION_BASELINES):
+        assert names >= {f"smollm2/{system}/{streams}" for streams in (1, 8, 32, 128)}
 
 
 def test_flops_are_those_of_the_products() -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.common.report import RunMetadata
 from benchmarks.gpu import command
-from benchmarks.gpu.cases import Case, CaseResult, Target
+from benchmarks.gpu.cases import Bench, Case, CaseResult, Target, run_case
 from benchmarks.gpu.parts import GpuPart
 from benchmarks.gpu.results import GpuResults
 from benchmarks.gpu.suite import summarize_report
@@ -143,3 +143,18 @@ def test_report_of_pytest_becomes_outcomes(tmp_path: Path) -> None:
     outcomes = summarize_report(report)
     assert (outcomes["passed"], outcomes["skipped"], outcomes["failed"]) == (["a"], ["b"], ["c"])
     assert outcomes["reasons"] == ["c: cosine"]
+
+
+def test_report_of_skipped_tests_only_is_no_proof(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        "<testsuites><testsuite>"
+        '<testcase name="a"><skipped message="no CUDA"/></testcase>'
+        '<testcase name="b"><skipped message="no CUDA"/></testcase>'
+        '<testcase name="c"><skipped message="no TensorRT"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    case = Case("test_gpu", lambda _: summarize_report(report))
+    found = run_case("suite", case, Bench(Target(is_cuda=True), tmp_path))
+    assert (found.state, found.is_proof) == ("blocked", False)
+    assert found.reason == "no test ran: no CUDA; no TensorRT"

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import RunMetadata, read_table
-from benchmarks.gpu.cases import Case, CaseResult
+from benchmarks.gpu.cases import Case, CaseResult, Target
+from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
 
 RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
@@ -56,6 +57,28 @@ def test_unproven_is_what_no_gpu_decided(tmp_path: Path) -> None:
     assert device["unproven"] == "matrix-rate, bandwidth"
     suite = dict(zip(table.columns, table.rows[3], strict=True))
     assert (suite["of the rest"], suite["unproven"]) == ("1 never run", "all")
+
+
+def test_dry_streams_count_for_those_of_a_gpu_with_other_numbers(tmp_path: Path) -> None:
+    cases = [
+        result("1b/gpu-fp16-torch/1", "streams", device="cpu"),
+        result("1b/gpu-fp16-torch/2", "streams", device="cpu"),
+        result("1b/gpu-fp16-flash/2", "streams", device="cpu", state="blocked", reason="package"),
+        result("1b/gpu-fp16-transformers/1", "streams", device="cpu"),
+        result("1b/gpu-fp16-transformers/2", "streams", device="cpu", state="failed"),
+        result("1b/transformers-static/2", "streams", device="cpu"),
+        result("1b/transformers-static/32", "streams", values={"total_tokens_per_s": 90.0}),
+    ]
+    table = build_tables(cases)[0]
+    (row,) = (row for row in table.rows if row[0] == "streams")
+    streams = dict(zip(table.columns, row, strict=True))
+    total = len(PARTS["streams"].cases(Target(is_cuda=True)))
+    assert streams["proven on a GPU"] == f"1 of {total}"
+    # On a GPU: 1, 8, 32 and 128 streams each, of flash attention 1 and 32.
+    assert streams["of the rest"] == (
+        f"7 passed on cpu, 4 failed on cpu, 2 blocked on cpu, {total - 14} never run"
+    )
+    assert "1b/transformers-static/32" not in streams["unproven"]
 
 
 def test_tables_hold_the_figures() -> None:

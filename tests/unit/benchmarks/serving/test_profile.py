@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import os
+import time
+
+import psutil
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.serving import profile
 from benchmarks.serving.profile import (
     OTHER_RAY,
+    ProcessCost,
+    ProfileLevel,
+    ThreadUsage,
     classify_process,
     count_functions,
+    read_threads,
     summarize_costs,
 )
 
@@ -27,17 +35,44 @@ def test_process_is_classified_by_its_title(command: str, name: str, kind: str |
 
 
 def test_costs_are_differences_per_request() -> None:
-    before = {("Ingress", 1, 1, "main"): 5.0, ("Ingress", 1, 2, "io"): 1.0}
+    before = {
+        ("Ingress", 1, 1, "main"): ThreadUsage(5.0, 700),
+        ("Ingress", 1, 2, "io"): ThreadUsage(1.0, 40),
+    }
     after = {
-        ("Ingress", 1, 1, "main"): 6.0,
-        ("Ingress", 1, 2, "io"): 1.5,
-        ("Ingress", 1, 3, "io"): 0.5,  # started meanwhile
-        ("haproxy", 9, 9, "main"): 0.1,
+        ("Ingress", 1, 1, "main"): ThreadUsage(6.0, 2_700),
+        ("Ingress", 1, 2, "io"): ThreadUsage(1.5, 540),
+        ("Ingress", 1, 3, "io"): ThreadUsage(0.5, 500),  # started meanwhile
+        ("haproxy", 9, 9, "main"): ThreadUsage(0.1, 1_000),
     }
     ingress, haproxy = summarize_costs(before, after, requests=1_000)
     assert (ingress.process, ingress.cpu_ms_per_request) == ("Ingress", pytest.approx(2.0))
     assert ingress.threads == {"main": pytest.approx(1.0), "io": pytest.approx(1.0)}
     assert haproxy.cpu_ms_per_request == pytest.approx(0.1)
+    assert (ingress.wake_ups_per_request, haproxy.wake_ups_per_request) == (3.0, 1.0)
+
+
+def test_wake_ups_are_a_column_of_the_table() -> None:
+    cost = ProcessCost(
+        process="Ingress", cpu_ms_per_request=0.25, wake_ups_per_request=4.5, threads={"main": 0.2}
+    )
+    level = ProfileLevel(connections=1, requests=10, p50_ms=2.0, processes=[cost], functions={})
+    (table,) = level.tables()
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["CPU ms per request"], row["wake-ups per request"]) == ("0.250", "4.50")
+
+
+def test_threads_that_wait_are_counted_as_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile.psutil, "process_iter", lambda: iter((psutil.Process(),)))
+    monkeypatch.setattr(profile, "classify_process", lambda *_: "Ingress")
+
+    def read_main() -> ThreadUsage:
+        return read_threads()["Ingress", os.getpid(), os.getpid(), "main"]
+
+    before = read_main()
+    for _ in range(5):
+        time.sleep(0.001)
+    assert read_main().wake_ups >= before.wake_ups + 5
 
 
 def test_functions_are_counted_once_per_stack() -> None:
@@ -53,4 +88,4 @@ run (a.py:1);parse (c.py:4) 10
 def test_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile.psutil, "process_iter", lambda: iter(()))
     with pytest.raises(BenchmarkError, match="no replica"):
-        profile.read_thread_times()
+        read_threads()
