@@ -51,9 +51,8 @@ class Admission:
         check_prompts(prompts, candidates, self.limits)
 
     def reserve_generations(self, completions: int, client: str) -> None:
-        """Raises Overloaded, or TooManyItems for more than the client can ever have."""
-        limit = self.generations.limit
-        share = max(limit // 2, 1) if client else limit
+        """Raises Overloaded, or TooManyItems for more than one client can ever have."""
+        share = max(self.generations.limit // 2, 1)
         if completions > share:
             raise TooManyItems(
                 f"`prompt` needs {completions} completions; the maximum is {share}. Send fewer "

@@ -18,6 +18,7 @@ from build_artifacts.recipes import (
 from build_artifacts.steps.quantize import quantize
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
+from deployments.machine import read_cpu_info
 from deployments.tuning.parity import cosines
 from tests.support.prepared_build import (
     PreparedBuild,
@@ -116,7 +117,9 @@ def test_pairs_match_operators(prepared_build: PreparedBuild, tmp_path: Path) ->
     assert all(not node.domain for node in onnx.load(graph).graph.node)
     outputs = prepared_build.answers(CPU_INT8, graph)
     operators = prepared_build.answers(CPU_INT8, prepared_build.graphs.graph(CPU_INT8))
-    assert cosines(outputs, operators).min() > 0.9999
+    # Pairs have a bit less per weight where sums overflow.
+    minimum = 0.998 if read_cpu_info().int8_overflows else 0.9999
+    assert cosines(outputs, operators).min() > minimum
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)

@@ -172,16 +172,17 @@ async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:
 
 
 async def test_full_item_limit_rejects_generation_at_once(writing_store: Path) -> None:
-    settings = IngressUserConfig(limits=LimitSettings(inflight_generations=4))
+    settings = IngressUserConfig(limits=LimitSettings(inflight_generations=6))
     harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
-    stream = await harness.pipeline.stream(build_request(choices=3))
+    streams = [await harness.pipeline.stream(build_request(choices=n)) for n in (2, 3)]
     with pytest.raises(Overloaded):
         await harness.pipeline.complete(build_request(choices=2))
-    await stream.aclose()
+    for stream in streams:
+        await stream.aclose()
     assert harness.is_idle()
-    again = await harness.pipeline.stream(build_request(choices=4))
+    again = await harness.pipeline.stream(build_request(choices=3))
     await again.aclose()
-    assert harness.statuses == [429, 499, 499]
+    assert harness.statuses == [429, 499, 499, 499]
 
 
 async def test_one_client_may_have_half_of_the_generations(writing_store: Path) -> None:
