@@ -27,7 +27,7 @@ from deployments.tuning.tuner import is_tuning
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Is told the target of a model's usual engine when there are new cost tables, and the engine that
+# Gets the target of a model's usual engine when there are new cost tables, and the engine that
 # replaces the current one, if any. Called from a thread.
 UseTuning = Callable[[ModelRef, TuningTarget, EncoderEngine | None], None]
 IsLoaded = Callable[[ModelRef], bool]
