@@ -19,7 +19,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Clients without queued items, at most; with more, the queue drops the entries without influence.
+# Clients without queued items that the queue still knows. With more, it forgets all of them whose
+# earlier cost changes no order any more.
 MAX_IDLE_CLIENTS = 64
 LOWER_SHARE = 1 / 16
 

@@ -224,9 +224,9 @@ class TokenizerReplica:
         inputs: Sequence[S],
         call: Callable[[TokenInspector, Sequence[S]], tuple[T, ...]],
     ) -> tuple[T, ...] | ServeError:
-        """Call an inspector on the inputs, which take several turns of the thread if they are many.
+        """Inspect all inputs, in several turns of the thread if they are long.
 
-        The deadline is the caller's: it cancels this.
+        Without a deadline of its own: the caller has one, and cancels this.
         """
 
         def run(loaded: _LoadedTokenizer, part: Sequence[S]) -> tuple[T, ...]:

@@ -64,9 +64,10 @@ class LonePassPlanner:
         self._lock = threading.Lock()  # of what the event loop and other threads change
 
     def find_unmeasured(self, target: TuningTarget) -> tuple[TuningTarget, ...]:
-        """Return the target of the second session of a model if that may be opened once measured.
+        """Return what to measure before a model can have a second session, on all cores.
 
-        `target` is that of the usual engine.
+        Nothing if that is measured, or if the session would never fit. `target` is of the usual
+        engine.
         """
         all_cores = _with_threads(target, self._threads)
         if target.device is not Device.CPU or all_cores == target:

@@ -36,3 +36,10 @@ def check_config(changes: dict[str, Any]) -> list[LintProblem]:
 
 def to_dotted_path(path: str) -> str:
     return path.replace("[", ".").replace("]", "")
+
+
+def assert_reported(changes: dict[str, Any], path: str, expected: str) -> None:
+    """Check that the changes cause a problem at `path` whose message contains `expected`."""
+    problems = check_config(changes)
+    messages = [problem.message for problem in problems if to_dotted_path(problem.path) == path]
+    assert any(expected in message for message in messages), problems

@@ -17,6 +17,7 @@ from tests.support.checked_configs import (
     GPU_ENCODER,
     INGRESS,
     TOKENIZER,
+    assert_reported,
     check_config,
     create_config,
     to_dotted_path,
@@ -221,8 +222,7 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
 def test_conflicting_settings_are_reported(
     changes: dict[str, Any], path: str, expected: str
 ) -> None:
-    problems = [p for p in check_config(changes) if to_dotted_path(p.path) == path]
-    assert any(expected in p.message for p in problems), check_config(changes)
+    assert_reported(changes, path, expected)
 
 
 @pytest.mark.parametrize(

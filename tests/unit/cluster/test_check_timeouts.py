@@ -14,9 +14,9 @@ from tests.support.checked_configs import (
     CPU_GENERATOR,
     GPU_GENERATOR,
     INGRESS,
+    assert_reported,
     check_config,
     create_config,
-    to_dotted_path,
 )
 
 
@@ -77,8 +77,7 @@ from tests.support.checked_configs import (
 def test_conflicting_timeouts_are_reported(
     changes: dict[str, Any], path: str, expected: str
 ) -> None:
-    problems = [p for p in check_config(changes) if to_dotted_path(p.path) == path]
-    assert any(expected in p.message for p in problems), check_config(changes)
+    assert_reported(changes, path, expected)
 
 
 @pytest.mark.parametrize(
