@@ -39,11 +39,11 @@ HAPROXY_METRICS_PATH = "/haproxy"  # of the metrics port
 # Requests of one address and path that agree in these are alike: if a queue has just been too long
 # for one, it is for the next one too, unless the bodies differ in model or size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
-# A table of refusals in the last second and the last `Retry-After`, by the digest of what makes
-# requests alike: API keys are among the headers.
+# A table by the digest of what makes requests alike (API keys are among the headers): refusals in
+# the last second, requests in flight, the last `Retry-After`, and how many were in flight then.
 _REFUSALS = """
 backend refusals
-    stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),gpt0
+    stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),conn_cur,gpt(2)
 """
 
 
@@ -61,8 +61,9 @@ class ClientLimits:
     # POST requests in flight per ingress replica. More would wait in the sockets of a busy replica,
     # where nothing orders them, prices them or drops those whose client has left.
     requests: int = 512
-    # How many alike requests the ingress may refuse in a second before HAProxy refuses them itself,
-    # on one host only. A refusal takes the ingress about 1 ms of CPU time, HAProxy nearly none.
+    # Alike requests that the ingress may refuse in a second before HAProxy limits how many are in
+    # flight, on one host only. A refusal takes the ingress about 1 ms of CPU time, HAProxy nearly
+    # none.
     refusals: int = 20
     head_s: float = 10.0  # for the head of a request, and for its first byte
     # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
@@ -189,9 +190,12 @@ def _limit_requests(requests: int) -> str:
 
 
 def _limit_refusals(refusals: int) -> str:
-    """Build the rules of a backend that count marked refusals, and refuse alike requests.
+    """Build the rules of a backend that count marked refusals, and limit alike requests.
 
-    A repeated refusal has the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
+    A refusal sets the limit of alike requests in flight to the number that the ingress had accepted
+    then. The limit applies while more than `refusals` are counted in a second. Above a quarter of
+    that count one more request may be in flight: it asks whether the ingress accepts more now. A
+    refusal by HAProxy has the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
     alike = "|".join(("%[src]", "%[path]", *(f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
@@ -199,13 +203,19 @@ def _limit_refusals(refusals: int) -> str:
     return (
         f'    http-request set-var-fmt(txn.alike) "{alike}"\n'
         "    http-request track-sc1 var(txn.alike),sha1 table refusals if METH_POST\n"
-        f"    http-request set-var(txn.repeated) bool(true) if {{ sc1_gpc0_rate gt {refusals} }}\n"
+        # Both numbers include the request itself: the refused one, and this one.
+        "    http-request set-var(txn.refused_at) sc_get_gpt(1,1)\n"
+        "    http-request set-var(txn.repeated) bool(true)"
+        f" if {{ sc1_gpc0_rate gt {refusals} }} {{ sc1_conn_cur,sub(txn.refused_at) ge 0 }}\n"
+        "    http-request set-var(txn.repeated) bool(true)"
+        f" if {{ sc1_gpc0_rate gt {refusals // 4} }} {{ sc1_conn_cur,sub(txn.refused_at) gt 0 }}\n"
         f"    http-request deny deny_status 429 if {repeated}\n"
         f"    http-response sc-inc-gpc0(1) if {marked}\n"
-        f"    http-response sc-set-gpt0(1) res.fhdr(retry-after) if {marked}\n"
+        f"    http-response sc-set-gpt(0,1) res.fhdr(retry-after) if {marked}\n"
+        f"    http-response sc-set-gpt(1,1) sc1_conn_cur if {marked}\n"
         f"    http-response del-header {REFUSAL_HEADER}\n"
-        "    http-after-response set-header retry-after %[sc1_get_gpt0]"
-        f" if {repeated} {{ sc1_get_gpt0 gt 0 }}\n"
+        "    http-after-response set-header retry-after %[sc_get_gpt(0,1)]"
+        f" if {repeated} {{ sc_get_gpt(0,1) gt 0 }}\n"
     )
 
 

@@ -10,16 +10,17 @@ from deployments.config import BatchSettings
 from deployments.engines.forward_pass import Batch
 from deployments.messages import TokenizedItem
 
-# Items considered per decision: far more than a batch holds, few enough to sort in microseconds.
+# Number of items considered per batch: far more than a batch holds, but few enough to sort in
+# microseconds.
 LOOK_AHEAD = 512
 
 
 def plan_batch(lengths: Sequence[int], settings: BatchSettings, idle_threads: int = 1) -> list[int]:
     """Return the indices of the items for the next pass, shortest first; never empty.
 
-    `lengths` are token counts in order of arrival, at least one. Idle engine threads share the
-    items, because two half batches in parallel beat one after the other. The oldest item is always
-    selected, even if it alone exceeds the token budget.
+    `lengths` are the token counts of at least one item, in order of arrival. Idle engine threads
+    share the items, because two half batches in parallel take less time than one after the other.
+    The oldest item is always selected, even if it alone exceeds the token budget.
     """
     considered = lengths[:LOOK_AHEAD]
     order = sorted(range(len(considered)), key=considered.__getitem__)  # stable: ties by arrival
@@ -44,7 +45,7 @@ class _LengthWindow:
         return self.high - self.low
 
     def grow(self, settings: BatchSettings) -> bool:
-        """Add the adjacent item that causes less padding; return False if neither pays off."""
+        """Add the adjacent item that causes less padding. Return False if neither item fits."""
         longest = self._lengths[self.high - 1]
         sides: list[tuple[int, int, int]] = []  # padding, low, high after growing
         if self.low > 0:
@@ -63,7 +64,7 @@ class _LengthWindow:
 
 
 def collate(items: Sequence[TokenizedItem], *, unpooled: bool = False) -> Batch:
-    """Pad items with id 0 and mask 0 to the length of the longest."""
+    """Pad items with id 0 and mask 0 to the length of the longest item."""
     lengths = tuple(len(ids) for ids, _ in items)
     shape = (len(items), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)

@@ -71,6 +71,6 @@ def _reject_nonfinite(
 ) -> list[NDArray[np.float32] | ServeError]:
     """Replace each output that contains NaN or infinity by an error."""
     if isinstance(outputs, np.ndarray) and np.isfinite(outputs.sum()):
-        return list(outputs)  # one cheap check for all of them
+        return list(outputs)  # a finite sum proves that all outputs are finite
     error = EngineFailed("the model's output contains NaN or infinity")
     return [output if np.isfinite(output).all() else error for output in outputs]

@@ -1,4 +1,4 @@
-"""Predicted time of queued items, corrected by what the passes of each model really take."""
+"""Predicted time of queued items, corrected by the measured times of each model's passes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Callable
 from deployments.load import WorkRate
 from deployments.messages import ModelRef
 
-# s of one engine thread for an item of so many tokens, in a pass with others of its length.
+# Estimates the seconds of one engine thread for an item of this many tokens, in a full pass of such
+# items.
 EstimateItem = Callable[[ModelRef, int], float]
-# s per token before the first passes of a model without a cost table: a small encoder on a CPU.
+# Seconds per token before the first passes of a model without a cost table. The value is that of a
+# small encoder on a CPU.
 GUESS_S_PER_TOKEN = 5e-5
-# s of predicted work that the estimate outweighs as long as measurements are fewer.
+# The estimate counts as much as measurements of this many seconds of predicted work.
 ESTIMATE_WEIGHT_S = 0.05
-# Passes of a model after which its predictions rest on measurements of the present load.
+# After this many passes of a model, its predictions rest on measurements under the present load.
 MEASURED_PASSES = 20
 
 
@@ -25,8 +27,8 @@ def guess_item_s(_model: ModelRef, tokens: int) -> float:
 class WorkPrices:
     """Prices of the models of one replica, which runs `concurrent_passes` at a time.
 
-    A price is the estimate of a cost table, or a guess. A prediction is a price at the measured
-    rate of the replica, all threads together.
+    A price is the estimate from a cost table, or a guess. A prediction multiplies a price by the
+    measured rate: seconds of the replica, with all of its threads, per unit of price.
     """
 
     def __init__(self, concurrent_passes: int, estimate: EstimateItem) -> None:
@@ -41,7 +43,7 @@ class WorkPrices:
         self._rates.pop(model, None)
 
     def predict_s(self, model: ModelRef, price: float) -> float:
-        """Return the seconds that the replica needs for work of this price, if it does no other."""
+        """Return the seconds that the replica needs for work of this price and no other work."""
         return self._rates[model].predict_s(price)
 
     def record(self, model: ModelRef, price: float, forward_s: float) -> None:

@@ -1,7 +1,7 @@
 """Batch scheduler of an encoder replica between asyncio callers and blocking engines.
 
 Each arriving item and each finished pass calls `_dispatch`, which starts passes until every engine
-thread is busy. There is no background task that could die unnoticed.
+thread is busy. There is no background task, which could end unnoticed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
+from deployments.safety_factor import MIN_TIME_SHARE, Prediction, SafetyFactor
 from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -46,29 +47,30 @@ log = logging.getLogger("ray.serve.hundredfold")
 class LonePass(NamedTuple):
     """Settings of a pass that runs alone."""
 
-    engine: EncoderEngine | None = None  # None: the model's usual one
+    engine: EncoderEngine | None = None  # None: the model's usual engine
     is_brief: bool = False  # short enough to run on the event loop
 
 
-# Plans a pass of a model that runs alone, by items and padded tokens per item.
+# Plans a pass that runs alone, from its model, number of items and padded tokens per item.
 PlanLonePass = Callable[[ModelRef, int, int], LonePass]
-# Is told when a pass of a model starts, and when it ends: the model must stay in between, although
-# its callers may leave.
+# Called with True when a pass of a model starts, and with False when it ends. The model must stay
+# loaded in between, even if the callers have gone.
 HoldModel = Callable[[ModelRef, bool], None]
 _USUAL = LonePass()
-# A call is accepted if its predicted time, times this, is left until its deadline.
-SAFETY_FACTOR = 1.1
-# s after a call of another client than before during which the passes of each are limited.
+# A call is dropped if the predicted time of its rest exceeds the time left by this factor.
+DROP_FACTOR = 1.1
+# Seconds after a change of the calling client in which each client gets a limited share of a pass.
 SHARED_S = 1.0
-# Passes whose items are considered for one, to find items of equal length.
+# A pass is selected from the items of this many full passes, to find items of equal length.
 WINDOW_PASSES = 8
 
 
 class BatchScheduler:
-    """Queues items fairly to clients and runs them in token-budget batches on engine threads.
+    """Queues items, fair between clients, and runs them in batches on engine threads.
 
-    A call is accepted when it can end before its deadline. Use it from one event loop. `engines`
-    may change at any time and from any thread: a pass keeps the engine it started with.
+    A token budget limits each batch. A call is accepted when it can end before its deadline. Use
+    the scheduler from one event loop. `engines` may change at any time and from any thread: a pass
+    keeps the engine it started with.
     """
 
     def __init__(
@@ -89,13 +91,15 @@ class BatchScheduler:
         self._concurrent_passes = concurrent_passes
         self._plan_lone_pass = plan_lone_pass
         self._busy = 0
+        self._running_s = 0.0  # predicted seconds of the passes that were started
         self._meter = BusyMeter(concurrent_passes)
-        self._token_rate = WorkRate()  # s per token of any model, of all threads
+        self._token_rate = WorkRate()  # s per token, over all models and with all threads
+        self._safety = SafetyFactor()
         self.prices = WorkPrices(concurrent_passes, estimate_item)
         self._draining = False
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._is_cleaning = False
-        self._last_client = ("", 0)  # and priority, of the last call
+        self._last_client = ("", 0)  # client and priority of the last call
         self._shared_until_s = 0.0  # time.perf_counter
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
 
@@ -105,9 +109,9 @@ class BatchScheduler:
         return len(self._queue)
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the share of engine threads in use, and the predicted time of all that waits.
+        """Return the share of engine threads in use, and the predicted time of all waiting items.
 
-        `backlog` tokens wait elsewhere, of any model.
+        `backlog` is the number of tokens, of any model, that wait outside this scheduler.
         """
         queued_s = self._queue.cost + self._token_rate.predict_s(backlog)
         return Load(self._meter.take(), queued_s)
@@ -134,7 +138,7 @@ class BatchScheduler:
         prices = [self.prices.price(model, len(item.ids)) for item in items]
         price = sum(prices)
         cost = self.prices.predict_s(model, price)
-        self._check_deadline(cost, deadline_s, client, priority)
+        prediction = self._check_deadline(cost, deadline_s, client, priority)
         self._make_room(len(items), cost, client, priority)
         health = self.health.get(model)
         if health is None:
@@ -150,6 +154,7 @@ class BatchScheduler:
             tokens=sum(len(item.ids) for item in items),
             price=price,
             measured_at=self.prices.passes[model] + MEASURED_PASSES,
+            prediction=prediction,
         )
         now_s, rate = time.perf_counter(), cost / price
         if self._last_client != (client, priority):
@@ -158,19 +163,19 @@ class BatchScheduler:
         for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
             queued = QueuedItem(tokens, call, index, item_price, now_s)
             self._queue.push(queued, cost=rate * item_price, client=client, priority=priority)
-        # Deferred: the caller may submit the remaining calls of a micro-batch first.
+        # Dispatch later: the caller may submit the remaining calls of a micro-batch first.
         asyncio.get_running_loop().call_soon(self._dispatch)
         return call.future
 
     def forget(self, model: ModelRef) -> None:
-        """Forget the measurements of a model that was closed. Its quarantine goes on."""
+        """Forget the measurements of a model that was closed. A quarantine of the model stays."""
         self.prices.forget(model)
         health = self.health.get(model)
         if health is not None and not health.is_failing:
             del self.health[model]
 
     def clean(self) -> None:
-        """Remove the items of cancelled calls soon, all at once."""
+        """Remove the items of all cancelled calls soon, in one pass over the queue."""
         if not self._is_cleaning:
             self._is_cleaning = True
             asyncio.get_running_loop().call_soon(self._remove_cancelled)
@@ -182,17 +187,21 @@ class BatchScheduler:
             await asyncio.sleep(0.01)
         self._pool.shutdown()
 
-    def _check_deadline(self, cost: float, deadline_s: float, client: str, priority: int) -> None:
-        """Raise Overloaded if items of this cost are predicted to end after their deadline.
+    def _check_deadline(
+        self, cost: float, deadline_s: float, client: str, priority: int
+    ) -> Prediction:
+        """Predict the end of items of this cost. Raise Overloaded if it is after their deadline.
 
-        An empty queue accepts all: a later try would not start sooner.
+        An empty queue accepts every call, because a retry would not start sooner.
         """
         left_s = remaining_s(deadline_s)
-        has_time = SAFETY_FACTOR * (self._queue.cost + cost) <= left_s
-        if has_time or not self._queue or left_s < 0:  # an expired call is dropped in its turn
-            return
-        ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
-        needed_s = SAFETY_FACTOR * (ahead_s + cost)
+        if not self._queue or left_s < 0:  # an expired call is dropped in its turn
+            return Prediction(0.0, left_s, deadline_s)
+        predicted_s = self._running_s + self._queue.cost + cost
+        if predicted_s > MIN_TIME_SHARE * left_s:  # else the order of the queue is irrelevant
+            ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
+            predicted_s = self._running_s + ahead_s + cost
+        needed_s = self._safety.value * predicted_s
         if needed_s > left_s:
             raise build_overloaded(
                 f"The request would take about {needed_s:.1f} s, its deadline is in {left_s:.1f} "
@@ -200,6 +209,7 @@ class BatchScheduler:
                 needed_s - left_s,
                 needed_s,
             )
+        return Prediction(predicted_s, left_s, deadline_s)
 
     def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
         """Reject the calls whose turn is last if the queue is full, else raise Overloaded."""
@@ -223,11 +233,18 @@ class BatchScheduler:
 
     def _remove_cancelled(self) -> None:
         self._is_cleaning = False
+        for item in self._queue:
+            self._learn_if_late(item.call)
         self._queue.discard(lambda item: item.call.future.cancelled())
+
+    def _learn_if_late(self, call: QueuedCall) -> None:
+        """Learn from a cancelled call: the ingress cancels a call at its deadline."""
+        if call.future.cancelled():
+            self._safety.record_abandoned(call.prediction)
 
     def _dispatch(self) -> None:
         while (first := self._queue.first) is not None and self._busy < self._max_in_flight():
-            # Few more than a pass holds, so that a deep queue does not cost more per pass.
+            # Consider a bounded number of items, so that a long queue takes no more time per pass.
             window = min(WINDOW_PASSES * self.settings.max_batch_items, LOOK_AHEAD)
             taken = self._queue.take(window, self._choose)
             calls = {id(item.call): item.call for item in taken}
@@ -236,9 +253,10 @@ class BatchScheduler:
                 self._start(first.call.group, batch)
 
     def _can_end(self, call: QueuedCall) -> bool:
-        """Whether the caller still waits, and the call can end in time; else drop the call.
+        """Whether the caller still waits and the call can end in time; otherwise drop the call.
 
-        Predictions from before its arrival drop nothing: an idle replica may be faster.
+        Measurements from before the arrival of the call do not suffice to drop it. The replica may
+        be less busy now, and so faster.
         """
         if call.future.done():
             return False
@@ -247,18 +265,19 @@ class BatchScheduler:
         needed_s = self.prices.predict_s(model, call.price)
         if left_s < 0:
             message = "the deadline passed in the encoder queue"
-        elif needed_s > SAFETY_FACTOR * left_s and self.prices.passes[model] >= call.measured_at:
+        elif needed_s > DROP_FACTOR * left_s and self.prices.passes[model] >= call.measured_at:
             message = (
                 f"the rest of the request takes about {needed_s:.1f} s, its deadline is in "
                 f"{left_s:.1f} s. Send fewer or shorter texts."
             )
         else:
             return True
+        self._safety.record_end(call.prediction)
         self._reject(call, DeadlineExceeded(message))
         return False
 
     def _choose(self, items: list[QueuedItem]) -> list[int]:
-        """Select the items of the next pass: those of the group whose turn it is."""
+        """Select the items of the next pass from the group of the first item."""
         group, quota = items[0].call.group, self._quota(items[0])
         counts: Counter[str] = Counter()
         same: list[int] = []
@@ -283,7 +302,7 @@ class BatchScheduler:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
 
         A prefetched pass starts the moment a thread is free, even while the event loop is busy
-        with results. With few waiting items it would only split a batch.
+        with results. With few waiting items, prefetching would only split a batch.
         """
         is_prefetching = self.waiting_items >= self.settings.prefetch_from_items
         return self._concurrent_passes + is_prefetching
@@ -295,6 +314,9 @@ class BatchScheduler:
         lone = self._plan_if_alone(group, items)
         engine = lone.engine or self._engines[group.model]
         self._busy += 1
+        price = sum(item.price for item in batch)
+        cost = self.prices.predict_s(group.model, price)
+        self._running_s += cost
         self._meter.start()
         self.hold_model(group.model, True)
         health = self.health[group.model]
@@ -306,10 +328,12 @@ class BatchScheduler:
                 return run_pass(engine, items, group.unpooled)
 
         if lone.is_brief:
-            self._finish(group.model, batch, run())
+            self._finish(group.model, batch, cost, run())
             return
         running = asyncio.get_running_loop().run_in_executor(self._pool, run)
-        running.add_done_callback(lambda done: self._finish(group.model, batch, done.result()))
+        running.add_done_callback(
+            lambda done: self._finish(group.model, batch, cost, done.result())
+        )
 
     def _plan_if_alone(self, group: BatchGroup, items: list[TokenizedItem]) -> LonePass:
         if self._busy or self._queue or group.unpooled:
@@ -317,8 +341,11 @@ class BatchScheduler:
         longest = max(len(item.ids) for item in items)
         return self._plan_lone_pass(group.model, len(items), longest)
 
-    def _finish(self, model: ModelRef, batch: list[QueuedItem], done: PassResult) -> None:
+    def _finish(
+        self, model: ModelRef, batch: list[QueuedItem], cost: float, done: PassResult
+    ) -> None:
         self._busy -= 1
+        self._running_s -= cost
         self._meter.end()
         self.hold_model(model, False)
         health = self.health[model]
@@ -331,7 +358,9 @@ class BatchScheduler:
             health.record_success()
         self._dispatch()  # first: an idle engine thread costs more than a late result
         for item, result in zip(batch, done.results, strict=True):
-            deliver(item, result, done, len(batch))
+            self._learn_if_late(item.call)
+            if deliver(item, result, done, len(batch)):
+                self._safety.record_end(item.call.prediction)
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
         self._token_rate.record(sum(lengths), done.forward_s / self._concurrent_passes)

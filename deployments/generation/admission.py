@@ -11,7 +11,7 @@ from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_o
 from deployments.fair_queue import FairQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
-from deployments.generation.safety_factor import Prediction, SafetyFactor
+from deployments.safety_factor import Prediction, SafetyFactor
 
 
 class DroppedJob(NamedTuple):
@@ -35,22 +35,25 @@ class AdmissionQueue:
         return len(self._jobs)
 
     def predict_s(self) -> float:
-        """Return the seconds of the decoder for all jobs now; 0 before the first measurement."""
+        """Predict the seconds of the decoder for all waiting jobs; 0 before a measurement."""
         if not self._forecast.is_measured:
             return 0.0
         return sum(self._forecast.price(job.demand) for job in self._jobs)
 
     @property
     def waiting_s(self) -> float:
-        """The same as predicted when each job was queued; known without a pass over all jobs."""
+        """The sum of the seconds that were predicted when each waiting job was queued.
+
+        Unlike `predict_s` this needs no pass over all jobs.
+        """
         return self._jobs.cost
 
     def check(
         self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings
     ) -> Prediction:
-        """Predict the end of a job. Raise Overloaded if the queue is full or it ends too late.
+        """Predict the end of a job. Raise Overloaded if the queue is full or the job ends too late.
 
-        An idle decoder admits every job: nothing could be gained by waiting.
+        An idle decoder admits every job, because a later retry could not end sooner.
         """
         left_s = remaining_s(demand.deadline_s)
         if not running and not self._jobs:
@@ -79,7 +82,7 @@ class AdmissionQueue:
     def push(
         self, job: Job, prediction: Prediction, settings: SchedulingSettings
     ) -> list[DroppedJob]:
-        """Queue a job. Return the last one if the queue then has too many."""
+        """Queue a job. If the queue then exceeds its limit, drop the last job and return it."""
         cost = self._forecast.price(job.demand)
         self._predictions[job.number] = prediction
         self._jobs.push(job, cost=cost, client=job.client, priority=job.priority)
@@ -97,12 +100,12 @@ class AdmissionQueue:
         return self._jobs.take_first()
 
     def record_end(self, number: int) -> None:
-        """Learn from the end of a job that was queued, answered or late."""
+        """Update the safety factor at the end of a job, whether it was answered or dropped."""
         if (prediction := self._predictions.pop(number, None)) is not None:
             self._safety.record_end(prediction)
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Forget jobs by number, and remove those that wait."""
+        """Forget the predictions of jobs by number. Remove these jobs if they still wait."""
         unwanted = set(numbers)
         for number in unwanted:
             self._predictions.pop(number, None)
@@ -110,9 +113,9 @@ class AdmissionQueue:
             self._jobs.discard(lambda job: job.number in unwanted)
 
     def drop_late(self, used_slots: int) -> list[DroppedJob]:
-        """Remove expired jobs, and those next in turn that cannot keep their deadline.
+        """Remove expired jobs, and the next jobs in turn if they cannot keep their deadline.
 
-        An idle decoder keeps the latter.
+        While no slot is used, only expired jobs are removed.
         """
         dropped = [
             DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))

@@ -23,7 +23,7 @@ from deployments.messages import (
 
 
 class BeamStep(NamedTuple):
-    """Continuation of a beam: the index of the beam it extends, and the token."""
+    """Continuation of a beam: the index of the extended beam, and the added token."""
 
     parent: int
     token: int
@@ -97,9 +97,9 @@ class BeamSearch:
     def _find_continuations(
         self, log_probabilities: NDArray[np.float32], *, is_last: bool
     ) -> list[_Continuation]:
-        """The best continuations of all beams, best first; with `is_last` all of them end.
+        """Return the best continuations of all beams, best first; with `is_last` all of them end.
 
-        There are enough of them for `num_beams` running beams if all end tokens are among them.
+        Their number leaves `num_beams` running beams even if every end token is among them.
         """
         count = max(2, 1 + len(self._eos_token_ids)) * self._params.num_beams
         before = np.array([beam.score for beam in self._beams], np.float32)
@@ -135,7 +135,8 @@ class BeamSearch:
             return False
         if params.early_stopping is True:
             return True
-        # With a positive length penalty the best possible score is that of the maximum length.
+        # Log-probabilities are negative. With a positive length penalty, the maximum length
+        # therefore gives the best possible score.
         use_max_length = params.early_stopping == "never" and params.length_penalty > 0
         bound = self._normalize(
             self._beams[0].score, self._max_new_tokens if use_max_length else length

@@ -23,8 +23,8 @@ from deployments.errors import InputTooLong, InvalidField
 from deployments.messages import Chat
 
 MAX_CHARACTERS = 4_000_000  # per rendered conversation
-# Loop turns per rendering, about 0.5 s; a call counts as several. Templates take a few turns per
-# message, and some iterate over all messages for each message.
+# Loop turns per rendering, about 0.5 s. A call counts as STEPS_PER_CALL turns. Templates take a few
+# turns per message, and some iterate over all messages for each message.
 MAX_STEPS = 500_000
 STEPS_PER_CALL = 10
 MAX_REASON_CHARACTERS = 300
@@ -36,7 +36,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are variables of the template, such as {"bos_token": "<s>"}.
 
-        Raises InvalidField for an invalid template, because the model still serves text prompts.
+        Raises InvalidField for an invalid template: only requests with messages fail, because the
+        model can still answer text prompts.
         """
         self._environment = _TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
@@ -98,7 +99,7 @@ class _TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call(context, callee, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Reject powers and repetitions that exceed the maximum prompt."""
+        """Reject powers, and repetitions with more than MAX_CHARACTERS characters or items."""
         if operator == "**":
             raise SecurityError("chat templates may not compute powers")
         for factor, times in ((left, right), (right, left)):

@@ -1,7 +1,8 @@
 """Prices of generation in seconds of the decoder, and the predicted end of a job.
 
-Prices are prefill tokens and expected decode steps times measured durations. A prediction replays
-the loop: running jobs end, waiting jobs take their KV slots in order, then the new job runs.
+A price is the number of prefill tokens and expected decode steps, times measured durations. A
+prediction simulates the loop: running jobs end, waiting jobs take their KV slots in order, then the
+new job runs.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from deployments.generation.job import Demand
 from deployments.generation.lengths import AnswerLengths
 from deployments.load import WorkRate
 
-# Weight of a new measurement: seconds of steps, in which prompts of others come and go.
+# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps: some
+# seconds, in which prompts of other jobs come and go.
 _MIN_WEIGHT = 0.01
-# Share of the earlier prefills that one more leaves: the last fifty weigh most.
+# Each new prefill multiplies the weight of earlier prefills by this, so the last fifty dominate.
 _PREFILL_DECAY = 0.98
-# Assumed seconds of the decoder per token before the first measurement. Too low rather than too
-# high: jobs with this price arrived first.
+# Assumed seconds of the decoder per token before the first measurement. The guess is low on
+# purpose: jobs with a guessed price arrived first, and a high price would move them back.
 GUESS_TOKEN_S = 1e-3
-# A new answer is assumed to be as long as this share of the answers: how long queued answers take
-# averages out, the length of one does not.
+# A new answer is assumed to be as long as this percentile of all answers. For the jobs ahead the
+# mean length suffices, because their lengths average out. The length of one answer does not.
 LENGTH_SHARE = 0.8
 
 
@@ -51,17 +53,17 @@ class StepTimes:
 
     def __init__(self, slots: int) -> None:
         self._measured = [_Average() for _ in range(slots + 1)]  # decode steps by sequences
-        self._decode = [0.0] * (slots + 1)  # estimates from them
+        self._decode = [0.0] * (slots + 1)  # estimates from `_measured`
         self._mean_decode, self._mean_prefill = _Average(), _Average()  # per step
         self._prefill = WorkRate(_PREFILL_DECAY)
 
     def record_prefill(self, tokens: int, elapsed_s: float) -> None:
-        """Add a prefill of `tokens` prompt tokens, those from the prefix cache included."""
+        """Add a prefill of `tokens` prompt tokens, tokens from the prefix cache included."""
         if tokens:
             self._prefill.record(tokens, elapsed_s)
 
     def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
-        """Add a step: durations per token of each sequence."""
+        """Add the durations of a step. Both are per generated token of a sequence."""
         self._measured[sequences].add(decode_s)
         self._mean_decode.add(decode_s)
         self._mean_prefill.add(prefill_s)
@@ -77,19 +79,20 @@ class StepTimes:
         return self._decode[used_slots]
 
     def step_s(self, used_slots: int) -> float:
-        """Seconds of a decode step and of the prefills of others before it."""
+        """Seconds of a decode step and of the prefills of other jobs before it."""
         mean_s = self._mean_decode.value
         return self._decode[used_slots] * (1 + self._mean_prefill.value / mean_s if mean_s else 1)
 
     def _estimate(self) -> list[float]:
-        """Decode steps by used slots: measured, bounded by those over fewer slots.
+        """Return seconds per decode step by number of used slots.
 
-        A step over twice as many slots takes at most twice as long. Without the bound, one slow
-        measurement could keep the decoder from ever using as many slots again.
+        The estimates for fewer slots bound each measured value: a step over twice as many slots
+        takes at most twice as long. Without the bound, one slow measurement could keep the decoder
+        from ever using as many slots again.
         """
         estimates = [average.value for average in self._measured]
         following = 0.0
-        for used in range(len(estimates) - 1, 0, -1):  # not measured: as with more slots
+        for used in range(len(estimates) - 1, 0, -1):  # if not measured, as for more slots
             following = estimates[used] = estimates[used] or following
         for used in range(2, len(estimates)):
             bound_s = estimates[used - 1] * used / (used - 1)
@@ -126,9 +129,9 @@ class Forecast:
         ahead: Iterable[Demand],
         stall_s: float,
     ) -> float:
-        """Seconds until a job ends that waits for those `ahead`; 0 without measurements.
+        """Return the seconds until the end of a job that waits for the jobs `ahead`.
 
-        `stall_s` is the longest prefill between two decode steps.
+        `stall_s` is the longest prefill between two decode steps. Returns 0 without measurements.
         """
         times = self.times
         now = [self._expect(job) for job in running]
@@ -149,13 +152,16 @@ class Forecast:
             elapsed_s += self._prefill_s(work.prompt_tokens)
             heappush(ends, (step + work.steps, work.slots))
             used += work.slots
-        if used > own.slots:  # decode steps of the others between the chunks of the prompt
+        if used > own.slots:  # other jobs run decode steps between the prefill chunks
             chunks = self._prefill_s(own.prompt_tokens) / stall_s
             elapsed_s += chunks * times.decode_s(used - own.slots)
         return elapsed_s + own.steps * times.step_s(used)
 
     def predict_service_s(self, demand: Demand, used_slots: int) -> float:
-        """Seconds from the KV slot to the end of a job beside `used_slots` of others."""
+        """Return the seconds from the assignment of KV slots to the end of a job.
+
+        Other jobs use `used_slots` slots meanwhile.
+        """
         work = self._expect(demand)
         used = min(used_slots + work.slots, self._slots)
         return self._prefill_s(work.prompt_tokens) + work.steps * self.times.step_s(used)

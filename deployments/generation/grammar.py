@@ -1,8 +1,8 @@
 """Constrained decoding: the tokens that a JSON schema or a regular expression allows.
 
 llguidance computes the masks, with limits on time and memory. A grammar that is invalid or too
-complex is rejected as InvalidField with the error of llguidance. What it would take too long to
-compile is found in a child process first; see grammar_trials.py.
+complex is rejected as InvalidField with the error of llguidance. A trial in a child process first
+finds grammars that take too long to compile; see grammar_trials.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANY_OBJECT = '{"type": "object"}'
 WHITESPACE = "[ ]?"
 # `\d` and `\s` match ASCII characters only, which is what programs parse.
 ASCII_CLASSES = "ds"
-# Grammars whose trial is remembered: most clients send the same few schemas.
+# Maximum number of cached trial results. Most clients send the same few schemas.
 MAX_TRIALS = 1_024
 
 
@@ -46,20 +46,20 @@ class Constraint:
     """State of one answer in its grammar. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, memory_bytes: int = 0) -> None:
-        self.memory_bytes = memory_bytes  # as measured when it was compiled
+        self.memory_bytes = memory_bytes  # of the compiled grammar, as its trial measured
         self._matcher = matcher
         self._vocabulary = vocabulary
 
     @property
     def is_complete(self) -> bool:
-        """Whether only the end of the text can follow."""
+        """Whether no further token can follow, so that the text must end."""
         return self._matcher.is_stopped()
 
     def compute_allowed(self) -> NDArray[np.bool_]:
         """Mask [V] of the tokens that may follow, including end tokens where the text may end.
 
-        Tokens that only the model has are not allowed. Raises InvalidField if the grammar became
-        too complex.
+        Tokens of the model that the tokenizer lacks are not allowed. Raises InvalidField if the
+        grammar became too complex.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -89,11 +89,11 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._lock = Lock()
         self._trials = GrammarTrials(tokenizer_json, eos_token_ids)
-        # Trials by digest of the source, the last used at the end; the first is dropped.
+        # Trial results by digest of the source and by limits, least recently used first.
         self._results: OrderedDict[tuple[bytes, TrialLimits], Trial | None] = OrderedDict()
 
     def open(self) -> None:
-        """Prepare the tokenizer in advance; the first grammar would wait for it otherwise.
+        """Prepare the tokenizer in advance; otherwise the first grammar would wait for it.
 
         Holds the GIL for some tenths of a second. Raises InvalidField if llguidance does not
         support the tokenizer.
@@ -101,13 +101,13 @@ class GrammarCompiler:
         self._get_tokenizer()
 
     def close(self) -> None:
-        """End the process of the trials."""
+        """End the process that runs the trials."""
         self._trials.close()
 
     def compile(self, grammar: Grammar, limits: TrialLimits = FULL) -> Constraint:
         """Compile a grammar, at most as long as `limits` allows.
 
-        Raises InvalidField, GrammarTooCostly beyond `limits`, and as GrammarTrials.run.
+        Raises InvalidField, GrammarTooCostly beyond `limits`, and the errors of GrammarTrials.run.
         """
         if len(grammar.value) > MAX_CHARACTERS:
             raise _invalid_grammar(
@@ -172,7 +172,10 @@ def _build_source(grammar: Grammar) -> str:
 
 
 def _invalid_grammar(reason: str) -> InvalidField:
-    """An error with the reason of llguidance in one line; of a long report, its error sentence."""
+    """Return an error with the reason of llguidance in one line.
+
+    From a report with several lines only the error sentence is used.
+    """
     sentence = re.search("^error: (.+)", reason, flags=re.MULTILINE)
     text = sentence[1] if sentence else reason.removesuffix("<non-verbose/>")
     if text.startswith("NoExtension"):

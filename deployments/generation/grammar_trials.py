@@ -1,13 +1,14 @@
 """Trials of grammars in a process that can be killed, before a replica compiles them.
 
-llguidance bounds the compilation by fuel, but some grammars spend little of it: a JSON schema with
-`multipleOf: 9999991` takes minutes and gigabytes. A compilation cannot be cancelled inside a
-process, and a compiled grammar cannot leave its process, so a grammar is compiled twice: first in a
-child of limited CPU time and memory, and here only if that succeeds.
+llguidance bounds a compilation by a counter, its fuel. Some grammars use little fuel nevertheless:
+a JSON schema with `multipleOf: 9999991` takes minutes and gigabytes. A process cannot cancel a
+compilation, and cannot send a compiled grammar to another process. A grammar is therefore compiled
+twice: first in a child with limited CPU time and memory, then in the replica if the child succeeds.
 
-One server process per tokenizer opens the tokenizer once, on the first grammar, and forks a child
-for every trial, in a few milliseconds. This module imports nothing that starts threads, because the
-server forks. The server ends when the replica closes its socket or dies; its children die with it.
+One server process per tokenizer opens the tokenizer once, on the first grammar. It forks a child
+for every trial, which takes a few milliseconds. This module imports nothing that starts threads,
+because the server forks. The server ends when the replica closes its socket or ends. The children
+end with the server.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ import deployments
 from deployments.errors import EngineFailed, Overloaded
 
 _PACKAGES = Path(deployments.__file__).parents[1]
-# s until a trial is given up that gets no CPU time; below HANG_TIMEOUT_S.
+# Seconds until a trial that gets no CPU time is given up. Less than HANG_TIMEOUT_S, after which a
+# call counts as hanging.
 WAIT_S = 8.0
-# s to wait for the exit of a server after the end of a child: the children of a killed server end
-# with it, a moment before its exit is seen.
+# Seconds to wait for the exit of a server after the end of a child. If the server was killed, its
+# children end at the same time, but its exit is visible a moment later.
 END_S = 0.05
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 16
 STARTED = b"+"
 PR_SET_PDEATHSIG = 1
-# A quarter or less of the defaults, because every sequence of a batch waits for a mask. A mask
-# takes at most about 5 ms, and a grammar of nested counts about 20 MB and 0.5 s.
+# A quarter or less of the defaults, because every sequence of a batch waits for each mask. With
+# these limits a mask takes at most about 5 ms. A grammar of nested counts takes about 20 MB and
+# 0.5 s.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,
@@ -60,8 +63,8 @@ class TrialLimits(NamedTuple):
     nice: int = 0
 
 
-# Nearly all grammars compile in milliseconds. One that exceeds QUICK is tried again with FULL, in a
-# thread for such grammars only, so that it delays no quick one.
+# Nearly all grammars compile in milliseconds. A grammar that exceeds QUICK is tried again with
+# FULL. A separate thread does this, so that slow grammars do not delay quick ones.
 QUICK = TrialLimits(cpu_s=0.1, memory_bytes=128 << 20)
 FULL = TrialLimits(cpu_s=1.0, memory_bytes=128 << 20, nice=10)
 
@@ -70,13 +73,13 @@ class Trial(NamedTuple):
     """Result of a compilation within the limits."""
 
     error: str | None  # of llguidance; None: the grammar can be used
-    memory_bytes: int  # that the compiled grammar takes
+    memory_bytes: int  # of the compiled grammar
 
 
 def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """Compile a grammar and compute its first mask; see `is_error` of the result.
+    """Compile a grammar and compute its first mask. `is_error` of the result tells of a failure.
 
-    Some errors appear only with the first mask, which is also the slowest by far.
+    Some errors appear only with the first mask, which is also by far the slowest mask.
     """
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
@@ -131,7 +134,7 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """The replica's end of a server process."""
+    """The replica's handle on a server process that runs trials."""
 
     def __init__(self, tokenizer: bytes) -> None:
         self._control, child_end = socket.socketpair()
@@ -148,7 +151,7 @@ class _TrialProcess:
             raise EngineFailed(
                 f"the process that compiles grammars does not start: {error.strerror}"
             ) from error
-        with suppress(OSError):  # it ended; the first trial notices
+        with suppress(OSError):  # the server has ended, which the first trial detects
             self._control.sendall(len(tokenizer).to_bytes(LENGTH_BYTES) + tokenizer)
 
     def has_ended(self) -> bool:
@@ -160,9 +163,9 @@ class _TrialProcess:
         return True
 
     def ask(self, request: bytes) -> bytes:
-        """STARTED and the result of one trial; without result if the child was killed.
+        """Run one trial. Return STARTED and its result, or STARTED alone if the child was killed.
 
-        Empty if the server ended before.
+        Returns empty bytes if the server ended before the trial started.
         """
         parent_end, child_end = socket.socketpair()
         parent_end.settimeout(WAIT_S)
@@ -188,8 +191,8 @@ class _TrialProcess:
 
 
 def serve_trials(control: socket.socket) -> None:
-    """Fork a child for every socket that arrives over `control`, until its other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the replica, which decides
+    """Fork a child for every socket that arrives over `control`, until the replica closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the replica ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes dead children
     with suppress(OSError):  # on low memory the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
@@ -199,7 +202,7 @@ def serve_trials(control: socket.socket) -> None:
     del text
     libc = ctypes.CDLL(None)
     server = os.getpid()
-    gc.freeze()  # a collection in a child would copy every page
+    gc.freeze()  # a collection in a child would write to every page, and so copy it
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, len(STARTED), 1)
         if not descriptors:
@@ -213,7 +216,7 @@ def serve_trials(control: socket.socket) -> None:
 
 
 def _run_trial(connection: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
-    """Compile one grammar in this process, which signals of the limits end."""
+    """Compile one grammar. A signal ends this process if the compilation exceeds a limit."""
     try:
         signal.setitimer(signal.ITIMER_REAL, WAIT_S)
         cpu_s, memory_bytes, nice, source = orjson.loads(_read_all(connection))
@@ -233,7 +236,7 @@ def _run_trial(connection: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
 
 
 def _read_memory() -> tuple[int, int]:
-    """Bytes of address space, and of resident memory without mapped files, of this process."""
+    """Return two sizes of this process: address space, and resident memory without mapped files."""
     total, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
     page = resource.getpagesize()
     return int(total) * page, (int(resident) - int(shared)) * page

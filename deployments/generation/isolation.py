@@ -13,7 +13,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class IsolatedStep(NamedTuple):
-    """Result of a decode step over the slots before the one that it fails with."""
+    """Result of a decode step over the slots before the first slot that makes it fail."""
 
     logits: Logits | None  # [n, V] of slots 0 to n-1; None if n is 0
     failed_slot: int | None = None  # n; None if all slots were computed
@@ -21,10 +21,10 @@ class IsolatedStep(NamedTuple):
 
 
 def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep:
-    """Call `decode(slots)`; if it fails twice, find the first slot that it fails with by halving.
+    """Call `decode(slots)`. If it fails twice, find the first slot that makes it fail by bisection.
 
-    `decode(n)` computes slots 0 to n-1. Repeating it is safe: a step writes only behind the valid
-    tokens of a slot. Raises EngineLost.
+    `decode(n)` computes slots 0 to n-1. Repeating the call is safe: a step writes only behind the
+    valid tokens of a slot. Raises EngineLost.
     """
     error: Exception
     for _ in range(2):

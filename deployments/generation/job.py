@@ -57,7 +57,7 @@ class JobTimes:
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """Properties of the model that its jobs share."""
+    """Properties of a model that all of its jobs share."""
 
     tokenizer: Tokenizer
     vocabulary: int  # V
@@ -71,15 +71,15 @@ class ModelContext:
         return token in self.special_tokens or token in self.eos_token_ids
 
     def build_token(self, token: int, logprob: float | None) -> Token:
-        """A token with its text in isolation."""
+        """Build a token. Its text does not depend on adjacent tokens."""
         special = self.is_special(token)
         text = "" if special else token_text(self.tokenizer, token)
         return Token(token, text, logprob, special)
 
     def build_constraints(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
-        """Token constraints of one answer.
+        """Build the token constraints of one answer.
 
-        The slot of an encoder-decoder model holds the answer and its start token, not the prompt.
+        The slot of an encoder-decoder model holds the start token and the answer, not the prompt.
         """
         available = self.context - (1 if self.encoder_decoder else prompt_tokens)
         requested = options.max_new_tokens
@@ -102,7 +102,7 @@ class ModelContext:
 
 
 class Demand(NamedTuple):
-    """Remaining demand of a job. A call has no `prompt_tokens` before it is prepared."""
+    """Remaining demand of a job. `prompt_tokens` are 0 until its call is prepared."""
 
     min_new_tokens: int
     max_new_tokens: int
@@ -129,7 +129,7 @@ class Job(ABC):
     slot_count: int = 1
     needs_prompt_logprobs: bool = False  # prefill returns logits for every prompt token
     drafter: PromptLookupDrafter | None = None  # None: no speculative decoding
-    client: str = ""  # that the queue is fair to
+    client: str = ""  # the queue is fair between clients
     priority: int = 0  # lower ones first
 
     def __init__(
@@ -158,7 +158,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def generated_tokens(self) -> int:
-        """Tokens of the answer so far; of one sequence if there are several."""
+        """Tokens of the answer so far; with several sequences, the tokens of one of them."""
 
     @property
     def demand(self) -> Demand:
@@ -210,8 +210,8 @@ class SamplingJob(Job):
         super().__init__(prompt, options, model, deadline_s)
         self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
-        # The source of an encoder-decoder model is not a prefix of the answer: penalties do not
-        # apply to its tokens.
+        # The source of an encoder-decoder model is not a prefix of the answer, so penalties do not
+        # apply to source tokens.
         prefix = (
             [model.encoder_decoder.decoder_start_token_id] if model.encoder_decoder else self.prompt
         )
@@ -232,7 +232,7 @@ class SamplingJob(Job):
     def accept_prompt_chunk(self, tokens: int, logits: Logits) -> None:
         if self.needs_prompt_logprobs:
             done = len(self.prompt) - self.remaining_prompt_tokens
-            # Row i of the logits predicts token done + i + 1.
+            # Row i of the logits predicts the prompt token at index done + i + 1.
             for index, row in enumerate(logits[: len(self.prompt) - done - 1], start=done + 1):
                 token = self.prompt[index]
                 logprob, _ = log_probabilities(row, token, 0)

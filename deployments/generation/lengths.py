@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from operator import neg
 from typing import NamedTuple, Self
 
-# Finished answers that the estimate considers, the last ones.
+# The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
 # Assumed length of one answer before the first one has finished.
 INITIAL_TOKENS = 256
@@ -16,19 +16,19 @@ INITIAL_TOKENS = 256
 
 class _Answer(NamedTuple):
     tokens: int
-    is_cut: bool  # by the limit of its request; without it the answer would be longer
+    is_cut: bool  # the limit of its request ended it; without the limit it would be longer
 
 
 class _Survival(NamedTuple):
     """Share of answers with more than t tokens: a step function, and its integral."""
 
-    tokens: tuple[int, ...]  # ascending from 0, where an answer may end
-    shares: tuple[float, ...]  # from these tokens on
-    areas: tuple[float, ...]  # integral of the share from 0 to these tokens
+    tokens: tuple[int, ...]  # 0, then the lengths at which answers ended, ascending
+    shares: tuple[float, ...]  # shares[i] applies from tokens[i] up to tokens[i + 1]
+    areas: tuple[float, ...]  # areas[i] is the integral from 0 to tokens[i]
 
     @classmethod
     def estimate(cls, answers: Iterable[_Answer]) -> Self:
-        """Kaplan and Meier's estimator (1958), https://doi.org/10.2307/2281868."""
+        """Estimate the shares by Kaplan and Meier (1958), https://doi.org/10.2307/2281868."""
         answers = list(answers)
         remaining, share = len(answers), 1.0
         counts = Counter(answer.tokens for answer in answers)
@@ -64,23 +64,23 @@ class AnswerLengths:
         self._survival = _Survival.estimate(self._answers)
 
     def expect_remaining(self, generated: int, minimum: int, limit: int) -> float:
-        """Mean tokens that an answer with `generated` tokens still gets.
+        """Return the expected number of further tokens of an answer with `generated` tokens.
 
-        `minimum` and `limit` are those of its request.
+        `minimum` and `limit` are the bounds in its request.
         """
         survival = self._survival
         start = min(max(generated, minimum), limit)
         share = survival.share_above(start)
-        if share <= 0:  # longer than all others: as much again
+        if share <= 0:  # longer than all earlier answers: assume as many tokens again
             further = float(min(limit - start, max(start, 1)))
         else:
             further = (survival.integrate(limit) - survival.integrate(start)) / share
         return start - generated + further
 
     def find_percentile(self, share: float, minimum: int, limit: int) -> float:
-        """Tokens that no more than `1 - share` of the answers exceed, within the bounds."""
+        """Return the length that at most `1 - share` of the answers exceed, within the bounds."""
         survival = self._survival
-        # Shares descend; bisection requires ascending values.
+        # The shares descend, but bisection requires ascending values, so negate them.
         index = bisect_left(survival.shares, share - 1, key=neg)
         tokens = survival.tokens[index] if index < len(survival.tokens) else limit
         return float(min(max(tokens, minimum), limit))

@@ -17,7 +17,7 @@ class TokenConstraints:
     """Length limits, suppressed and forced tokens of one answer."""
 
     max_new_tokens: int
-    min_new_tokens: int  # no end token before these
+    min_new_tokens: int  # an end token is forbidden before this many tokens
     eos_token_ids: tuple[int, ...]
     suppressed: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0 disables
@@ -46,8 +46,8 @@ class TokenConstraints:
         return [tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == ending]
 
 
-# Bound of changed logits: beyond the logits of any model, and small enough that float32 can scale
-# the difference of two of them.
+# Bound of changed logits. It exceeds the logits of any model, but float32 can still scale the
+# difference of two such values.
 MAX_ABS_LOGIT = 1e30
 _INITIAL_ANSWER_CAPACITY = 256  # answer tokens before the id table grows
 

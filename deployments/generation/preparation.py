@@ -42,7 +42,7 @@ class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, generation_config: GenerationConfig) -> None:
-        """`directory` is that of the artifact. Raises ArtifactError."""
+        """`directory` is the artifact's directory. Raises ArtifactError."""
         self._directory = directory
         self._generation_config = generation_config
         self.tokenizer = open_tokenizer(directory)
@@ -53,14 +53,15 @@ class PromptTokenizer:
         truncation: PromptTruncation | None = None,
         source_language: int | None = None,
     ) -> list[int]:
-        """Token ids of a prompt, at least one.
+        """Return the token ids of a prompt, at least one.
 
-        The tokenizer adds special tokens to text, also if it is truncated. It adds none to token
-        ids and conversations: a chat template contains its own. Special tokens written in a text
-        are parsed as such. Raises EmptyInput, UnknownToken, InputTooLong, or InvalidField with the
-        error of the template.
+        The tokenizer adds special tokens to text, also to truncated text. It adds none to token ids
+        and conversations, because a chat template contains its own special tokens. A special token
+        that is written out in a text is parsed as that token. `source_language` replaces the
+        language token that the tokenizer adds to text.
 
-        `source_language` replaces the language token that the tokenizer adds to text.
+        Raises EmptyInput, UnknownToken, InputTooLong, or InvalidField with the error of the
+        template.
         """
         if isinstance(prompt, Chat):
             return _truncate(self._tokenize_chat(prompt), truncation)
@@ -140,7 +141,7 @@ class PromptTokenizer:
 
     @cached_property
     def _vocabulary_end(self) -> int:
-        # Some vocabularies have gaps, so the highest id is not their size.
+        # Some vocabularies have gaps, so the number of tokens does not give the highest id.
         return 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
@@ -176,19 +177,21 @@ class RequestPreparer:
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
         self._slots = info.slots
-        # A decoder without encoder keeps one token of the context for the answer.
+        # The context of a decoder-only model contains prompt and answer: keep one token for the
+        # answer.
         self._max_prompt_tokens = info.max_source_tokens or info.context - 1
         self._grammars = GrammarCompiler(
             (model.directory / TOKENIZER_NAME).read_text(encoding="utf-8"),
             info.vocabulary,
             self._model.eos_token_ids,
         )
-        # A tokenizer without grammar support fails again in `compile_grammar`, with the request.
+        # If the tokenizer does not support grammars, `compile_grammar` raises the error again, for
+        # each request with a grammar.
         with suppress(InvalidField):
             self._grammars.open()  # takes 0.3 s with the GIL held, so do it before serving
 
     def compile_grammar(self, grammar: Grammar, limits: TrialLimits) -> Constraint:
-        """Raises as GrammarCompiler.compile."""
+        """Compile a grammar. Raises the errors of GrammarCompiler.compile."""
         return self._grammars.compile(grammar, limits)
 
     def close(self) -> None:
@@ -252,8 +255,8 @@ class RequestPreparer:
         ids = self._prompts.tokenize(prompt, truncation, source_language)
         if options.truncate_prompt_tokens is not None:
             ids = ids[-options.truncate_prompt_tokens :]
-        # A tokenizer may have more tokens than the model. The vocabulary of an encoder is not in
-        # the manifest.
+        # A tokenizer may have more tokens than the model. Prompts of encoder-decoders are not
+        # checked, because the vocabulary of an encoder is not in the manifest.
         if self._model.encoder_decoder is None and max(ids) >= self._model.vocabulary:
             raise UnknownToken(
                 f"`prompt` contains token id {max(ids)}; the maximum of the model is "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 # Sizes of the n-grams to look up, longest first. A single token has too many continuations.
 _NGRAM_LENGTHS = (3, 2)
 # Initial estimate of the acceptance rate, weight of a new observation, and weight of the initial
-# estimate per step without a draft. The last one lets drafting resume after failures.
+# estimate per step without a draft. The last weight lets drafting resume after failures.
 _INITIAL_ACCEPTANCE_RATE, _WEIGHT, _RECOVERY = 0.6, 0.12, 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1
@@ -27,7 +27,7 @@ class PromptLookupDrafter:
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
         """`answer` is the caller's sequence, which grows up to `max_new_tokens`."""
-        # Probability that a draft token is right, given that those before it are.
+        # Probability that a draft token is right if all draft tokens before it are right.
         self.acceptance_rate = _INITIAL_ACCEPTANCE_RATE
         self._prompt, self._answer, self._max_new_tokens = prompt, answer, max_new_tokens
         self._tokens: list[int] = []  # indexed tokens of prompt and answer
@@ -36,8 +36,9 @@ class PromptLookupDrafter:
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
         """Return up to `max_tokens` draft tokens; none if the expected gain is too small.
 
-        The n-th token saves a step only if all n are right. It is drafted if that probability is at
-        least `token_share`, its cost as a share of a decode step.
+        The n-th draft token saves a step only if the first n draft tokens are right. It is drafted
+        if the probability of that is at least `token_share`, the cost of one token as a share of a
+        decode step.
         """
         # Verification yields one token more than the draft.
         max_tokens = min(max_tokens, self._max_new_tokens - len(self._answer) - 1)
@@ -65,7 +66,7 @@ class PromptLookupDrafter:
             self.acceptance_rate += _WEIGHT * (outcome - self.acceptance_rate)
 
     def _index_ngrams(self) -> None:
-        """Index the n-grams of new tokens, except the last one, which is looked up."""
+        """Index the n-grams of new tokens, except the last n-gram, which is looked up."""
         tokens = self._tokens
         indexed = len(tokens)
         tokens += self._prompt[indexed:]
@@ -79,8 +80,8 @@ class PromptLookupDrafter:
 class VerifyCost:
     """Cost of an additional token in a verification, estimated from recent steps.
 
-    Separate estimates for slots of up to 2, 4, 8 ... tokens, because the share of attention grows
-    with the used tokens.
+    There are separate estimates for slots with up to 2, 4, 8 ... tokens, because the share of
+    attention in the cost grows with the used tokens.
     """
 
     def __init__(self) -> None:
@@ -97,15 +98,16 @@ class VerifyCost:
 
 @dataclass(slots=True)
 class _SizeCost:
-    """Estimate for slots of about one size."""
+    """Estimate for slots with about the same number of tokens."""
 
     token_share: float = _INITIAL_TOKEN_SHARE
-    single_s: float = 0.0  # duration of a step with one token; 0 before the first one
+    single_s: float = 0.0  # duration of a step with one token; 0 before the first measurement
 
     def update(self, tokens: int, elapsed_s: float) -> None:
         if tokens == 1:
             self.single_s += (_WEIGHT if self.single_s else 1.0) * (elapsed_s - self.single_s)
-            # Also approach the initial estimate, or one slow verification could disable drafting.
+            # Approach the initial estimate too. Otherwise one slow verification could disable
+            # drafting for good.
             self.token_share += _RECOVERY * (_INITIAL_TOKEN_SHARE - self.token_share)
         elif self.single_s:
             share = (elapsed_s / self.single_s - 1) / (tokens - 1)

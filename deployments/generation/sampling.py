@@ -26,10 +26,11 @@ from deployments.messages import SamplingParams
 SEED_BITS = 63  # clients read the seed into a signed integer of 64 bits
 # Temperatures beyond these bounds have no further effect, but overflow float32.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
-# Sums of weights are computed per block of this size; only one block is summed token by token.
+# Weights are summed per block of this size. Only the block with the result is summed token by
+# token.
 SUM_BLOCK = 256
-# Candidates that are sorted first to reach a probability. If they do not suffice, log-weights are
-# counted in bins, which cover at most this difference.
+# Number of candidates that are sorted first to reach a probability. If they do not suffice, tokens
+# are counted in SORT_BINS bins of log-weights. The bins cover at most MAX_LOG_WEIGHT_GAP.
 TOP_P_FIRST_CANDIDATES = 64
 SORT_BINS = 4096
 MAX_LOG_WEIGHT_GAP = 32.0
@@ -70,9 +71,9 @@ class Sampler:
     ) -> int:
         """Choose the next token and count it for the penalties.
 
-        logits [V] are not modified. `allowed` is a mask [V]; `forbidden` ids are excluded in
-        addition. Raises EngineFailed for NaN or infinite logits and if no token is possible,
-        InvalidField if all allowed tokens are forbidden.
+        `logits` [V] are not modified. `allowed` is a mask [V]. `forbidden` ids are excluded even if
+        they are allowed. Raises EngineFailed for NaN or infinite logits and if no token is
+        possible, InvalidField if all allowed tokens are forbidden.
         """
         scores = logits if self._penalties is None else self._penalties.apply(logits)
         if forbidden:
@@ -81,7 +82,7 @@ class Sampler:
         if allowed is None:
             token = self._choose(scores)
         else:
-            # Most masks allow few tokens, so the rest is computed for these only.
+            # Most masks allow few tokens, so the following steps process only these.
             ids = np.flatnonzero(allowed)
             if forbidden and np.isin(ids, forbidden).all():
                 raise InvalidField(
@@ -97,7 +98,7 @@ class Sampler:
     def _choose(self, scores: NDArray[np.float32]) -> int:
         if not len(scores):
             raise EngineFailed("no token is possible")
-        top_index = int(scores.argmax())  # of a NaN if there is one
+        top_index = int(scores.argmax())  # argmax returns the index of a NaN if there is one
         top = float(scores[top_index])
         _check_finite(top)
         return top_index if self._greedy else self._sample(scores, top)
@@ -125,10 +126,11 @@ class Sampler:
 def log_probabilities(
     logits: NDArray[np.float32], token: int, alternatives: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Log-probability of `token`, and ids with log-probabilities of the most likely tokens.
+    """Return the log-probability of `token`, and the most likely tokens with log-probabilities.
 
-    Natural logarithms of the softmax of logits [V]; most likely token first, ties by id. Raises
-    EngineFailed for NaN or infinite logits.
+    `alternatives` is the number of most likely tokens. They are sorted, most likely first, ties by
+    id. Log-probabilities are natural logarithms of the softmax of `logits` [V]. Raises EngineFailed
+    for NaN or infinite logits.
     """
     base = log_total(logits)
     best = top_indices(logits, alternatives) if alternatives else ()
@@ -148,8 +150,8 @@ def top_indices(scores: Numbers, count: int) -> TokenIndices:
     Returns all N if `count` is larger; `count` is at least 1.
     """
     count = min(count, len(scores))
-    # The count-th highest block maximum is a floor that at least `count` scores reach, and few
-    # more. Finding it takes a tenth of the time of partitioning all scores.
+    # At least `count` scores reach the count-th highest block maximum, and not many more do. This
+    # floor takes a tenth of the time of partitioning all scores.
     block = max(1, len(scores) // (4 * count))
     highest = np.maximum.reduceat(scores, np.arange(0, len(scores), block))
     floor = np.partition(highest, len(highest) - count)[len(highest) - count]
@@ -165,7 +167,7 @@ def _check_finite(top: float) -> None:
 
 
 def _build_filters(sampling: SamplingParams) -> tuple[LogitFilter, ...]:
-    """The filters after top-k, in order, without those that would retain every token."""
+    """Build the filters after top-k, in order. Omit filters that would retain every token."""
     filters: list[LogitFilter] = []
     if sampling.top_p is not None and sampling.top_p < 1:
         filters.append(partial(_top_p, sampling.top_p))
@@ -192,7 +194,7 @@ def _typical_p(probability: float, logs: Numbers, weights: Numbers) -> TokenIndi
 
 
 def smallest_set_reaching(ranks: Numbers, weights: Numbers, probability: float) -> TokenIndices:
-    """Indices of the highest ranks that together have `probability`; at least one."""
+    """Return the indices of the highest ranks that together reach `probability`; at least one."""
     goal = probability * float(weights.sum(dtype=np.float64))
     indices = top_indices(ranks, TOP_P_FIRST_CANDIDATES)
     reached = weights[indices].cumsum(dtype=np.float64)
@@ -202,7 +204,7 @@ def smallest_set_reaching(ranks: Numbers, weights: Numbers, probability: float) 
 
 
 def _smallest_large_set(ranks: Numbers, weights: Numbers, probability: float) -> TokenIndices:
-    """`smallest_set_reaching` for thousands of tokens: sort only the bin of the last token."""
+    """`smallest_set_reaching` for thousands of tokens: sort only the bin in which the set ends."""
     depths = ranks.max() - ranks
     span = min(float(depths.max()), MAX_LOG_WEIGHT_GAP) or 1.0
     bins = np.minimum(depths * (SORT_BINS / span), SORT_BINS).astype(np.intp)
@@ -218,10 +220,10 @@ def _smallest_large_set(ranks: Numbers, weights: Numbers, probability: float) ->
 
 
 def _index_at(weights: Numbers, quantile: float) -> int:
-    """Index at which the running sum of weights passes `quantile`, in [0, 1), of their total.
+    """Return the index at which the running sum of weights passes `quantile` times their total.
 
-    The index never has weight 0: `quantile` is below 1 by at least the spacing of doubles, so the
-    product is below the total even after rounding.
+    `quantile` is in [0, 1). The index never has weight 0: `quantile` is below 1 by at least the
+    spacing of doubles, so the product is below the total even after rounding.
     """
     sums = np.add.reduceat(weights, np.arange(0, len(weights), SUM_BLOCK)).astype(np.float64)
     ends = sums.cumsum()

@@ -1,8 +1,8 @@
 """Scheduler of one decoder with continuous batching: jobs join and leave between steps.
 
-A step drops cancelled and late jobs, activates waiting ones, prefills chunks of prompts and runs
-one decode step for all prefilled jobs. The loop runs on a thread of its own and publishes the
-events of all jobs together.
+A step drops cancelled and late jobs, activates waiting jobs, prefills chunks of prompts and runs
+one decode step for all prefilled jobs. The loop runs on its own thread and publishes the events of
+all jobs together.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from deployments.errors import (
 from deployments.generation.admission import AdmissionQueue, DroppedJob
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
-from deployments.generation.safety_factor import Prediction
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.health import WorkerHealth
 from deployments.messages import Chunk, FinishReason
 from deployments.records import StepRecord, StepRecorder
+from deployments.safety_factor import Prediction
 from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -67,14 +67,17 @@ class GenerationLoop:
         self._thread.start()
 
     def check(self, demand: Demand) -> Prediction:
-        """Raise Overloaded if a job would be rejected now. Spares its preparation."""
+        """Predict the end of a job. Raise Overloaded if the job would be rejected now.
+
+        Callers check before they prepare a job, because preparation takes time.
+        """
         with self._changed:
             if self._is_closing:
                 raise Overloaded("this replica is stopping; retry")
             return self._waiting.check(demand, list(self._executor.active.values()), self.settings)
 
     def submit(self, job: Job) -> None:
-        """Queue a job. It may still be dropped when others are served before it.
+        """Queue a job. It may still be dropped when later jobs are served before it.
 
         Raises Overloaded if the job cannot keep its deadline, the queue is full or the loop is
         closing, ModelUnavailable in quarantine.
@@ -108,7 +111,7 @@ class GenerationLoop:
             return self._waiting.predict_s()
 
     def check_thread(self) -> None:
-        """Raise EngineFailed if the thread ended by itself."""
+        """Raise EngineFailed if the thread of the loop ended without `close`."""
         if not (self._thread.is_alive() or self._is_closing or self._thread.ident is None):
             raise EngineFailed(f"{self._model_id}: the thread of its steps has ended")
 
@@ -136,7 +139,10 @@ class GenerationLoop:
         return True
 
     def run_step(self) -> None:
-        """Run one step and publish its events. A failure that has no single cause ends all jobs."""
+        """Run one step and publish its events.
+
+        A failure that cannot be attributed to one job ends all jobs.
+        """
         with self.health.running():
             try:
                 self._step()
@@ -189,7 +195,7 @@ class GenerationLoop:
         )
 
     def _drop_jobs(self) -> None:
-        """Release cancelled and expired jobs, and waiting ones that cannot keep their deadline."""
+        """Release cancelled and expired jobs, and waiting jobs that cannot keep their deadline."""
         active = self._executor.active
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()

@@ -1,9 +1,9 @@
-"""Assignment of KV slots to jobs and the prefixes cached in free slots. No tensors.
+"""Assignment of KV slots to jobs, and the prefixes cached in free slots. No tensors.
 
 Used slots come first without gaps, because a decoder computes slots 0 to n-1 in one call. A free
 slot keeps its last prompt as a cached prefix. A prompt with the same prefix (a system prompt, the
-earlier turns of a conversation) is prefilled from the end of that prefix. Slots are copied or
-swapped rather than dropped: a copy takes a hundredth of the time of the prefill.
+earlier turns of a conversation) is prefilled from the end of that prefix. Cached prefixes are
+copied or swapped rather than dropped: a copy takes a hundredth of the time of the prefill.
 
 Only prefilled tokens are cached. Kernels for decode steps and verification round differently, so a
 prompt on top of generated tokens would get a slightly different answer.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from deployments.config import SchedulingSettings
 
-# Kernels for one token round differently from kernels for several. A prefill chunk of one token
-# would make the output depend on chunking and prefix cache.
+# Kernels for one token round differently from kernels for several tokens. With prefill chunks of
+# one token, the output would depend on the chunk sizes and on the prefix cache.
 MIN_CHUNK_TOKENS = 2
 
 
@@ -38,7 +38,10 @@ def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) ->
 
 
 def chunk_size(remaining: int, max_tokens: int) -> int:
-    """Size of the next chunk, about `max_tokens`; neither it nor the rest is a single token."""
+    """Return the size of the next chunk, about `max_tokens`.
+
+    Neither the chunk nor the remaining prompt is a single token.
+    """
     max_tokens = max(max_tokens, MIN_CHUNK_TOKENS)
     if remaining - max_tokens == 1:
         return max_tokens - 1 if max_tokens > MIN_CHUNK_TOKENS else remaining
@@ -54,13 +57,13 @@ class PrefillRate:
     def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
         """Add a measurement; chunks below `min_tokens` are too short to be representative."""
         if tokens >= min_tokens and elapsed_s > 0:
-            # Adopt a slower rate at once and a faster one gradually, to keep the stall limit.
+            # Adopt a slower rate at once and a faster rate gradually, to keep the stall limit.
             measured = tokens / elapsed_s
             weight = 1.0 if measured < self.tokens_per_s else 0.25
             self.tokens_per_s += weight * (measured - self.tokens_per_s)
 
 
-# Shorter prefixes are not worth a copy.
+# Copying a shorter prefix does not pay.
 MIN_PREFIX_TOKENS = 16
 
 
@@ -88,7 +91,7 @@ Owner = Hashable
 class _SlotContents:
     prompt: list[int] = field(default_factory=list)  # prefilled tokens
     answer_tokens: int = 0  # tokens of an answer after the prompt
-    used_at: int = 0  # number of the prompt; the lowest is the least recently used
+    used_at: int = 0  # running number of the prompt: a lower number was used less recently
     scope: str = ""  # of the prompt, see GenerationOptions
 
     @property
@@ -133,9 +136,9 @@ class SlotTable:
     def start_prompt(
         self, slot: int, prompt: Sequence[int], scope: str = "", *, skip_prefix_cache: bool = False
     ) -> tuple[int, list[CacheMove]]:
-        """Return how many tokens of the prompt are cached, and the moves that provide them.
+        """Return how many tokens of the prompt are cached, and the moves that bring them to `slot`.
 
-        Call it right before the prefill, so that prompts prefilled meanwhile are found.
+        Call it right before the prefill, so that it finds prompts that were prefilled meanwhile.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
@@ -178,10 +181,10 @@ class SlotTable:
     def fork(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[CacheMove]:
         """Continue `owners[i]` from the contents of `owners[parents[i]]`, for each i of `parents`.
 
-        All `owners` have slots. Those after `parents` get the remaining slots, in any order.
+        All `owners` have slots. Owners without a parent get the remaining slots, in any order.
         """
         slots = [self.slot_of(owner) for owner in owners]
-        in_place: dict[int, int] = {}  # index of an owner -> slot it continues without a copy
+        in_place: dict[int, int] = {}  # index of an owner -> slot that it continues without a copy
         for index, parent in enumerate(parents):
             if slots[parent] not in in_place.values():
                 in_place[index] = slots[parent]
@@ -200,7 +203,10 @@ class SlotTable:
         return moves
 
     def _longest_cached_prefix(self, prompt: Sequence[int], scope: str) -> tuple[int | None, int]:
-        """The slot with the longest cached prefix of `prompt`, free slots first, and its length."""
+        """Return the slot with the longest cached prefix of `prompt`, and the prefix length.
+
+        Among slots with equal prefixes a free slot is preferred.
+        """
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is always computed
         lengths = [
             min(_common_prefix_length(contents.prompt, prompt), max_tokens)

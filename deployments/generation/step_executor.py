@@ -33,14 +33,14 @@ from deployments.tokenization.encodings import translate_panics
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Assumed before the first measurement. Low, so that the first chunks are small.
+# Rate assumed before the first measurement. It is low so that the first chunks are small.
 INITIAL_PREFILL_TOKENS_PER_S = 200.0
-# With `prompt_logprobs` a chunk has logits [tokens, V], which bounds its memory.
+# With `prompt_logprobs` a chunk has logits [tokens, V]. This limit bounds their memory.
 MAX_LOGPROB_CHUNK_TOKENS = 64
 
 
 class JobEvent(NamedTuple):
-    """An event of a job. An error or a finished chunk is the last one."""
+    """An event of a job. An error or a finished chunk is the last event of a job."""
 
     job: int  # Job.number
     payload: StreamEvent
@@ -63,7 +63,7 @@ class PrefillOutput(NamedTuple):
 
 
 class _SlotsUnknown(EngineFailed):
-    """A slot could not be copied or swapped, so that the contents of several are unknown."""
+    """A slot could not be copied or swapped, so the contents of several slots are unknown."""
 
 
 NO_OUTPUT = StepOutput(0)
@@ -85,7 +85,7 @@ class StepExecutor:
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
         self._prefills_oldest = True  # in the next step
-        self._decode_fails = False  # since the last failure of a call
+        self._decode_fails = False  # the last failure was of a decode step, none succeeded since
 
     @property
     def used_slots(self) -> int:
@@ -132,8 +132,9 @@ class StepExecutor:
     def prefill(self, settings: SchedulingSettings) -> PrefillOutput:
         """Prefill chunks of prompts.
 
-        Steps alternate between the oldest and the shortest prompt first: a short prompt does not
-        wait for all long ones, and short ones do not starve a long one.
+        Every other step starts with the oldest prompt, the steps between with the shortest. A short
+        prompt therefore does not wait for all long prompts, and short prompts do not starve a long
+        prompt.
         """
         pending = [job for job in self.active.values() if not job.is_prefilled]
         oldest = pending[:1] if self._prefills_oldest else []
@@ -220,7 +221,7 @@ class StepExecutor:
         self._accept_logits(job, logits[None])
 
     def decode(self, settings: SchedulingSettings) -> StepOutput:
-        """Generate a token for each prefilled job, or verify draft tokens if there is only one."""
+        """Generate a token for each prefilled job, or verify draft tokens of a single job."""
         jobs = [job for job in self.active.values() if job.is_prefilled]
         if (
             len(jobs) == 1
@@ -266,8 +267,8 @@ class StepExecutor:
     def _decode_step(self, jobs: Sequence[Job]) -> StepOutput:
         """Generate one token for each sequence of the jobs, in one call.
 
-        If the call fails, the job that it fails with ends, and the jobs in later slots wait for the
-        next step.
+        If the call fails, the job whose slot makes it fail ends. The jobs in later slots wait for
+        the next step.
         """
         job_slots = [
             (job, [self._slots.slot_of(owner) for owner in job.slot_owners[: len(job.last_tokens)]])
@@ -275,7 +276,8 @@ class StepExecutor:
         ]
         if not job_slots:
             return NO_OUTPUT
-        # Slots in between, of jobs that are not prefilled, take part with token 0.
+        # Slots of jobs that are not prefilled may lie in between. They decode token 0, and their
+        # results are ignored.
         ids = np.zeros(1 + max(max(slots) for _, slots in job_slots), np.int64)
         for job, slots in job_slots:
             ids[slots] = job.last_tokens
@@ -287,7 +289,7 @@ class StepExecutor:
             self._slots.append_token(slot)
         for job, slots in decoded:
             assert step.logits is not None, "bug: slots without logits"
-            # A view for a single slot: a row of logits is large.
+            # For a single slot use a view instead of a copy, because a row of logits is large.
             rows = step.logits[slots[0]][None] if len(slots) == 1 else step.logits[slots]
             self._accept_logits(job, rows)
         if step.error is not None:
@@ -296,7 +298,7 @@ class StepExecutor:
         return StepOutput(tokens, tokens)
 
     def _decode_slots(self, ids: NDArray[np.int64]) -> IsolatedStep:
-        """Decode one token for each slot, or for those before the first that fails."""
+        """Decode one token for each slot, or for the slots before the first that makes it fail."""
         lengths = np.array([self._slots.used_tokens(slot) for slot in range(len(ids))])
         started_s = time.perf_counter()
         step = decode_isolated(
@@ -328,7 +330,7 @@ class StepExecutor:
                 log.error("bug: an answer failed", exc_info=error)
             self._fail(job, hide_details(error))
             return False
-        # Prompts that succeed do not hide decode steps that fail.
+        # A prefill that succeeds must not hide decode steps that fail.
         if is_decode or not self._decode_fails:
             self._decode_fails = False
             self._health.record_success()
@@ -342,7 +344,7 @@ class StepExecutor:
         return True
 
     def _fail(self, job: Job, error: ServeError) -> None:
-        """End one job with an error; the others continue."""
+        """End one job with an error; the other jobs continue."""
         self.events.append(JobEvent(job.number, error))
         self.release(job)
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 class StopStrings:
     """Ends a text at the first stop string and holds back text that may begin one.
 
-    The first stop string is the one that ends first; of several that end together, the longest.
-    The result therefore does not depend on how the text is split. Each character costs one step per
-    stop string.
+    The first stop string is the one that ends first. If several end at the same character, the
+    longest counts. The result therefore does not depend on how the text is split. Each character
+    costs one step per stop string.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include_stop_string: bool) -> None:
@@ -35,7 +35,7 @@ class StopStrings:
         return pending[:emitted], False
 
     def flush(self) -> str:
-        """Return the text held back, at the end of a text without stop string."""
+        """Return the held-back text at the end of a text without a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -53,7 +53,7 @@ class _Matcher:
     def __init__(self, string: str) -> None:
         self._string = string
         self._fallbacks = _compute_fallbacks(string)
-        self.matched = 0  # length of the prefix of the string that ends the text
+        self.matched = 0  # the text ends with this many first characters of the string
 
     def step(self, character: str) -> int:
         """Read a character. Return the length of the string if it ends here, else 0."""

@@ -1,9 +1,10 @@
-"""The edge with Ray Serve's own code for HAProxy, without a cluster, and a small HTTP server."""
+"""Harness of the edge with Ray Serve's HAProxy code and an HTTP server, without a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 class Backend(ThreadingHTTPServer):
-    """Stands for an ingress replica."""
+    """HTTP server that acts as an ingress replica."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -39,8 +40,9 @@ class Backend(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _BackendHandler)
         self.seen: list[str] = []
-        self.left = threading.Event()  # set when a client leaves `/slow`
-        self.retry_after = "7"  # of refusals by `/full`
+        self.left = threading.Event()  # set when a client disconnects from `/slow`
+        self.retry_after = "7"  # header of refusals
+        self.places = threading.BoundedSemaphore(4)  # requests in flight that `/places` accepts
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -48,7 +50,7 @@ class Backend(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Health checks reset their connections."""
+        """Ignore errors, because health checks reset their connections."""
 
 
 class _BackendHandler(BaseHTTPRequestHandler):
@@ -70,13 +72,24 @@ class _BackendHandler(BaseHTTPRequestHandler):
         if self.path == "/slow":
             self._wait_until_left()
         if self.path == "/full":
-            self._answer(
-                b"full", 429, {REFUSAL_HEADER: "1", "retry-after": self.server.retry_after}
-            )
+            self._refuse()
+        elif self.path == "/places":
+            self._answer_in_a_place(body)
         elif self.path == "/limited":
             self._answer(b"limited", 429)
         else:
             self._answer(body)
+
+    def _refuse(self) -> None:
+        self._answer(b"full", 429, {REFUSAL_HEADER: "1", "retry-after": self.server.retry_after})
+
+    def _answer_in_a_place(self, body: bytes) -> None:
+        if not self.server.places.acquire(blocking=False):
+            self._refuse()
+            return
+        time.sleep(0.05)
+        self.server.places.release()
+        self._answer(body)
 
     def _wait_until_left(self) -> None:
         with suppress(ConnectionResetError):
@@ -97,7 +110,7 @@ class _BackendHandler(BaseHTTPRequestHandler):
 
 
 class EdgeHarness:
-    """An edge on a free port, the manager that Ray Serve runs, and what the edge reported."""
+    """An edge on a free port, Ray Serve's HAProxy manager, and the reports of the edge."""
 
     def __init__(self, directory: Path, limits: ClientLimits, patch: pytest.MonkeyPatch) -> None:
         self.backend = Backend()
@@ -121,7 +134,7 @@ class EdgeHarness:
         return f"http://127.0.0.1:{self.port}"
 
     def new_manager(self) -> HAProxyApi:
-        """Build what a new HAProxyManager has: an empty table."""
+        """Build the manager of a new HAProxyManager actor, whose routing table is empty."""
         files = Path(self.environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
         return build_manager(files, self.port, self.ports)
 
@@ -129,29 +142,29 @@ class EdgeHarness:
         self._run(self.manager.start())
 
     def route(self, *ports: int) -> None:
-        """Tell the manager of replicas at these ports, as the controller does."""
+        """Route to replicas at these ports, as Serve's controller tells the manager."""
         set_routes(self.manager, *ports)
         self._run(self.manager.reload())
 
     def is_healthy(self) -> bool:
-        """Return what Ray Serve's health check of the manager sees."""
+        """Return the result of Ray Serve's health check of the manager."""
         return bool(self._run(self.manager.is_running()))
 
     def replace_manager(self) -> None:
-        """Kill the process that stands for HAProxy, as its actor's death does; begin another."""
+        """Kill `attach.py`, as the death of its actor does. Build a new manager."""
         assert self.manager._proc is not None
         self.manager._proc.kill()
         self._run(self.manager._proc.wait())
         self.manager = self.new_manager()
 
     def haproxies(self) -> list[psutil.Process]:
-        """Return the processes that serve or drain."""
+        """Return the HAProxy processes that serve or drain."""
         return [p for p in psutil.Process().children() if p.name() == "haproxy"]
 
     def post(
         self, path: str = "/echo", body: bytes = b"text", headers: Mapping[str, str] = {}
     ) -> httpx.Response:
-        """Send on a connection of its own."""
+        """Send a POST on a new connection."""
         return httpx.post(self.url + path, content=body, headers=headers, timeout=20)
 
     def close(self) -> None:
@@ -194,7 +207,7 @@ def build_manager(files: Path, port: int, ports: LocalPorts) -> HAProxyApi:
 
 
 def set_routes(manager: HAProxyApi, *ports: int) -> None:
-    """Give the manager an application with replicas at these ports."""
+    """Configure the manager with an application that has replicas at these ports."""
     servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
     backend = BackendConfig(name=APP, path_prefix="/", servers=servers, app_name="app")
     manager.set_backend_configs({APP: backend})

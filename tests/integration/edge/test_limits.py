@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -139,6 +141,29 @@ def test_refusals_are_repeated_for_alike_requests_only() -> None:
             assert edge.post("/full", headers=headers).text == "full"
         assert edge.post("/echo").status_code == 200
         wait_for(lambda: edge.post("/full").text == "full", 5)
+
+
+def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> None:
+    """A flood keeps all places of the replica in use, and HAProxy refuses nearly all the others."""
+    with run_edge(ClientLimits(refusals=20)) as edge:
+        end_s = time.monotonic() + 3
+
+        def send(_client: int) -> list[int]:
+            statuses = []
+            with httpx.Client(base_url=edge.url, timeout=20) as client:
+                while time.monotonic() < end_s:
+                    statuses.append(client.post("/places", content=b"text").status_code)
+                    time.sleep(0.005)
+            return statuses
+
+        with ThreadPoolExecutor(16) as pool:
+            statuses = [status for each in pool.map(send, range(16)) for status in each]
+    answered, refused = statuses.count(200), statuses.count(429)
+    assert answered + refused == len(statuses)
+    refused_by_replica = edge.backend.seen.count("/places") - answered
+    assert refused > 2 * refused_by_replica
+    # Four places of 50 ms for 3 s. Refusing all for a second after each burst halves this.
+    assert answered > 0.6 * 4 * 3 / 0.05
 
 
 def test_repeated_refusal_has_the_last_retry_after_of_its_kind() -> None:

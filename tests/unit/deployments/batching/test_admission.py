@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from deployments.batching.prices import MEASURED_PASSES
-from deployments.batching.scheduler import SAFETY_FACTOR, BatchScheduler
+from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.deadlines import deadline_after
 from deployments.errors import DeadlineExceeded, Overloaded
+from deployments.safety_factor import MIN_FACTOR
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.unit.deployments.batching.conftest import MODEL, OTHER
 
@@ -57,13 +58,39 @@ async def test_idle_scheduler_accepts_what_a_wrong_price_calls_too_long() -> Non
 async def test_call_whose_predicted_end_is_after_its_deadline_is_refused_at_once() -> None:
     async with Busy() as busy:
         waiting = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline())
-        with pytest.raises(Overloaded, match=r"would take about 23\.1 s") as refused:
+        with pytest.raises(Overloaded, match=r"would take about 26\.4 s") as refused:
             busy.submit(MODEL, [item(99)], deadline_after(15.0))
-        assert refused.value.retry_after_s == pytest.approx(SAFETY_FACTOR * 21 - 15, abs=0.5)
-        assert refused.value.needed_s == pytest.approx(SAFETY_FACTOR * 21)
+        assert refused.value.retry_after_s == pytest.approx(MIN_FACTOR * 22 - 15, abs=0.5)
+        assert refused.value.needed_s == pytest.approx(MIN_FACTOR * 22)
         accepted = busy.submit(MODEL, [item(98)], deadline_after(30.0))
         busy.engine.release()
         await asyncio.gather(waiting, accepted)
+
+
+async def test_pass_that_runs_counts_as_work_before_a_call() -> None:
+    async with Busy() as busy:
+        waiting = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline())
+        with pytest.raises(Overloaded):  # 21 items without the pass that runs
+            busy.submit(MODEL, [item(99)], deadline_after(MIN_FACTOR * 21.5))
+        busy.engine.release()
+        await waiting
+
+
+async def test_calls_that_end_late_raise_the_factor_of_later_predictions() -> None:
+    async with Busy(item_s=0.1) as busy:
+        waiting = busy.submit(MODEL, [item(n) for n in range(4)], far_deadline())
+        # Predicted: 0.6 s. It is cancelled at its deadline, as the ingress does.
+        late = busy.submit(MODEL, [item(98)], deadline_after(0.8))
+        await asyncio.sleep(0.8)
+        late.cancel()
+        busy.scheduler.clean()
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            busy.submit(MODEL, [item(99)], deadline_after(0.1))
+        assert refused.value.needed_s is not None
+        assert refused.value.needed_s > 1.01 * MIN_FACTOR * 0.6
+        busy.engine.release()
+        await waiting
 
 
 async def test_quiet_client_is_accepted_beside_the_long_queue_of_another() -> None:
@@ -90,7 +117,7 @@ async def test_sentence_of_any_model_waits_for_one_pass_of_a_call_of_1024_texts(
 
 
 async def test_client_with_ten_times_the_load_gets_its_share() -> None:
-    async with Busy(max_batch_items=1) as busy:
+    async with Busy(item_s=0.5, max_batch_items=1) as busy:
         calls = [
             busy.submit(MODEL, [item(100 * loud + n)], far_deadline(), client=f"client {loud}")
             for loud, texts in ((1, 50), (0, 5))
@@ -141,7 +168,7 @@ async def test_full_queue_rejects_the_call_whose_turn_is_last() -> None:
 
 
 async def test_cancelled_calls_leave_the_queue() -> None:
-    async with Busy() as busy:
+    async with Busy(item_s=0.5) as busy:
         gone = busy.submit(MODEL, [item(n) for n in range(50)], far_deadline())
         stays = busy.submit(MODEL, [item(99)], far_deadline())
         gone.cancel()
@@ -149,7 +176,7 @@ async def test_cancelled_calls_leave_the_queue() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert busy.scheduler.waiting_items == 1
-        assert busy.scheduler.load().queued_s == pytest.approx(1.0)
+        assert busy.scheduler.load().queued_s == pytest.approx(0.5)
         busy.engine.release()
         await stays
 

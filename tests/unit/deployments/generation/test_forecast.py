@@ -12,7 +12,7 @@ from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand
 from deployments.generation.lengths import INITIAL_TOKENS, MAX_ANSWERS, AnswerLengths
-from deployments.generation.safety_factor import Prediction
+from deployments.safety_factor import Prediction
 
 
 def demand(new_tokens: int = 100, prompt: int = 0, generated: int = 0, minimum: int = 0) -> Demand:

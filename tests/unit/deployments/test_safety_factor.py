@@ -5,7 +5,7 @@ import random
 import pytest
 
 from deployments.deadlines import deadline_after
-from deployments.generation.safety_factor import (
+from deployments.safety_factor import (
     MAX_FACTOR,
     MIN_FACTOR,
     TARGET_SHARE,
@@ -45,3 +45,10 @@ def test_jobs_far_from_their_deadline_teach_nothing() -> None:
     factor = SafetyFactor()
     end_job(factor, predicted_s=0.5, actual_s=9.0)
     assert factor.value == MIN_FACTOR
+
+
+@pytest.mark.parametrize(("elapsed_s", "is_learned"), [(4.0, False), (9.9, True)])
+def test_abandoned_job_teaches_only_if_it_is_late(elapsed_s: float, is_learned: bool) -> None:
+    factor = SafetyFactor()
+    factor.record_abandoned(Prediction(5.0, 10.0, deadline_after(10.0 - elapsed_s)))
+    assert (factor.value > MIN_FACTOR) == is_learned

@@ -1,0 +1,54 @@
+"""Safety factor of predicted times, learned from jobs that ended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deployments.deadlines import remaining_s
+
+# The factor is learned so that this share of the jobs ends within predicted time * factor.
+TARGET_SHARE = 0.95
+# Scale of the relative steps of the factor. A late job increases the factor 19 times as much as a
+# job in time decreases it. The factor therefore settles where TARGET_SHARE of the jobs are in time.
+LATE_STEP = 0.04
+MIN_FACTOR, MAX_FACTOR = 1.2, 1.6
+# Jobs whose prediction is below this share of the time until their deadline are ignored: they say
+# nothing about overload.
+MIN_TIME_SHARE = 0.25
+
+
+class Prediction(NamedTuple):
+    """The predicted end of a job, made when it was queued."""
+
+    seconds: float
+    left_s: float  # from queuing until the deadline
+    deadline_s: float  # see deployments.deadlines
+
+
+class SafetyFactor:
+    """A quantile of the ratio of actual to predicted times, estimated by stochastic approximation.
+
+    Robbins and Monro (1951), https://doi.org/10.1214/aoms/1177729586. A factor is needed because
+    predictions are too short while other processes take cores that the measured steps could use.
+    """
+
+    def __init__(self) -> None:
+        self.value = MIN_FACTOR
+
+    def record_end(self, prediction: Prediction) -> None:
+        """Learn from a job that ends now, or that is dropped now because it is late."""
+        if prediction.seconds >= MIN_TIME_SHARE * prediction.left_s:
+            self._step(TARGET_SHARE if self._is_late(prediction) else TARGET_SHARE - 1)
+
+    def record_abandoned(self, prediction: Prediction) -> None:
+        """Learn from a job whose caller leaves now. Its end is unknown, unless it is late now."""
+        if prediction.seconds >= MIN_TIME_SHARE * prediction.left_s and self._is_late(prediction):
+            self._step(TARGET_SHARE)
+
+    def _is_late(self, prediction: Prediction) -> bool:
+        elapsed_s = prediction.left_s - remaining_s(prediction.deadline_s)
+        return elapsed_s > self.value * prediction.seconds
+
+    def _step(self, step: float) -> None:
+        value = self.value * (1 + LATE_STEP * step)
+        self.value = min(max(value, MIN_FACTOR), MAX_FACTOR)
