@@ -77,7 +77,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one benchmark: 0 when it measured, 1 when it could not or an answer was wrong."""
+    """Run one benchmark. Return 0 after a measurement, 1 after a failure or a wrong answer."""
     program = Program(
         "python -m benchmarks",
         "Measure this host. Results are printed as tables and written as JSON.",

@@ -1,4 +1,4 @@
-"""Tables of the documents that the code defines: tasks, routes, settings, metrics, rivals."""
+"""Tables for the documents that are built from the code, and the published rivals table."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from deployments.registry import ModelRegistry
 from deployments.tasks import TASKS, find_head, list_task_names
 
 CONFIG = REPOSITORY / "serve_config.yaml"
-NO_STORE = Path("no-store")  # nothing is read from it
-MAX_VALUE_CHARS = 60  # of a setting; longer ones are looked up in the file
+NO_STORE = Path("no-store")  # does not exist; nothing reads it
+MAX_VALUE_CHARS = 60  # longer values of settings are not shown
 _APPLICATION: KeyPath = ("applications", 0)
 
 
@@ -65,7 +65,7 @@ def tasks_table() -> Table:
 
 
 def routes_table() -> Table:
-    """Return a row per operation. Hidden operations serve the files of pages."""
+    """Return a row per operation, except hidden operations, which serve files of pages."""
     rows = [
         [
             api.name,
@@ -96,14 +96,14 @@ def metrics_table() -> Table:
                 info = metric.info
                 labels = ", ".join(map(_code, info["tag_keys"]))
                 kind = type(metric).__name__.lower()
-                # Prometheus ends the names of counters with `_total`.
+                # The Prometheus exporter appends `_total` to names of counters.
                 name = info["name"] + ("_total" if isinstance(metric, Counter) else "")
                 rows.append([_code(name), kind, labels, replicas, info["description"]])
     return Table("metrics", ("metric", "type", "labels", "replicas", "meaning"), rows)
 
 
 def settings_table() -> Table:
-    """Return a row per setting of `args` and `user_config`, with its comment in the file."""
+    """Return a row per setting of `args` and `user_config`, with its comment in the config."""
     text = CONFIG.read_text(encoding="utf-8")
     document = read_document(text)
     lines = text.splitlines()
@@ -119,7 +119,7 @@ def settings_table() -> Table:
 
 
 def _list_settings(document: YamlDocument) -> Iterator[tuple[str, Any, list[KeyPath]]]:
-    """Yield name, JSON schema, and the paths in the file: of the CPU, then of the GPU."""
+    """Yield name, JSON schema, and paths in the file. The CPU's path precedes the GPU's."""
     for name, schema in _flatten(AppArgs.model_json_schema()):
         devices = ("cpu", "gpu") if "*" in name else ("",)
         paths = [tuple(name.replace("*", device).split(".")) for device in devices]
@@ -136,7 +136,7 @@ def _list_settings(document: YamlDocument) -> Iterator[tuple[str, Any, list[KeyP
 
 
 def _flatten(root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the schema of each leaf; `*` is a device."""
+    """Yield the dotted name and the schema of each leaf. `*` in a name stands for a device."""
 
     def walk(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, field in schema["properties"].items():
@@ -170,7 +170,7 @@ def _describe_bounds(schema: Mapping[str, Any]) -> str:
 
 
 def _read_comment(lines: list[str], index: int) -> str:
-    """Return the comment of the line, else the lines of comment directly above it."""
+    """Return the comment at the end of the line, else the comment lines directly above it."""
     _, mark, comment = lines[index].partition("  # ")
     if mark:
         return comment.strip()

@@ -1,6 +1,6 @@
-"""Tables of the documents, generated from the result files in docs/results and from the code.
+"""Tables in the documents, generated from the result files in docs/results and from the code.
 
-A marker precedes each table, `<!-- end of MARKER -->` follows it.
+A marker precedes each table. `<!-- end of results -->` or `<!-- end of reference -->` follows it.
 
 <!-- results: FILE TABLE -->    a table of a result file; copy a file there to publish its tables
 <!-- reference: NAME -->        a table of benchmarks/reference.py
@@ -23,7 +23,7 @@ _BLOCK = re.compile(
 
 
 def list_documents() -> list[Path]:
-    """Return every page that people read, the first page first."""
+    """Return every document with tables or text for readers, README.md first."""
     pages = sorted((REPOSITORY / "docs").rglob("*.md"))
     return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *pages]
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the tables. Raise BenchmarkError for bad markers, or outdated tables in a check."""
+    """Write the tables, or only compare them with `--check`. Raise BenchmarkError."""
     outdated = []
     for document in list_documents():
         text = document.read_text(encoding="utf-8")

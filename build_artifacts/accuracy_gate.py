@@ -36,7 +36,7 @@ class AccuracyGate(Generic[R, S]):
     def first_accepted(
         self, recipe: R, *, allow_fallbacks: bool = True
     ) -> EvaluatedCandidate[R, S] | None:
-        """Return the first graph of the recipe that passes the gate; None without one."""
+        """Return the first graph of the recipe that passes the gate, or None if no graph passes."""
         for attempt in self._build.attempts(recipe):
             candidate = self._evaluate(attempt)
             if candidate is not None and candidate.is_accepted:
@@ -46,7 +46,7 @@ class AccuracyGate(Generic[R, S]):
         return None
 
     def failure(self) -> BuildError:
-        """The reason why no graph is accepted; the most accurate one was tried last."""
+        """Return the error of the latest attempt, which is the most accurate graph of the build."""
         if not self._tried:
             raise AssertionError("bug: the gate failed without a candidate")
         latest = self._tried[-1]
@@ -94,24 +94,25 @@ class AccuracyGate(Generic[R, S]):
 
 @dataclass(frozen=True)
 class CandidateSearch(Generic[R, S]):
-    """The search of one build for the graphs to seal."""
+    """Search of one build for the graphs to seal."""
 
     steps: StepRunner
     build: ModelBuild[R, S]
     gate: AccuracyGate[R, S]
-    keep: int  # graphs per device, at most
-    seconds: float  # per device; then no further candidate starts once one is accepted
+    keep: int  # maximum number of graphs per device
+    # Search time per device. Afterwards no candidate starts if one is already accepted.
+    seconds: float
 
     def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:
-        """The accepted graphs of every device. Raises GateFailed or UnsupportedModel."""
+        """Return the accepted graphs of every device. Raises GateFailed or UnsupportedModel."""
         for_cpu = self.select_for(Device.CPU) or [self._accept_fallback()]
         return [*for_cpu, *self.select_for(Device.GPU)]
 
     def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
         """Evaluate graphs for `device`, the fastest first, until enough are accepted.
 
-        On a host without the device one graph is enough, and the recipes keep their order: speed
-        cannot be measured there, and the evaluation of a graph takes minutes.
+        A host without the device cannot measure speed, so the recipes keep their order. The search
+        then stops after one accepted graph, because an evaluation takes minutes.
         """
         is_here = has_device(device)
         limit = self.keep if is_here else 1

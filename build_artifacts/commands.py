@@ -144,7 +144,7 @@ def drain_queue(arguments: argparse.Namespace) -> int:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    # Reading the driver first spares hosts without a GPU the import of ONNX Runtime.
+    # `read_gpus` comes first, so that hosts without a GPU do not import ONNX Runtime.
     with_gpu = not arguments.no_gpu and bool(read_gpus()) and has_device(Device.GPU)
     if arguments.first:
         with copy_stderr() as stream:
@@ -226,7 +226,7 @@ def report(arguments: argparse.Namespace) -> int:
 def _report_generator(
     artifact: Path, manifest: ArtifactManifest, arguments: argparse.Namespace
 ) -> int:
-    """Print the measurements of the build; no option repeats them."""
+    """Print the measurements that the build stored. Reject options that would measure again."""
     for option in ("force", "eval", "adapter", "prune_data", "threads"):
         if getattr(arguments, option):
             raise _encoders_only(f"report --{option}", "the build measures and evaluates them")
@@ -256,7 +256,7 @@ def _report_encoder(
         _print_report(stored, as_json=as_json)
         return
     built = build_report(request, manifest, conditions, progress, HuggingFaceHub())
-    _print_report(built, as_json=as_json)  # before writing, which fails on a full disk
+    _print_report(built, as_json=as_json)  # print first: writing may fail on a full disk
     path = write_report(artifact, built, progress.message).parent
     progress.message(f"written to {path}")
 
@@ -299,7 +299,7 @@ def gc(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(describe(garbage))
     elif garbage.items and not arguments.yes:
-        print(describe(garbage), file=sys.stderr)  # what the question is about
+        print(describe(garbage), file=sys.stderr)  # the list that the user confirms
     removed: tuple[GarbageItem, ...] = ()
     if garbage.items and (arguments.yes or _is_confirmed()):
         removed = remove(garbage)

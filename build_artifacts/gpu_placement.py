@@ -12,10 +12,10 @@ from deployments.artifacts.types import Attention, Device
 
 
 def with_gpu_attention(recipe: BuildRecipe, attention: Attention) -> BuildRecipe:
-    """Give the GPU candidates of decoders on torch and transformers another attention.
+    """Set the attention of the GPU decoder candidates that run on torch or transformers.
 
-    Graphs of ONNX Runtime have their own. Raises BuildError for an attention that this environment
-    cannot run, and for a recipe without such candidates.
+    ONNX Runtime graphs keep their attention operator. Raises BuildError if this environment cannot
+    run the attention, or if the recipe has no GPU candidate on torch or transformers.
     """
     if attention == "sdpa":
         return recipe
@@ -44,7 +44,7 @@ def _has_attention(recipe: DecoderRecipe) -> bool:
 
 
 def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecipe:
-    # A program consists of torch's own operators, and flash attention is none of them.
+    # A torch program contains only torch's own operators. Flash attention is in another package.
     if attention == "flash" and recipe.engine == "torch":
         recipe = DECODER_FP16_TRANSFORMERS
     run = recipe.run.model_copy(update={"attention": attention})
@@ -54,10 +54,10 @@ def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecip
 def with_gpu_placement(
     recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool
 ) -> BuildRecipe:
-    """Replace the GPU candidates of decoders by one for several GPUs or with KV offload.
+    """Replace the GPU decoder candidates by one candidate for several GPUs or with KV offload.
 
-    Only transformers supports either. Raises BuildError for a recipe that quantizes weights for
-    GPUs, because that candidate would not.
+    Only the engine `transformers` supports these options. Raises BuildError for a recipe that
+    quantizes weights for GPUs, because the new candidate has fp16 weights.
     """
     if tensor_parallel_size == 1 and not kv_offload:
         return recipe

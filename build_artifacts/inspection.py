@@ -43,10 +43,10 @@ def format_costs(table: CostTable) -> str:
 
 
 def migrate_manifests(store: Path) -> Iterator[Path]:
-    """Write the manifests of the previous schema in the present one; yield their directories.
+    """Rewrite manifests of the previous schema in the present schema. Yield their directories.
 
-    The files of the artifact stay, and the time of the seal. Raises ArtifactError for a damaged
-    artifact, OSError.
+    The other files and the modification time of the manifest stay unchanged. Raises ArtifactError
+    for a damaged artifact, or OSError.
     """
     for path in sorted(store.glob(f"*/*/{MANIFEST_NAME}")):
         if not VERSION.fullmatch(path.parent.name):
@@ -65,7 +65,7 @@ class CandidateCheck:
 
     candidate: Candidate
     result: ParityResult | None  # None if this host cannot run the candidate
-    skipped: str = ""  # the reason
+    skipped: str = ""  # reason why the candidate was not checked
 
     @property
     def has_failed(self) -> bool:

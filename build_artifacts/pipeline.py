@@ -138,7 +138,7 @@ def _compile(
 
 
 def find_sealed(store: Path, model_id: str, version: str) -> BuildResult | None:
-    """The version, if it is in the store and every digest holds; a damaged one is built anew."""
+    """Return the stored version. Return None if it is missing or damaged, so it is built again."""
     directory = model_directory(store, model_id) / version
     try:
         return BuildResult(ArtifactManifest.read(directory), directory, already_built=True)

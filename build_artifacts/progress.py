@@ -17,7 +17,7 @@ _BAR_WIDTH = 10  # characters
 
 
 def copy_stderr() -> TextIO:
-    """Open a copy of stderr: steps silence the file descriptor itself."""
+    """Open a copy of stderr, because build steps redirect the original file descriptor."""
     return os.fdopen(os.dup(2), "w", encoding="utf-8")
 
 
@@ -32,7 +32,7 @@ class BuildStep:
 
 
 class PercentColumn(ProgressColumn):
-    """A bar and the percent that `read` returns; nothing while it is not known."""
+    """Column with a bar and the percent that `read` returns; empty if the percent is unknown."""
 
     def __init__(self, read: Callable[[], int | None]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class PercentColumn(ProgressColumn):
 class BuildProgress:
     """One line per finished step. A terminal also shows the current step and its elapsed time.
 
-    `read_percent` says how much of the build is done, if that is known.
+    `read_percent` returns the finished share of the build in percent, or None if it is unknown.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BuildProgress:
         self._console.out(text, highlight=False)
 
     def set_source_bytes(self, size: int) -> None:
-        """Note the size of the source once it is fetched. Nothing here shows it."""
+        """Ignore the size of the fetched source. Subclasses may record it."""
 
     def begin(self) -> None:
         """Show the current step if the stream is a terminal. The number of steps is unknown."""
@@ -94,7 +94,7 @@ class BuildProgress:
         self._progress.stop()
 
     def show(self, text: str) -> None:
-        """Show a step that another process runs; elsewhere than on a terminal, a line for it."""
+        """Show a step that another process runs. Without a terminal, write a line per new step."""
         if text == self._shown:
             return
         self._shown = text

@@ -1,6 +1,7 @@
-"""Builds of the queue in the store: run one, or all that wait.
+"""Builds from the queue of a store: run one build, or all waiting builds.
 
-The record of a build in the store follows its steps. Requests and commands that wait read it.
+The store has a record of each build, which states its current step. Waiting requests and commands
+read this record.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from build_artifacts.sources.hub import Hub
 from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import ENDS, BuildRecord, BuildState
 
-POLL_S = 0.5  # between two looks at the build of another process
-# Steps that are not part of the state `building`.
+POLL_S = 0.5  # time between two reads of a record that another process writes
+# State by step. All other steps belong to the state `building`.
 STATES = {
     "resolve": BuildState.PULLING,
     "verify": BuildState.VERIFYING,
@@ -32,7 +33,7 @@ STATES = {
 
 
 class RecordedProgress(BuildProgress):
-    """Writes every step to the record of the build, too."""
+    """Progress that also writes every step to the record of the build."""
 
     def __init__(
         self, stream: TextIO, claim: BuildClaim, read_percent: Callable[[], int | None]
@@ -51,9 +52,9 @@ class RecordedProgress(BuildProgress):
 
 
 def drain(queue: BuildQueue, stream: TextIO) -> bool:
-    """Build all that waits, in order; return False if another process does that.
+    """Run all waiting builds in order. Return False if another process already runs them.
 
-    A failure ends one build. Raises what is not foreseen, after the record of the build says it.
+    A BuildError ends one build only. Any other exception is recorded, then raised.
     """
     with queue.drain_lock() as free:
         while free and (waiting := [one for one in queue.pending() if not one.is_running]):
@@ -67,9 +68,9 @@ def drain(queue: BuildQueue, stream: TextIO) -> bool:
 def pull(
     queue: BuildQueue, model_id: str, stream: TextIO, hub: Hub | None = None
 ) -> BuildResult | None:
-    """Run the queued build of a model; None if another process does, or it has ended.
+    """Run the queued build of a model. Return None if another process runs it or it has ended.
 
-    Raises BuildError, also recorded.
+    A BuildError is recorded, then raised.
     """
     with queue.claim(model_id) as claim:
         if claim is None:
@@ -96,7 +97,10 @@ def pull(
 
 
 def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
-    """Return the build of a record. Encoders measure its graphs later, at low priority."""
+    """Return the build request of a record, without tuning.
+
+    The server's encoders measure the graphs later, at low priority.
+    """
     if record.source in (DEMO_SOURCE, DEMO_GPU_SOURCE):
         model = find_demo_model(record.id)
         request = model.request(store, with_gpu=record.source == DEMO_GPU_SOURCE)
@@ -106,21 +110,21 @@ def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
 
 
 def pull_or_follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
-    """Run the queued build of a model, or wait for the process that does. Raises BuildError."""
+    """Run the queued build of a model, or wait for the process that runs it. Raises BuildError."""
     while (record := queue.read(model_id)) and not record.has_ended:
         if pull(queue, model_id, stream) is None:
             _follow(queue, model_id, stream)
 
 
 def _follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
-    """Show each step of a build until it has ended, or its builder."""
+    """Show each step of a build until the build or its process has ended."""
     progress = BuildProgress(stream, partial(_read_percent, queue, model_id))
     progress.begin()
     try:
         while (status := queue.status(model_id)) and status.state not in ENDS:
             progress.show(f"{status.state} {status.step}".rstrip())
             if status.state is BuildState.QUEUED and status.reason:
-                return  # without a builder
+                return  # no process runs this build
             time.sleep(POLL_S)
     finally:
         progress.end()
@@ -132,7 +136,7 @@ def _read_percent(queue: BuildQueue, model_id: str) -> int | None:
 
 
 def build_first_demo_model(store: Path, stream: TextIO, *, with_gpu: bool) -> list[BuildResult]:
-    """Build the first demo model if no demo model is stored; queue all others that are missing.
+    """Queue all missing demo models. If no demo model is stored, build the first one here.
 
     Raises BuildError.
     """

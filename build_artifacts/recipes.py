@@ -40,11 +40,11 @@ class DynamicInt8:
     A range spans the batch, so the output of a text depends on the other texts.
     """
 
-    # A fixed list: onnxruntime would turn the `Attention` of opset 23 into a broken `QAttention`.
+    # Explicit types: onnxruntime would turn the `Attention` of opset 23 into a broken `QAttention`.
     op_types: tuple[str, ...] = ("MatMul", "Gather")
-    # A zero point per channel cost no measurable time. On SST-2 dev, labels of minilm-sst2 agree
-    # with fp32 for 98.5 % of sentences instead of 97.4 %; STS-B Spearman of MiniLM is 81.8 instead
-    # of 81.9 (fp32: 82.0).
+    # Asymmetric weights, with a zero point per channel, cost no measurable time. On SST-2 dev, they
+    # raise the label agreement of minilm-sst2 with fp32 from 97.4 % to 98.5 %. STS-B Spearman of
+    # MiniLM is 81.8, compared with 81.9 for symmetric weights and 82.0 for fp32.
     symmetric_weights: bool = False
 
 
@@ -134,11 +134,13 @@ CPU_FP32 = CandidateRecipe(
 class DecoderRecipe:
     """One candidate of a generative model.
 
-    `engine` selects the export. "onnxruntime" takes a graph from onnxruntime-genai's model builder
-    or from `decoders/graphs/`, which takes no `options`. With `per_token_int8` that graph is
-    exported in fp32 and quantized by `decoders/per_token_int8.py`. "torch" takes a program of the
-    transformers model in fp16 or fp32. "transformers" takes the checkpoint in fp16, bf16 or fp32,
-    or quantized by bitsandbytes (both in `decoders/torch_export.py`).
+    `engine` selects the export:
+
+    - "onnxruntime": a graph from onnxruntime-genai's model builder, or from `decoders/graphs/`,
+      which has no `options`. With `per_token_int8`, the graph is exported in fp32 and quantized by
+      `decoders/per_token_int8.py`.
+    - "torch": a program of the transformers model in fp16 or fp32 (`decoders/torch_export.py`).
+    - "transformers": the checkpoint in fp16, bf16 or fp32, or quantized by bitsandbytes.
 
     `run` sets attention, KV cache placement, tensor parallelism and torch.compile.
     """
@@ -148,8 +150,8 @@ class DecoderRecipe:
     precision: Precision
     engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
     per_token_int8: bool = False
-    # None: dtype of the attention. If a candidate with an int8 KV cache fails the gate, the build
-    # tries it with None.
+    # None: dtype of the attention. If the gate rejects a candidate with an int8 KV cache, the build
+    # tries the candidate again with None.
     kv_cache_dtype: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # options of the model builder, such as "block_size=16"
     # Fallbacks for `options` in order if the gate fails; each is more accurate and slower.
@@ -173,7 +175,7 @@ class BuildRecipe:
     decoders: tuple[DecoderRecipe, ...] = ()  # replace `candidates` for generative models
     decoder_fallback: DecoderRecipe = DECODER_FP32
     gate: Gate = field(default_factory=Gate)
-    keep: int = 3  # sealed graphs per device, at most; the fastest accepted ones
+    keep: int = 3  # maximum number of sealed graphs per device: the fastest accepted graphs
     revision: int = RECIPE_REVISION
 
     def of(self, device: Device) -> tuple[CandidateRecipe, ...]:
@@ -213,7 +215,7 @@ def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
 CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantization=SmoothedInt8())
-# The fastest from 256 tokens on.
+# Fastest candidate for 256 tokens or more.
 CPU_INT8_FLASH = replace(
     CPU_INT8, name="cpu-int8-flash", rewrites=GraphRewrites(names=(*LEAN.names, "flash-when-full"))
 )
@@ -288,8 +290,9 @@ DECODER_INT8 = DecoderRecipe(
     name="cpu-int8", device=Device.CPU, precision="int8", per_token_int8=True, kv_cache_dtype="int8"
 )
 DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
-# The same model, quantized twice: 70 % and 40.4, with `k_quant_mixed` 89 % and 36.0. Larger models
-# and checkpoints that were not quantized lose less.
+# Measured with the same Q4_1 file, whose weights are thus quantized twice: 70 % of next tokens
+# agree, perplexity 40.4. With `k_quant_mixed`: 89 % and 36.0. Larger models and unquantized
+# checkpoints lose less.
 DECODER_INT4 = DecoderRecipe(
     name="cpu-int4",
     device=Device.CPU,
@@ -299,16 +302,16 @@ DECODER_INT4 = DecoderRecipe(
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch")
-# The same program with decode steps by torch.compile, which merges kernels. Sealed only where it is
-# the fastest: compiling takes a minute at each start.
+# The same program, with decode steps compiled by torch.compile, which merges kernels. The build
+# seals it only if it is the fastest, because compilation takes a minute at each start.
 DECODER_FP16_COMPILED = replace(
     DECODER_FP16_TORCH, name="gpu-fp16-compiled", run=EngineOptions(compile=True)
 )
-# Supports bitsandbytes weights, several GPUs and KV offload; programs and graphs do not.
+# Only the engine `transformers` supports bitsandbytes weights, several GPUs and KV offload.
 DECODER_FP16_TRANSFORMERS = replace(
     DECODER_FP16, name="gpu-fp16-transformers", engine="transformers"
 )
-# Half and a quarter of the weight memory; activations stay in fp16.
+# int8 takes half of the weight memory, int4 a quarter. Activations stay in fp16.
 DECODER_GPU_INT8 = replace(DECODER_FP16, name="gpu-int8", precision="int8")
 DECODER_GPU_INT4 = replace(DECODER_FP16, name="gpu-int4", precision="int4")
 DECODER_GPU_INT8_BNB = replace(
@@ -365,8 +368,8 @@ LOW_MEMORY = replace(
     ),
 )
 
-# The int8 of other toolkits, for comparisons. Outputs depend on the batch, within these limits.
-# Decoders have no such candidates.
+# Dynamic int8 as in other toolkits, for comparisons. Outputs depend on the batch, so this gate
+# accepts lower batched values. There are no such candidates for decoders.
 DYNAMIC = replace(
     QUICK,
     candidates=(CPU_INT8_DYNAMIC, CPU_INT8_PLAIN, CPU_INT8_FUSED, GPU_FP16),

@@ -1,1 +1,1 @@
-"""Running the server: one host through `hundredfold serve`, Kubernetes through KubeRay."""
+"""Deployment of the server: `hundredfold serve` on one host, KubeRay on Kubernetes."""

@@ -1,4 +1,4 @@
-"""Keys of a single host: which config entry names them, and who may connect without."""
+"""Access control of a single host: the key file in the config, and the check of open hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
 
 
 def find_key_file(config: dict[str, Any]) -> Path | None:
-    """Return the key file of a Serve config; None if its Ingress needs no keys."""
+    """Return the key file of a Serve config; None if an Ingress requires no keys."""
     paths = [
         IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
         for deployment in _ingress_deployments(config)
@@ -38,9 +38,9 @@ def states_no_auth(config: dict[str, Any]) -> bool:
 
 
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
-    """Reject a key file that cannot be used, and other hosts as clients without keys.
+    """Reject an unusable key file, and a host that admits other hosts without API keys.
 
-    Raises StartError.
+    `no_auth` allows the second case. Raise StartError.
     """
     key_file = find_key_file(config)
     if key_file is not None:
@@ -57,7 +57,7 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches the address. Other names than `localhost` are not resolved."""
+    """Whether only this host can reach the address. All names but `localhost` count as external."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Lint a Serve config strictly. Ray Serve ignores unknown keys."""
+"""Strict linter for Serve configs. Ray Serve itself ignores unknown keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from deployments.console import add_json_option, print_json
 def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
-    `is_deployed`: Serve applies it as it is, without the host and keys of `hundredfold serve`.
+    With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. Without it,
+    `hundredfold serve` may replace host and keys, and checks them itself.
     """
     try:
         document = read_document(text)
@@ -35,25 +36,25 @@ def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
 
 
 def check_file(path: Path, *, is_deployed: bool = True) -> list[LintProblem]:
-    """Raises OSError and UnicodeDecodeError."""
+    """Return all problems of a file. Raise OSError and UnicodeDecodeError."""
     return check_text(path.read_text(encoding="utf-8"), is_deployed=is_deployed)
 
 
 def report(name: str, problems: list[LintProblem]) -> str:
-    """One line per problem, as compilers write them: `name:LINE: path: message`."""
+    """Format a line per problem as compilers do: `name:LINE: path: message`."""
     return "\n".join(
         f"{name}:{p.line}: " + (f"{p.path}: " if p.path else "") + p.message for p in problems
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `hundredfold check`."""
+    """Add the options of `hundredfold check`."""
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
     add_json_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the problems; 0 if there are none, 1 if there are, 2 if the file cannot be read."""
+    """Print the problems. Return 0 without problems, 1 with problems, 2 for an unreadable file."""
     config = find_config(arguments.config)
     try:
         problems = check_file(config)

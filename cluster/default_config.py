@@ -1,4 +1,4 @@
-"""The Serve config of commands that get none."""
+"""Default Serve config for commands that are called without a config."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 CONFIG_NAME = "serve_config.yaml"
 _PACKAGE = Path(__file__).parent
-# A wheel ships the file in this package; a checkout has it in its root.
+# A wheel has the file in this package. A checkout has the file in its root.
 _SHIPPED = (_PACKAGE / CONFIG_NAME, _PACKAGE.parent / CONFIG_NAME)
 CONFIG_HELP = f"default: {CONFIG_NAME} of the working directory, else the one that is installed"
 
 
 def find_config(config: Path | None) -> Path:
-    """Return `config`, else the file of the working directory, else the installed one."""
+    """Return `config`, else CONFIG_NAME in the working directory, else the shipped file."""
     own = Path(CONFIG_NAME)
     if config is not None or own.exists():
         return config or own

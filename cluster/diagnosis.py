@@ -1,4 +1,4 @@
-"""Findings about a host for serving, each with a remedy. Pure functions."""
+"""Pure functions that turn the description of a host into findings, each with a remedy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deployments.machine import CpuInfo
 Level: TypeAlias = Literal["ok", "note", "problem"]
 
 _GIGABYTE = 1e9
-# What a server of the demo models takes, with Ray and the replicas.
+# Memory of a server with the demo models, including Ray and all replicas.
 MIN_MEMORY_BYTES = int(4 * _GIGABYTE)
-MIN_STORE_BYTES = int(3 * _GIGABYTE)  # the demo models, and the largest workspace of their builds
-MIN_OPEN_FILES = 4_096  # HAProxy holds two descriptors per client connection, Ray hundreds
-MIN_SHARED_BYTES = 256 << 20  # Ray's object store, which the launcher limits to this
+MIN_STORE_BYTES = int(3 * _GIGABYTE)  # demo models + largest workspace of their builds
+MIN_OPEN_FILES = 4_096  # HAProxy: two descriptors per client connection; Ray: hundreds
+MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store that the launcher sets
 _REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
 
 
@@ -27,29 +27,29 @@ class StoreDescription:
     """The directory of sealed artifacts."""
 
     path: str
-    models: int  # 0 also if the directory does not exist
+    models: int  # 0 if the directory does not exist
     is_writable: bool
     free_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDescription:
-    """Everything that `diagnose` reads."""
+    """Facts about a host, as input of `diagnose`."""
 
     cpu: CpuInfo
     cores: int  # usable by this process
     memory_bytes: int
-    free_bytes: int  # of host and control groups
+    free_bytes: int  # minimum over host and control groups
     gpus: tuple[Gpu, ...]
     visible_gpus: int
     python: str
     packages: Mapping[str, str]  # installed versions
     store: StoreDescription
-    ports: Mapping[int, str]  # those of `hundredfold serve` that are taken, with the process
+    ports: Mapping[int, str]  # taken ports of `hundredfold serve` -> process
     http_port: int
     open_files: int  # soft limit
     shared_bytes: int  # free in /dev/shm
-    can_keep_cores_awake: bool | None  # None: not a virtual machine that halts idle cores
+    can_keep_cores_awake: bool | None  # None: the host does not halt idle cores
     has_setpriv: bool
 
 

@@ -1,4 +1,4 @@
-"""`hundredfold doctor`: what this host has, what it means for serving, and what to do."""
+"""`hundredfold doctor`: findings about this host, their meaning for serving, and remedies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; FAILED if one is a problem, which keeps the server from serving well."""
+    """Print the findings. Return FAILED if a finding is a problem that impairs serving."""
     host = read_host_description(find_config(arguments.config), arguments.store)
     findings = diagnose(host)
     print(format_json(host, findings) if arguments.json else format_findings(findings))
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def format_findings(findings: Iterable[Finding]) -> str:
-    """Format each finding: what was found, then what it means, then what to do."""
+    """Format the lines of each finding: the fact, its meaning, the action."""
     lines: list[str] = []
     for finding in findings:
         lines.append(f"{_MARKS[finding.level]} {finding.name:<10} {finding.found}")

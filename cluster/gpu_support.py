@@ -15,10 +15,10 @@ _GIBIBYTE = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class GpuSupport:
-    """GPUs, and what of this environment runs on them."""
+    """The GPUs of a host, and the installed engines that can use them."""
 
     gpus: tuple[Gpu, ...]
-    visible: int  # to this process
+    visible: int  # GPUs that CUDA shows to this process
     engines: tuple[str, ...]  # packages built for CUDA
     problem: str | None  # why no engine here can use the GPUs
 
@@ -48,9 +48,9 @@ def read_gpu_support() -> GpuSupport:
 
 
 def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
-    """Decide which of the installed packages run on `gpus`, of which CUDA shows `visible`."""
+    """Find the installed engines that run on `gpus`. CUDA shows `visible` of the GPUs."""
     engines = [name for name in ("onnxruntime-gpu",) if name in versions]
-    # An index with builds for the CPU marks their version: 2.13.0+cpu.
+    # The version of a CPU build of torch ends with `+cpu`, such as 2.13.0+cpu.
     if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:
         engines.append("torch")
     problem = why_no_gpu(gpus)

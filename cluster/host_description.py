@@ -1,4 +1,4 @@
-"""Reads what `hundredfold doctor` diagnoses from this host."""
+"""Reader of the facts about this host that `hundredfold doctor` diagnoses."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PACKAGES = (
     "bitsandbytes", "tensorrt-cu13-libs", "flash-attn",
 )  # fmt: skip
 _DEFAULT_HTTP_PORT = 8000
-# Of `hundredfold serve`: Ray, dashboard, agent, metrics, HAProxy's statistics.
+# Default ports of `hundredfold serve`: GCS, dashboard, agent, metrics, HAProxy's statistics.
 _INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
-    """Describe this host for the Serve config `config`; `store` replaces the config's."""
+    """Describe this host for the Serve config `config`. `store` replaces the config's store."""
     document = _read_config(config)
     http_port = (document.get("http_options") or {}).get("port", _DEFAULT_HTTP_PORT)
     ports = (http_port, *_INNER_PORTS)
@@ -57,7 +57,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Read the config; empty if it cannot be read, which `hundredfold check` reports."""
+    """Read the config. Return {} if it cannot be read; `hundredfold check` reports this error."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -89,5 +89,5 @@ def _free_bytes(directory: Path) -> int:
 def _is_free(port: int) -> bool:
     try:
         return is_port_free("0.0.0.0", port)
-    except OSError:  # such as a port below 1024 without permission
+    except OSError:  # for instance no permission for a port below 1024
         return False

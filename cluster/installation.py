@@ -19,24 +19,24 @@ from deployments.gpus import Gpu, count_visible, read_gpus
 CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
 GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")
 _PIP = ("-m", "pip", "--disable-pip-version-check")
-# `make serve` installs only once, so it mends neither packages nor what a new driver needs.
+# `make serve` installs only once. It neither repairs packages nor adapts them to a new driver.
 REPAIR = f"run `{sys.executable} -m cluster.installation serve` in the checkout"
-# By what the environment is for: extras of pyproject.toml for the CPU and for CUDA.
+# Purpose of the environment -> extras of pyproject.toml (for the CPU, for CUDA).
 _EXTRAS = {"serve": ("cpu,build", "gpu-build"), "dev": ("dev", "gpu-dev")}
 
 
 @dataclass(frozen=True, slots=True)
 class InstallPlan:
-    """Packages to remove, to write again, and requirements to install, in this order."""
+    """Plan of an installation: packages to remove, packages to reinstall, extras to install."""
 
     extras: str
-    reason: str  # a sentence, such as "for the CPU: no NVIDIA GPU was found"
+    reason: str  # such as "for the CPU: no NVIDIA GPU was found"
     remove: tuple[str, ...] = ()
-    # Installed packages that share files with those to remove.
+    # Installed packages that share files with the removed packages.
     reinstall: tuple[str, ...] = ()
 
     def commands(self, python: str) -> list[list[str]]:
-        """Return the command lines of pip, to run in this order."""
+        """Return the command lines of pip in the order of execution."""
         pip = [python, *_PIP]
         install = [*pip, "install", "--progress-bar", "on", "-c", "constraints.txt"]
         commands = [[*pip, "uninstall", "--yes", *self.remove]] if self.remove else []
@@ -48,7 +48,7 @@ class InstallPlan:
 def plan_install(
     gpus: Sequence[Gpu], installed: Collection[str], *, purpose: str, allow_gpu: bool = True
 ) -> InstallPlan:
-    """Decide for CPU or CUDA. `installed` are the names of packages in the environment."""
+    """Plan an installation for the CPU or CUDA. `installed` holds names of packages."""
     no_gpu = why_no_gpu(gpus, allow_gpu=allow_gpu)
     for_cpu, for_gpu = _EXTRAS[purpose]
     if no_gpu is None:
@@ -63,9 +63,9 @@ def plan_install(
 
 
 def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
-    """Why CUDA packages would be useless; None if the first GPU can run them.
+    """Return why CUDA packages would be useless; None if the first GPU can run them.
 
-    One environment serves all GPUs of a host, so an unusable first one decides.
+    Only the first GPU is checked, because one environment serves all GPUs of a host.
     """
     if not gpus:
         return "no NVIDIA GPU was found"
@@ -77,7 +77,7 @@ def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Install; return the exit code of the first command of pip that fails."""
+    """Install packages. Return the exit code of the first pip command that fails, else 0."""
     parser = argparse.ArgumentParser(prog="python -m cluster.installation", description=__doc__)
     parser.add_argument("purpose", choices=sorted(_EXTRAS))
     parser.add_argument("--no-gpu", action="store_true", help="install for the CPU in any case")

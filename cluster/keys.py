@@ -117,7 +117,7 @@ class RevokeKey:
                 raise BadSetting(f"`{arguments.file}` has no key `{arguments.key}`")
             return KeyFile(keys=tuple(key for key in content.keys if key not in revoked))
 
-        read_key_file(arguments.file)  # a missing file is an error, not an empty one
+        read_key_file(arguments.file)  # raises if the file is missing
         change_key_file(arguments.file, revoke)
         if arguments.json:
             return print_json([_describe(key) for key in revoked])
@@ -129,13 +129,13 @@ ADD, LIST, REVOKE = AddKey(), ListKeys(), RevokeKey()
 
 
 def default_key_file() -> Path:
-    """Return $HUNDREDFOLD_KEYS, or a file in the user's configuration."""
+    """Return the path in $HUNDREDFOLD_KEYS, or the default in the user's configuration."""
     named = os.environ.get(KEY_FILE_VARIABLE)
     return (Path(named) if named else Path("~/.config/hundredfold/keys.json")).expanduser()
 
 
 def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
-    """Build the entry of the key file. Raises BadSetting naming the invalid option."""
+    """Build the entry of the key file. Raise BadSetting, which names the invalid option."""
     now = datetime.now(UTC).replace(microsecond=0)
     try:
         return ApiKey(
@@ -154,7 +154,10 @@ def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Parse a date, a time of ISO 8601 (UTC without offset) or an age. Raises BadSetting."""
+    """Parse a date or time of ISO 8601, or an age such as 90d. Raise BadSetting.
+
+    A time without an offset is in UTC.
+    """
     if age := AGE.fullmatch(text):
         return now + timedelta(**{UNITS[age[2]]: int(age[1])})
     try:

@@ -1,4 +1,4 @@
-"""Processes that live and do not work: GCS or a raylet that hangs, any process that is stopped."""
+"""Detection of processes that exist but do not work: a hanging GCS or raylet, stopped processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import psutil
 
-# The first bytes of an HTTP/2 client, with an empty SETTINGS frame. Each gRPC server sends its own
-# at once, without authentication, on a thread of its own.
+# First bytes of an HTTP/2 client with an empty SETTINGS frame. A gRPC server answers with its own
+# SETTINGS frame at once, without authentication, on a separate thread.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 ANSWER_S = 1.5
-# Probes in a row without an answer, after which all of Ray starts again: 3 to 4 s. Requests are
-# served meanwhile, but nothing that ends is replaced.
+# Consecutive failed probes, in 3 to 4 s, after which Ray is restarted. Until then requests are
+# served, but Ray replaces no process that ends.
 MAX_SILENT_PROBES = 2
 PERIOD_S = 0.5
 
@@ -30,15 +30,15 @@ def answers(port: int) -> bool:
 
 
 class Liveness:
-    """Probes servers, given as port by name."""
+    """Prober of gRPC servers. `ports` maps the name of each server to its port."""
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = ports
-        self._silent = dict.fromkeys(ports, 0)  # probes in a row without an answer
+        self._silent = dict.fromkeys(ports, 0)  # consecutive failed probes
         self._probed_s = 0.0  # time.monotonic
 
     def find_silent(self) -> str | None:
-        """Return the name of a server that does not answer. Probes at most every PERIOD_S."""
+        """Return the name of a silent server, else None. Probe at most every PERIOD_S."""
         if time.monotonic() - self._probed_s >= PERIOD_S:
             for name, port in self._ports.items():
                 self._silent[name] = 0 if answers(port) else self._silent[name] + 1
@@ -47,21 +47,21 @@ class Liveness:
 
 
 class StoppedProcesses:
-    """Kills processes that a signal has stopped, so that they are replaced as if they had ended.
+    """Killer of processes that a signal has stopped. Killed processes are replaced.
 
     Ray Serve needs 7 s to find a stopped replica, and never finds a stopped controller.
     """
 
     def __init__(self, find: Callable[[], Iterable[psutil.Process]]) -> None:
         self._find = find
-        self._seen: dict[psutil.Process, int] = {}  # and how often it gave the CPU back
+        self._seen: dict[psutil.Process, int] = {}  # process -> context switches
         self._looked_s = 0.0  # time.monotonic
 
     def kill(self) -> list[str]:
-        """Kill those that stood still since the last look; return their names.
+        """Kill processes that were stopped since the last check. Return their names.
 
-        Looks every PERIOD_S. One that ran in between is spared: tools that limit the CPU time of a
-        process stop it and let it go on in turn.
+        Check at most every PERIOD_S. Keep a process that ran in between, because tools that limit
+        CPU time stop and continue a process in turns.
         """
         if time.monotonic() - self._looked_s < PERIOD_S:
             return []
@@ -69,7 +69,8 @@ class StoppedProcesses:
         killed = []
         for process in self._find():
             with suppress(psutil.Error):
-                # Counted at each stop, even of an idle process; CPU times move in steps of 10 ms.
+                # Context switches increase at each stop, even in an idle process. CPU times are too
+                # coarse: they have steps of 10 ms.
                 found[process] = sum(process.num_ctx_switches())
                 if self._seen.get(process) == found[process]:
                     killed.append(process.name())

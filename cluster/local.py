@@ -29,26 +29,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # where `hundredfold env` or an image sets the wrapper
+HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
 WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """All ports of a run except the port for clients. All are on loopback."""
+    """All ports of a run on loopback, which excludes the port for clients."""
 
     gcs: int
     raylet: int
     dashboard: int
     agent: int
-    metrics: int  # `/metrics`, and HAProxy's own under `/haproxy`
+    metrics: int  # `/metrics`; HAProxy's own metrics are under `/haproxy`
     haproxy_stats: int
     fallback_http: int
     fallback_grpc: int
 
     @classmethod
     def choose(cls, *, reserved: int, metrics: int | None = None) -> LocalPorts:
-        """Choose the default ports that are free and free ports for the others.
+        """Choose each default port if it is free, else another free port.
 
         Two clusters can thus share a host. `reserved` is the port for clients.
         """
@@ -60,13 +60,13 @@ class LocalPorts:
 def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:
     """Return the variables for `ray start` on one host.
 
-    With `ports` and the directory of an `edge` if a launcher runs both.
+    A launcher passes its `ports` and the directory of its `edge`.
     """
     environment = dict(RAY_ENVIRONMENT)
-    # Keeps the control ports on loopback. Without it Ray replaces 127.0.0.1 by the external address
-    # of the host and listens on every interface.
+    # Keeps the control ports on loopback. Without this setting, Ray replaces 127.0.0.1 by the
+    # external address of the host and listens on every interface.
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    # s. There is no load balancer in front of a single host, so draining only delays Ctrl-C.
+    # In seconds. A single host has no load balancer, so draining would only delay Ctrl-C.
     environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"
     environment["RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"] = "1"
     environment |= _haproxy_with_parent() if edge is None else _haproxy_at_edge(edge)
@@ -79,9 +79,10 @@ def local_environment(ports: LocalPorts | None = None, edge: Path | None = None)
 
 
 def _haproxy_at_edge(directory: Path) -> dict[str, str]:
-    """Let Ray Serve configure the HAProxy of `directory`, with its files there.
+    """Return variables that attach Ray Serve to the edge in `directory` and keep its files there.
 
-    Serve adds the node's id of 56 characters to each path; a socket's has 107 at most.
+    `directory` must be short: Serve adds the node id of 56 characters to each path, and the path of
+    a socket has at most 107 characters.
     """
     return {
         **_wrapper(),
@@ -95,12 +96,12 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
 
 
 def find_haproxy() -> str:
-    """Return HAProxy itself, also where `RAY_SERVE_HAPROXY_BINARY_PATH` is the wrapper."""
+    """Return the path of HAProxy, even if RAY_SERVE_HAPROXY_BINARY_PATH names the wrapper."""
     return os.environ.get(HAPROXY_VARIABLE) or get_haproxy_binary()
 
 
 def _haproxy_with_parent() -> dict[str, str]:
-    """Start HAProxy through the wrapper, if there is setpriv."""
+    """Return variables that start HAProxy through the wrapper, if setpriv is installed."""
     return {} if shutil.which("setpriv") is None else _wrapper()
 
 

@@ -22,7 +22,7 @@ NAME_HELP = "model id, or ID@VERSION, or ID@ALIAS"
 
 @dataclass(frozen=True, slots=True)
 class ActionCommand:
-    """A command for one action: required arguments by position, flags as options."""
+    """Command for one action. Required arguments are positional, flags are options."""
 
     action: Action
 
@@ -74,7 +74,7 @@ REMOVE = RemoveCommand()
 
 
 def describe(entry: ModelEntry) -> list[str]:
-    """Return a line per version, the newest first."""
+    """Return a line for the model, then a line per version, newest first."""
     lines = [f"{entry.id}{' (pinned)' if entry.pinned else ''}"]
     for version in entry.versions:
         parts = [f"  {version.version}", f"{version.percent:g} %", ", ".join(version.aliases)]

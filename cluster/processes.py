@@ -1,8 +1,8 @@
 """Processes and ports of one run, identified by process session.
 
-Each child of the launcher leads a session, and all processes that Ray starts, HAProxy included,
-stay in it. The session id survives the death of parents. Command lines and environments do not
-identify processes, because Ray's processes overwrite both with their titles.
+Each child of the launcher leads a session. All processes that Ray starts, including HAProxy, stay
+in its session, and keep the session id when their parents end. Command lines and environments do
+not identify processes, because Ray's processes overwrite both with their titles.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ import psutil
 from deployments.files import write_atomically
 
 SESSIONS_NAME = "sessions.json"
-SERVE_STOP_S = 5.0  # seconds in-flight requests get after Ctrl-C
+SERVE_STOP_S = 5.0  # time for running requests after Ctrl-C
 RAY_STOP_S = 8.0
 POLL_S = 0.25
-BACKLOG = 4096  # connections; the kernel lowers it to net.core.somaxconn
+BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 
 
 def kill_previous_run(run_dir: Path) -> int:
-    """Kill the processes that a killed run left. Return their number."""
+    """Kill the remaining processes of a run whose launcher was killed. Return their number."""
     return kill_remaining(load_sessions(run_dir / SESSIONS_NAME))
 
 
 @contextmanager
 def private_directory(run_dir: Path) -> Iterator[Path]:
-    """Create an empty directory of this user for the sockets of a run; remove it afterwards.
+    """Create an empty, private directory for the sockets of a run. Remove it afterwards.
 
-    Not in the run directory itself: paths of sockets have 107 characters at most.
+    It is not in the run directory, whose path may be long: the path of a socket has at most 107
+    characters.
     """
     name = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
     path = Path(tempfile.gettempdir()) / f"hundredfold-{os.getuid()}-{name}"
@@ -64,7 +65,7 @@ class ChildProcesses:
         self._sessions: list[ProcessSession] = []
 
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """Start a child. The kernel ends it if this process is killed."""
+        """Start a child. The kernel ends the child if this process is killed."""
         process = start_session(command, environment, self.run_dir / f"{name}.log")
         self._processes[name] = process
         self._sessions.append(ProcessSession.of(process.pid))
@@ -93,7 +94,7 @@ class ChildProcesses:
         return {name: code for name, code in codes.items() if code is not None}
 
     def failure(self) -> str | None:
-        """Describe a child that has ended; None while all run."""
+        """Describe a child that has ended; None while all children run."""
         for name, code in self.find_ended().items():
             log = self.run_dir / f"{name}.log"
             tail = log.read_text(errors="replace").strip().splitlines()[-5:]
@@ -101,21 +102,21 @@ class ChildProcesses:
         return None
 
     def wait(self, is_ray_silent: Callable[[], bool]) -> None:
-        """Wait until a child has ended. Kills Ray if it is silent."""
+        """Wait until a child has ended. Kill Ray if it is silent."""
         while not self.find_ended():
             if is_ray_silent():
                 self._processes["ray"].kill()
             time.sleep(POLL_S)
 
     def kill(self) -> None:
-        """Kill all processes of the children, to start them again."""
+        """Kill all processes of the children and forget them before a restart."""
         kill_remaining(self._sessions)
         self._processes.clear()
 
     def stop(self) -> list[str]:
-        """Stop Serve, so that running requests finish, then Ray, then all remaining processes.
+        """Stop Serve, which finishes running requests. Then stop Ray and all remaining processes.
 
-        Returns the names of processes that are still alive.
+        Return the names of processes that are still alive.
         """
         self._end("serve", signal.SIGINT, SERVE_STOP_S)
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
@@ -137,11 +138,10 @@ class ChildProcesses:
 def start_session(
     command: list[str], environment: dict[str, str], log: Path, directory: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; its output goes to `log`.
+    """Start a process in a new session. Its output goes to `log`.
 
-    It works in `directory`, or in that of this process.
-
-    The kernel sends it SIGTERM if this process is killed (setpriv of util-linux).
+    Its working directory is `directory`; None: the directory of this process. If setpriv of
+    util-linux is installed, the kernel sends it SIGTERM when this process ends.
     """
     setpriv = shutil.which("setpriv")
     with_parent = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
@@ -157,12 +157,12 @@ def start_session(
         )
 
 
-CLOCK_SLACK_S = 0.1  # maximum difference of two readings of one process's start time
+CLOCK_SLACK_S = 0.1  # maximum difference between two readings of the same start time
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSession:
-    """A session, identified by its leader and start time, because session ids are reused."""
+    """A session, identified by leader and start time, because session ids are reused."""
 
     sid: int
     started_s: float  # seconds since the epoch
@@ -172,7 +172,7 @@ class ProcessSession:
         return cls(leader_pid, psutil.Process(leader_pid).create_time())
 
     def members(self) -> Iterator[psutil.Process]:
-        """Yield the live members; none if the session id belongs to a later session."""
+        """Yield the live members. Yield none if the session id now belongs to a later session."""
         with contextlib.suppress(psutil.Error):
             leader = psutil.Process(self.sid)
             if abs(leader.create_time() - self.started_s) > CLOCK_SLACK_S:
@@ -188,7 +188,7 @@ class ProcessSession:
 def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.0) -> int:
     """Kill the members of `sessions`. Return the number of killed processes.
 
-    Repeats, because a supervisor may start processes before it is killed.
+    Repeat until none remains, because a supervisor may start processes before it is killed.
     """
     killed: set[int] = set()
     deadline_s = time.monotonic() + timeout_s
@@ -205,7 +205,7 @@ def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.
 
 
 def save_sessions(path: Path, sessions: Iterable[ProcessSession]) -> None:
-    """Write the sessions of a run for `kill_previous_run` of the next start."""
+    """Write the sessions of a run, which `kill_previous_run` reads at the next start."""
     write_atomically(path, json.dumps([asdict(session) for session in sessions]).encode())
 
 
@@ -220,10 +220,10 @@ def load_sessions(path: Path) -> list[ProcessSession]:
 def is_port_free(host: str, port: int) -> bool:
     """Whether no process listens on `host`:`port`.
 
-    Raises OSError if this process cannot listen there for another reason.
+    Raise OSError if this process cannot listen there for another reason.
     """
     with socket.socket() as probe:
-        # As HAProxy does: connections in TIME_WAIT do not block the port.
+        # HAProxy sets this option too, so connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -235,7 +235,7 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Listen on `host`:`port`, with a backlog for a pause of the process that accepts."""
+    """Listen on `host`:`port`. The backlog holds connections while HAProxy is restarted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
@@ -251,7 +251,7 @@ def find_free_port(preferred: int, reserved: int) -> int:
 
 
 def describe_port_owner(port: int) -> str:
-    """Describe the process that listens on `port`. Without root only own processes are visible."""
+    """Describe the process that listens on `port`. Without root, only own processes are visible."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             at_port = getattr(connection.laddr, "port", None) == port

@@ -31,17 +31,18 @@ class StartError(ServeError):
 
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 2.0
-# Ignores proxies of the environment, because all requests go to this host.
+# Opener that ignores proxies in the environment, because all requests go to this host.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-# Returns a description of the missing part, or None.
+# Check that returns a description of the missing part, or None.
 Missing = Callable[[], str | None]
 
 
 class StartupProgress:
-    """Lines on stderr with the seconds since the start. A terminal shows what is waited for.
+    """Progress lines on stderr with the seconds since the start.
 
-    A closed terminal must not interrupt an orderly stop, so errors of the output are ignored.
+    A terminal shows the missing part in a live line. Output errors are ignored, because a closed
+    terminal must not interrupt an orderly stop.
     """
 
     def __init__(self) -> None:
@@ -54,9 +55,9 @@ class StartupProgress:
             self._console.out(self._stamp(text), highlight=False)
 
     def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
-        """Wait until nothing is missing. Raises StartError on a failure or after `timeout_s`."""
+        """Wait until nothing is missing. Raise StartError on a failure or after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
-        # Without a thread that refreshes: it would not notice that the terminal was closed.
+        # No refresh thread, because it would not notice that the terminal was closed.
         live = Live(
             console=self._console,
             auto_refresh=False,
@@ -92,7 +93,7 @@ class StartupProgress:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell the service manager that started this process, if any (sd_notify)."""
+    """Send `state` to the service manager, if one started this process (sd_notify)."""
     if name := os.environ.get("NOTIFY_SOCKET"):
         address = "\0" + name[1:] if name.startswith("@") else name
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer, suppress(OSError):
@@ -100,7 +101,7 @@ def notify_systemd(state: str) -> None:
 
 
 def check_port_open(host: str, port: int) -> Missing:
-    """Build a check that a port accepts connections."""
+    """Return a check that a port accepts connections."""
 
     def missing() -> str | None:
         try:
@@ -113,7 +114,7 @@ def check_port_open(host: str, port: int) -> Missing:
 
 
 def check_ready(url: str) -> Missing:
-    """Build a check that `GET /ready` returns 200; it reports the missing parts of the response."""
+    """Return a check that `GET /ready` returns 200. It reports the missing parts."""
 
     def missing() -> str | None:
         try:

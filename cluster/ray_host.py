@@ -1,4 +1,4 @@
-"""Ray and Serve of one host, as children of the launcher that are started again if they end."""
+"""Ray and Serve on one host, as children of the launcher that are restarted if they end."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from cluster.local import LocalPorts
 from cluster.processes import ChildProcesses
 from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
 
-OBJECT_STORE_BYTES = 256 << 20  # almost unused: no message between replicas passes through it
-MAX_STARTS = 3  # of a child that ended, before the launcher gives up
-# s in which the end of one child may end the other: `ray start` checks its processes every second.
+OBJECT_STORE_BYTES = 256 << 20  # minimal, because no message between replicas uses it
+MAX_STARTS = 3  # attempts to restart an ended child
+# s in which the end of one child may end the other child. `ray start` checks its processes every
+# second.
 SETTLE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayHost:
-    """Starts `ray` and `serve` in this order."""
+    """Starts and restarts Ray and Serve."""
 
     children: ChildProcesses
     config: dict[str, Any]
@@ -38,7 +39,7 @@ class RayHost:
     progress: StartupProgress
 
     def start(self) -> None:
-        """Start Ray, then Serve with the config. Raises StartError."""
+        """Start Ray, then Serve with the config. Raise StartError."""
         ensure_token(self.environment)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
@@ -50,9 +51,9 @@ class RayHost:
         self._start_serve()
 
     def wait_until_ready(self, url: str, edge: Edge) -> None:
-        """Wait until `GET /ready` succeeds and all else runs too. Raises StartError.
+        """Wait until `GET /ready` succeeds, HAProxy is attached and the dashboard runs.
 
-        Without HAProxy Serve would use its slow Python proxy without a message.
+        Without HAProxy, Serve would silently use its slow Python proxy. Raise StartError.
         """
 
         def missing() -> str | None:
@@ -63,9 +64,9 @@ class RayHost:
         self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
     def wait(self) -> None:
-        """Wait until a child has ended, and the children that end with it.
+        """Wait until a child has ended, and until children that depend on it have ended too.
 
-        Ray is killed if GCS or the raylet stops answering, and so are stopped processes.
+        Kill Ray if GCS or the raylet does not answer. Kill processes that a signal has stopped.
         """
         liveness = Liveness({"GCS": self.ports.gcs, "the raylet": self.ports.raylet})
         stopped = StoppedProcesses(self.children.find_stopped)
@@ -79,11 +80,11 @@ class RayHost:
             return silent is not None
 
         self.children.wait(is_ray_silent)
-        if "ray" not in self.children.find_ended():  # else everything starts again
+        if "ray" not in self.children.find_ended():  # an end of Ray restarts everything
             time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
-        """Start again what has ended; without Ray, everything. Raises StartError."""
+        """Restart Serve, or Ray and Serve if Ray has ended. Raise StartError."""
         started_s = time.monotonic()
         for _ in range(MAX_STARTS):
             self.progress.report(f"{self.children.failure()}\nstarting again")
@@ -115,10 +116,10 @@ class RayHost:
 def build_ray_command(ports: LocalPorts, num_gpus: int) -> list[str]:
     """Build `ray start` on loopback with explicit ports, so that two clusters can share a host.
 
-    Without what one host does not need: the autoscaler of nodes, and the log monitor, which copies
-    the logs of workers to drivers.
+    The node autoscaler is off. The log monitor, which copies logs of workers to drivers, is off.
+    One host needs neither.
     """
-    # At least 2: the num_cpus of the deployments do not fit in one.
+    # At least 2, because the deployments' num_cpus together exceed 1.
     num_cpus = max(2, len(os.sched_getaffinity(0)))
     return [
         *(sys.executable, "-m", "cluster.ray_start"),
@@ -146,7 +147,7 @@ def bin_path(name: str) -> str:
 
 
 def ensure_token(environment: dict[str, str]) -> None:
-    """Create the token that protects Ray's control ports unless the host has one; mode 0600."""
+    """Create the token of Ray's control ports if the host has none. Set its mode to 0600."""
     if "RAY_AUTH_TOKEN" in environment:
         return
     token = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

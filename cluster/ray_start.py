@@ -1,8 +1,8 @@
-"""`ray start` without Ray's client server, that starts the dashboard later, and again if it ends.
+"""`ray start` without Ray's client server, with a dashboard that starts late and is restarted.
 
-`ray start` waits seconds for the dashboard before it starts the raylet, and with `--block` it ends
-with the dashboard, which only operators use. It always starts the client server, which
-only programs outside of the cluster use.
+Ray's own command waits seconds for the dashboard before it starts the raylet. With `--block` it
+ends when the dashboard ends, although only operators use the dashboard. It also always starts the
+client server, which only programs outside of the cluster use.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ start_dashboard = Node.start_api_server
 
 
 def keep_dashboard(node: Any) -> list[tuple[str, Popen[bytes]]]:
-    """Return the dead processes of a node except the dashboard, which is started if it is missing.
+    """Start the dashboard if it is missing. Return all other dead processes of a node.
 
-    `ray start` calls this every second.
+    `ray start` calls this function every second.
     """
     dead: list[tuple[str, Popen[bytes]]] = find_dead_processes(node)
     dead_names = {name for name, _ in dead}
@@ -32,7 +32,7 @@ def keep_dashboard(node: Any) -> list[tuple[str, Popen[bytes]]]:
         node.all_processes.pop(PROCESS_TYPE_DASHBOARD, None)
         try:
             start_dashboard(node, include_dashboard=True, raise_on_failure=True)
-        except Exception:  # Ray raises that class itself, for instance while the port is in use
+        except Exception:  # Ray raises a plain Exception, for instance for a used port
             log.warning("the dashboard does not start", exc_info=True)
     return [(name, process) for name, process in dead if name != PROCESS_TYPE_DASHBOARD]
 

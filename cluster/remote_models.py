@@ -19,12 +19,12 @@ from deployments.console import add_json_option, format_table, print_json, print
 from deployments.errors import ServeError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-TIMEOUT_S = 90.0  # a load reads and opens a model
+TIMEOUT_S = 90.0  # long, because a load reads and opens a model
 HEAD = ("model", "version", "replica", "MB", "age", "last use", "per minute", "")
 
 
 class ServerError(ServeError):
-    """The server did not do it. `hint` is the remedy."""
+    """The server rejected or did not answer a request. `hint` is the remedy."""
 
     code = "server_error"
 
@@ -35,7 +35,7 @@ class ServerError(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCommand:
-    """A command for `route`; `takes_name` if it is about one model."""
+    """Command that calls `route`. `takes_name`: the route is about one model."""
 
     method: str
     route: str
@@ -67,7 +67,7 @@ UNLOAD = MemoryCommand("POST", "/models/{name}/unload", takes_name=True)
 
 
 def ask(method: str, url: str) -> Any:
-    """Return the JSON of a response. Raises ServerError with the server's message."""
+    """Send a request and return the JSON. Raise ServerError with the server's message."""
     key = client_key()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, method=method, headers=headers)
@@ -86,7 +86,7 @@ def ask(method: str, url: str) -> Any:
 
 
 def format_entries(entries: Sequence[dict[str, Any]]) -> str:
-    """Format a row per model and replica in columns."""
+    """Format a table with a row per model and replica."""
     return format_table([HEAD, *map(_columns, entries)])
 
 

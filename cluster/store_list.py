@@ -26,8 +26,8 @@ class StoreEntry:
     id: str
     version: str
     is_latest: bool
-    aliases: tuple[str, ...]  # of the plan that name it
-    manifest: ArtifactManifest | ArtifactError  # the error if the version is damaged
+    aliases: tuple[str, ...]  # aliases in the plan
+    manifest: ArtifactManifest | ArtifactError  # error: damaged version
 
     def to_json(self) -> dict[str, object]:
         value: dict[str, object] = {
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def list_versions(store: Path) -> list[StoreEntry]:
-    """List the versions of a store by id and version; verify the digest of every file."""
+    """List the versions of a store, sorted by id and version. Verify the digest of every file."""
     if not store.is_dir():
         return []
     plan, entries = read_plan(store), []
@@ -94,7 +94,7 @@ def _latest(store: Path, model_id: str) -> str | None:
 
 
 def table(entries: Sequence[StoreEntry]) -> str:
-    """Format the entries with a line per candidate; aliases follow a version, `*` is `latest`."""
+    """Format a line per candidate. `*` after a version means `latest`; aliases follow it."""
     return format_table([_HEADER, *(row for entry in entries for row in _rows(entry))])
 
 

@@ -1,13 +1,13 @@
-"""Serve on a single host: start Ray with its environment, keep it running, clean up on exit.
+"""`hundredfold serve` on a single host: start Ray and Serve, keep them running, clean up on exit.
 
     launcher (this) ── ray start --head --block ── all processes of Ray
              ├──────── serve run <config>
              └──────── HAProxy (cluster/edge)
 
-A child that ends is started again (cluster/ray_host.py). Children lead their own sessions, so that
-Ctrl-C reaches only the launcher, which stops them in order. The kernel signals them (setpriv
---pdeathsig) if the launcher is killed. Remaining processes of their sessions are killed at the end
-or by the next start.
+A child that ends is restarted (cluster/ray_host.py). Children lead their own sessions, so that
+Ctrl-C reaches only the launcher, which stops the children in order. If the launcher is killed, the
+kernel signals the children (setpriv --pdeathsig). The launcher kills remaining processes of these
+sessions when it ends, or at its next start.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UpSettings:
     """Options of the command line."""
 
     config: Path
-    run_dir: Path  # logs and process ids; two clusters do not share it
+    run_dir: Path  # logs and process ids; each cluster needs its own
     host: str | None = None  # None: from the config
     port: int | None = None
     metrics_port: int | None = None  # None: 9101 if it is free
@@ -62,7 +62,7 @@ class UpSettings:
     no_auth: bool = False  # serve other hosts without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
     max_requests: int = DEFAULT_LIMITS.requests
-    num_gpus: int | None = None  # None: those that an engine here can use
+    num_gpus: int | None = None  # None: GPUs that an installed engine can use
     start_timeout_s: float = 180.0
 
 
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class StopSignal(BaseException):
-    """A stop signal arrived. Not an Exception, so that no handler swallows it."""
+    """A stop signal arrived. No Exception, so that `except Exception` does not catch it."""
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def serve_at_edge(
     settings: UpSettings,
     progress: StartupProgress,
 ) -> int:
-    """Start Ray and Serve, and keep them running until a stop signal. Raises StartError."""
+    """Start Ray and Serve. Keep them running until a stop signal. Raise StartError."""
     host = RayHost(
         children=ChildProcesses(settings.run_dir),
         config=config,
@@ -222,7 +222,7 @@ def serve_at_edge(
 
 
 def count_gpus(requested: int | None, progress: StartupProgress) -> int:
-    """Return the number of GPUs for Ray; report GPUs, also those that nothing here can use."""
+    """Return the number of GPUs for Ray. Report all GPUs, including unusable GPUs."""
     if requested is not None:
         return requested
     found = read_gpu_support()
@@ -235,7 +235,7 @@ def count_gpus(requested: int | None, progress: StartupProgress) -> int:
 def run_edge(
     run_dir: Path, address: tuple[str, int], limits: ClientLimits, progress: StartupProgress
 ) -> Iterator[Edge]:
-    """Listen for clients until the end of the block. Raises StartError."""
+    """Run the edge, which listens for clients, until the end of the block. Raise StartError."""
     with private_directory(run_dir) as directory, open_listener(*address) as listener:
         edge = Edge(directory, listener, find_haproxy(), progress.report, limits)
         try:
@@ -277,11 +277,11 @@ def read_effective_config(settings: UpSettings) -> dict[str, Any]:
 
 
 def reject_problems(config: Path) -> None:
-    """Lint the config before processes start. Serve ignores unknown keys."""
-    from cluster.check import check_file, report  # here, because the import of Ray takes a second
+    """Lint the config before processes start, because Serve ignores unknown keys."""
+    from cluster.check import check_file, report  # imported late: Ray takes a second
 
     try:
-        problems = check_file(config, is_deployed=False)  # check_access has host and keys
+        problems = check_file(config, is_deployed=False)  # check_access checks host and keys
     except (OSError, UnicodeDecodeError) as exc:
         raise StartError(f"cannot read `{config}`: {exc}") from exc
     if problems:
@@ -289,7 +289,7 @@ def reject_problems(config: Path) -> None:
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Reject a port in use before processes start. `option` of the command line changes it."""
+    """Reject a used port before processes start. `option` is named as the remedy."""
     try:
         free = is_port_free(host, port)
     except OSError as exc:

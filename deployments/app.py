@@ -122,7 +122,7 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
-    _pools: tuple[HasPool, ...]  # of the replica, the one that is listed first
+    _pools: tuple[HasPool, ...]  # `manage_pool` lists the models of the first
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -133,7 +133,10 @@ class _ChannelHooks:
         return load.to_metrics()
 
     async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
-        """Return the id of the replica, and what its pool has then. For handles."""
+        """Apply `request`; return the replica id, and the models then in memory or the error.
+
+        Ray Serve handles call this method. Channels manage the pools by frames instead.
+        """
         replica_id = serve.get_replica_context().replica_id.unique_id
         try:
             return replica_id, await manage_pools(request, *self._pools)
@@ -161,7 +164,8 @@ class Tokenizer(_ChannelHooks):
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         try:
             return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
-        except ServeError as error:  # the encoder gets this answer, and passes the errors on
+        except ServeError as error:
+            # The encoder receives this batch directly, and returns its errors to the ingress.
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:

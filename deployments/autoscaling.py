@@ -1,9 +1,9 @@
-"""Number of replicas from the work that replicas report themselves.
+"""Autoscaling policy: the number of replicas from the load that the replicas report.
 
-serve_config.yaml names the policy in `autoscaling_config`. Serve's own policy counts calls through
-handles; most calls use channels (transports/channel), and a call may be one text or a thousand.
-Serve applies factors, delays and bounds to what the policy returns. Serve's controller imports this
-module, so it imports little.
+serve_config.yaml names the policy in `autoscaling_config`. Serve's own policy only counts calls
+through handles. But most calls use channels (transports/channel), and a call may be one text or a
+thousand. Serve applies factors, delays and bounds to the result of the policy. Serve's controller
+imports this module, so the module itself imports little.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-# Metrics of a replica. The name `running_requests` would replace Serve's own count of calls.
-BUSY = "busy"  # share of its capacity in use since the last report, 0 to 1
-QUEUED_S = "queued_s"  # s that it needs for the work that waits for it, alone
+# Names of a replica's metrics. A metric `running_requests` would replace Serve's count of calls.
+BUSY = "busy"  # share of the replica's capacity in use since its last report, 0 to 1
+QUEUED_S = "queued_s"  # seconds that this replica alone needs for its waiting work
 
 
 class ScalingContext(Protocol):
@@ -29,11 +29,12 @@ class ScalingContext(Protocol):
 class ScalingTargets(NamedTuple):
     """`policy_kwargs` of serve_config.yaml."""
 
-    target_busy: float = 0.7  # share of a replica's capacity, at most; more adds replicas
-    # Share that may remain in use after a removal. The distance to `target_busy` keeps a load that
-    # is stable from adding and removing the same replica.
+    # Highest share of the replicas' capacity in use. A higher share adds replicas.
+    target_busy: float = 0.7
+    # Highest share in use after a replica is removed. It is below `target_busy`, so that a stable
+    # load does not add and remove the same replica in turn.
     shrink_busy: float = 0.6
-    drain_s: float = 5.0  # s in which the replicas together work off what waits
+    drain_s: float = 5.0  # seconds in which the replicas together shall finish the waiting work
 
     def check(self) -> None:
         """Raise ValueError."""
@@ -49,10 +50,10 @@ class ScalingTargets(NamedTuple):
 def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingTargets) -> int:
     """Return the number of replicas for the load of a deployment that has `current` replicas.
 
-    `busy` and `queued_s` are sums over the replicas. A saturated deployment grows at least by
-    1 / target_busy each time, also if most of its queue is somewhere that reports nothing.
+    `busy` and `queued_s` are sums over the replicas. Each decision grows a saturated deployment by
+    a factor of at least 1 / target_busy, even if most of its queue is not reported.
     """
-    work = busy + queued_s / targets.drain_s  # replicas, each in use all the time
+    work = busy + queued_s / targets.drain_s  # number of fully busy replicas that the load needs
     needed = math.ceil(work / targets.target_busy)
     if needed > current:
         return needed
@@ -60,10 +61,10 @@ def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingT
 
 
 class ScaleOnLoad:
-    """The policy: `count_replicas` of what the replicas report and of the calls in handles.
+    """Policy that applies `count_replicas` to the replicas' reports and the calls in handles.
 
-    `target_ongoing_requests` calls that wait in handles count as one replica. They wait there while
-    a deployment starts, or always with `transport: handle`.
+    Every `target_ongoing_requests` calls that wait in handles count as one busy replica. Calls wait
+    there while a deployment starts, and always with `transport: handle`.
     """
 
     def __init__(self, **targets: float) -> None:

@@ -1,4 +1,4 @@
-"""Limits that a background process of a server sets itself, so that it does not slow requests."""
+"""Limits that a background process of the server sets for itself, so that requests stay fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import psutil
 
 
 def end_with_standard_input() -> None:
-    """End this process as soon as the process that started it is gone, even if it was killed."""
+    """End this process as soon as its parent is gone, even if the parent was killed.
+
+    Standard input must be a pipe from the parent: it ends when the parent is gone.
+    """
 
     def watch() -> None:
         while os.read(0, 4096):

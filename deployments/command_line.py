@@ -1,7 +1,7 @@
-"""Trees of subcommands: modules loaded when they run, errors with hints, exit codes.
+"""Trees of subcommands with lazy imports, error hints and exit codes.
 
-Exit codes of every command: 0 success; 1 the command failed and said why; 2 the command line is
-wrong; 130 interrupted.
+Exit codes of every command: 0 success; 1 the command failed and printed the reason; 2 the command
+line is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from deployments.errors import ServeError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-# Packages of this project. A missing module of another package is a missing pip extra.
+# Packages of this project. Any other module that is missing belongs to a pip extra.
 _OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
 
 
 class Command(Protocol):
-    """Functions by which a module is a subcommand."""
+    """Interface of a module that implements a subcommand."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -33,9 +33,9 @@ class Command(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A subcommand that is imported when it is parsed, so that others start quickly."""
+    """A subcommand whose module is imported only if the command line names it, to start quickly."""
 
-    target: str  # `package.module`, or `package.module:attribute` where a module has several
+    target: str  # `package.module`, or `package.module:attribute` if a module has several commands
     help: str
     extra: str = ""  # pip extra that installs what the module imports
 
@@ -67,9 +67,10 @@ class Program:
     examples: str = ""
 
     def run(self, argv: Sequence[str]) -> int:
-        """Parse and run; print a foreseen failure to stderr and return its exit code.
+        """Parse `argv` and run the command; return its exit code.
 
-        Commands find the line that started them in `arguments.command_line`.
+        Expected failures are printed to stderr. `arguments.command_line` has the whole command
+        line as text.
         """
         spec = _find_command(self.tree, argv)
         try:
@@ -88,7 +89,7 @@ class Program:
             return print_error("interrupted", code=INTERRUPTED)
 
     def build_parser(self, loaded: Iterable[CommandSpec] | None = None) -> argparse.ArgumentParser:
-        """Return the argparse tree; arguments only of the `loaded` commands, of all if None."""
+        """Return the argparse tree, with the arguments of the `loaded` commands (None: of all)."""
         parser = argparse.ArgumentParser(
             prog=self.name,
             description=self.description,
@@ -101,9 +102,9 @@ class Program:
 
 @contextmanager
 def show_activity(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner and a text on stderr during the block; yield a function that replaces it.
+    """Show a spinner and a text on stderr in the block; yield a function that changes the text.
 
-    Nothing is shown unless stderr is a terminal. At the end the line is erased.
+    Nothing is shown unless stderr is a terminal. The line is erased at the end.
     """
     if not sys.stderr.isatty():
         yield lambda _text: None
@@ -141,7 +142,7 @@ def _add_commands(
 
 
 def _find_command(tree: Tree, argv: Sequence[str]) -> CommandSpec | None:
-    """Return the command that `argv` names, to load no other one."""
+    """Return the command that `argv` names, so that only its module is imported."""
     for word in argv:
         node = tree.get(word)
         if isinstance(node, CommandSpec):

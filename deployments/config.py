@@ -23,7 +23,7 @@ from deployments.health import HANG_TIMEOUT_S
 Compute: TypeAlias = Literal["auto", "cpu", "gpu"]
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
 KEY_FILE_VARIABLE = "HUNDREDFOLD_KEYS"
-CLIENT_KEY_VARIABLE = "HUNDREDFOLD_KEY"  # that commands send to a server
+CLIENT_KEY_VARIABLE = "HUNDREDFOLD_KEY"  # API key that commands send to a server
 
 
 class _Settings(BaseModel):
@@ -47,7 +47,8 @@ class ModelSettings(_Settings):
 
 
 DEFAULT_POOL_BYTES = 4 << 30
-MIN_GPU_MEMORY_BYTES = 1 << 28  # less holds no model: a fraction above 1 is a mistake
+# No model fits in less. A value between 1 and this one is a mistyped fraction.
+MIN_GPU_MEMORY_BYTES = 1 << 28
 
 
 class HardwareSettings(_Settings):
@@ -56,9 +57,9 @@ class HardwareSettings(_Settings):
     intra_op_threads: int = Field(1, ge=1)
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     available: Literal["auto", "always"] = "always"
-    # Bytes of the loaded models of a replica: graphs and KV caches. More are loaded in place of the
-    # least recently used ones; those of the configuration and of the plan's pins stay. None: on a
-    # GPU as much as `gpu_memory` leaves, else DEFAULT_POOL_BYTES.
+    # Memory limit of a replica's loaded models (graphs and KV caches), in bytes. At the limit a new
+    # model replaces the least recently used one. Models that the configuration names or the plan
+    # pins stay. None: all that `gpu_memory` permits on a GPU, DEFAULT_POOL_BYTES on CPUs.
     pool_bytes: int | None = Field(None, ge=1)
 
 
@@ -66,9 +67,11 @@ class EncoderSettings(HardwareSettings):
     """Engine settings of an encoder."""
 
     concurrent_passes: int = Field(1, ge=1)  # forward passes in parallel
-    tune: Literal["background", "off"] = "background"  # models without measurements for this host
+    # Tuning of models that have no measurements for this host.
+    tune: Literal["background", "off"] = "background"
     tune_seconds: float = Field(60.0, gt=0)  # measuring time per model and number of threads
-    # Bytes of graphs opened a second time, for passes that run alone on all cores; 0: none.
+    # Memory limit of second copies of graphs, in bytes; 0: no copies. A copy runs a forward pass
+    # on all cores while no other pass runs.
     lone_pass_bytes: int = Field(0, ge=0)
 
     @field_validator("tune", mode="before")
@@ -82,9 +85,8 @@ class GeneratorSettings(HardwareSettings):
     """Engine settings of a generator and the KV cache of each model."""
 
     kv_slots: int = Field(8, ge=1)  # requests that generate in parallel
-    max_context_tokens: int = Field(
-        4_096, ge=16
-    )  # prompt and answer; the model's own limit may be lower
+    # Tokens of prompt and answer together. The model's own limit may be lower.
+    max_context_tokens: int = Field(4_096, ge=16)
     # Bytes of the KV cache per model and GPU. If too small for kv_slots, fewer slots are allocated.
     kv_cache_bytes: int = Field(2 << 30, ge=1)
 
@@ -93,17 +95,18 @@ class AppArgs(_Settings):
     """The store of models, and the encoders and generators that run them."""
 
     store: Path | None = None
-    models: tuple[ModelSettings, ...] = ()  # that replicas load at their start and keep
+    models: tuple[ModelSettings, ...] = ()  # loaded at the start of replicas, kept in memory
     encoders: dict[Device, EncoderSettings]
     generators: dict[Device, GeneratorSettings] = {}
-    # Memory of each GPU for the models of all replicas on it: a fraction up to 1, else bytes. The
+    # Memory of each GPU that the models of its replicas may use: a fraction up to 1, or bytes. The
     # remainder is for activations, captured graphs and the CUDA context of each replica.
     gpu_memory: float = Field(0.85, gt=0)
-    # A forward pass, step or tokenization that runs longer hangs, and its replica is replaced.
+    # A forward pass, decode step or tokenization that runs longer counts as hanging. Ray Serve
+    # then replaces the replica.
     hang_timeout_s: float = Field(HANG_TIMEOUT_S, gt=0)
-    # Bytes of the loaded tokenizers of a replica.
+    # Memory limit of a replica's loaded tokenizers, in bytes.
     tokenizer_pool_bytes: int = Field(1 << 30, ge=1)
-    # Calls between the deployments: direct connections, or Ray Serve handles only.
+    # Calls between the deployments use direct connections, or only Ray Serve handles.
     transport: Literal["channel", "handle"] = "channel"
 
     @field_validator("gpu_memory")
@@ -124,16 +127,16 @@ class LimitSettings(_Settings):
 
     body_bytes: int = Field(2_000_000, ge=1)  # as sent, and after decompression
     body_timeout_s: float = Field(20.0, gt=0)
-    body_bytes_per_s: int = Field(10_000, ge=1)  # on average, after 3 s
+    body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
-    request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts once per use
-    inflight_items: int = Field(8_192, ge=1)  # half of them per client
+    request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts each time it is read
+    inflight_items: int = Field(8_192, ge=1)  # a client may use half
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
-    inflight_generations: int = Field(512, ge=1)  # half of them per client
-    trusted_proxies: int = Field(0, ge=0)  # before HAProxy, that add to `x-forwarded-for`
-    choices: int = Field(8, ge=1)  # answers per prompt: `n`, `best_of`
+    inflight_generations: int = Field(512, ge=1)  # a client may use half
+    trusted_proxies: int = Field(0, ge=0)  # proxies before HAProxy that extend `x-forwarded-for`
+    choices: int = Field(8, ge=1)  # limit of answers per prompt (`n`, `best_of`)
 
     @model_validator(mode="after")
     def _check_one_request_fits(self) -> Self:
@@ -164,8 +167,8 @@ class CacheSettings(_Settings):
 
     max_bytes: int = Field(64 << 20, ge=0)
     ttl_s: float = Field(300.0, gt=0)
-    # Also the prefix caches of the generators. False: no key sees by the time of an answer what
-    # another key has asked.
+    # Whether API keys share this cache and the prefix caches of the generators. If they do, the
+    # response time shows a client whether another key has sent the same text.
     shared: bool = False
 
 
@@ -173,25 +176,26 @@ class CorsSettings(_Settings):
     """Web pages of other origins whose scripts may call the server."""
 
     origins: tuple[str, ...] = ()  # `https://example.org`; `*`: any; empty: none
-    max_age_s: int = Field(600, ge=0)  # that a browser remembers the permission
+    max_age_s: int = Field(600, ge=0)  # seconds that a browser may cache the permission
 
 
 class BuildSettings(_Settings):
     """Models that are fetched and built while the server runs."""
 
-    allow_pull: bool = False  # on request, of a hub; operators: of any source
+    # Whether requests may start builds of hub models, and operators builds of any source.
+    allow_pull: bool = False
     max_queued: int = Field(16, ge=1)  # builds that wait or run
     max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # of the builder process
-    wait_s: float = Field(80.0, gt=0)  # of a request with `wait_for_model`; then 503
+    wait_s: float = Field(80.0, gt=0)  # limit for a request with `wait_for_model`, then 503
 
 
 class PlacementSettings(_Settings):
     """Hardware of the requests that leave the choice to the server."""
 
-    default: Compute = "cpu"  # of requests that name none
-    # Cost of a second of a replica, relative to each other.
+    default: Compute = "cpu"  # for requests that name no hardware
+    # Relative cost of one second of a replica, by device.
     prices: dict[Device, Annotated[float, Field(gt=0)]] = {Device.CPU: 1.0, Device.GPU: 10.0}
-    # s in which `auto` answers if it can, unless the client names a deadline.
+    # Response time in seconds that `auto` aims for. A deadline of the client replaces it.
     target_s: float = Field(1.0, gt=0)
     generation_target_s: float = Field(20.0, gt=0)
 
@@ -215,11 +219,11 @@ class IngressUserConfig(_Settings):
     timeout_s: float = Field(30.0, gt=0)
     generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)
-    stream_write_timeout_s: float = Field(30.0, gt=0)  # s without a read by the client
-    stream_buffer_tokens: int = Field(2_048, ge=1)  # unread tokens of a stream, at most
+    stream_write_timeout_s: float = Field(30.0, gt=0)  # seconds that a client may read nothing
+    stream_buffer_tokens: int = Field(2_048, ge=1)  # limit of the unread tokens of a stream
     keep_cores_awake: bool = True  # during requests, in virtual machines
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; without either no key is required
-    no_auth: bool = False  # the configured host may be another than loopback without keys
+    no_auth: bool = False  # True permits a host other than loopback without keys
 
     def key_file_path(self) -> Path | None:
         named = os.environ.get(KEY_FILE_VARIABLE) or None
@@ -238,9 +242,9 @@ class BatchSettings(_Settings):
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    client_pass_ms: float = Field(8.0, gt=0)  # of a pass, for one client while several send
+    client_pass_ms: float = Field(8.0, gt=0)  # one client's limit in a pass while several send
     pass_overhead_tokens: int = Field(16, ge=0)  # padding tokens as expensive as one pass
-    prefetch_from_items: int = Field(8, ge=1)  # queued items that start prefetching
+    prefetch_from_items: int = Field(8, ge=1)  # queued items from which one pass is prefetched
     max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded
 
 
@@ -248,11 +252,11 @@ class EncoderUserConfig(_Settings):
     """`user_config` of an encoder."""
 
     batching: BatchSettings = BatchSettings()
-    tokenizer: TokenizerUserConfig = TokenizerUserConfig()  # of short calls to an idle encoder
+    tokenizer: TokenizerUserConfig = TokenizerUserConfig()  # for short calls to an idle encoder
 
 
-# `max_ongoing_requests` of the generators. Their own queue (`max_waiting_requests`) is the limit;
-# it answers 429 with the reason. Ray Serve's limit must only be higher.
+# `max_ongoing_requests` of the generators. It only has to exceed the limit of their own queue
+# (`max_waiting_requests`), which answers 429 with the reason.
 GENERATOR_ONGOING_REQUESTS = 100_000
 
 
@@ -260,8 +264,8 @@ class SchedulingSettings(_Settings):
     """Scheduling of prefill and decode in a generator."""
 
     max_prefill_stall_ms: float = Field(100.0, gt=0)  # ms that prefill may delay a decode step
-    max_prefill_chunk_tokens: int = Field(256, ge=2)  # tokens, at most
-    min_prefill_chunk_tokens: int = Field(16, ge=2)  # tokens, at least, even above the stall limit
+    max_prefill_chunk_tokens: int = Field(256, ge=2)  # upper limit of a chunk
+    min_prefill_chunk_tokens: int = Field(16, ge=2)  # lower limit, even above the stall limit
     max_draft_tokens: int = Field(8, ge=0)  # for a single running request; 0 disables
     max_waiting_requests: int = Field(100, ge=1)  # queue limit; more get Overloaded
 
@@ -295,7 +299,7 @@ def client_key() -> str | None:
 
 
 class RayTlsFiles(NamedTuple):
-    """PEM files of the certificates between the processes of Ray."""
+    """PEM files for TLS between the processes of Ray."""
 
     certificate: str
     key: str

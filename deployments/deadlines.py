@@ -1,7 +1,8 @@
 """Deadlines of requests: seconds of this process's monotonic clock.
 
-The ingress sets the deadline of a call once. Between processes the remaining time travels, because
-their clocks differ: in frames of channels, and by `to_remaining` in calls through handles.
+The ingress sets the deadline of a call once. Messages between processes carry the remaining time,
+because the clocks of processes differ. Channels send it in frames. `to_remaining` converts calls
+through handles.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def is_expired(deadline_s: float) -> bool:
 class enforce_deadline:
     """Cancel the block at the deadline and raise DeadlineExceeded with `message`.
 
-    A class, because every request passes several: a generator costs three times as much.
+    Every request enters several such blocks. As a generator function with `asynccontextmanager`
+    this class would cost three times as much.
     """
 
     __slots__ = ("_message", "_timeout")

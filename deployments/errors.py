@@ -56,7 +56,7 @@ class ServeError(Exception):
     retry_after_s: float | None = None
     recorded: bool = False  # already counted in the request metrics
     elsewhere: bool = False  # another replica may have the model, or room for it
-    headers: Mapping[str, str] = MappingProxyType({})  # of the response, in every format
+    headers: Mapping[str, str] = MappingProxyType({})  # sent with the response in every format
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class HardwareUnavailable(ServeError):
 
 
 class Unauthorized(ServeError):
-    """The request has no valid API key. The message never quotes what was sent."""
+    """The request has no valid API key. The message never quotes the sent key."""
 
     status, code = 401, "invalid_api_key"
     headers = MappingProxyType({"www-authenticate": "Bearer"})
@@ -128,11 +128,11 @@ class UnknownModel(ServeError):
     """The store has no model, or no version of it, with this name."""
 
     status, code = 404, "model_not_found"
-    model_id: str | None = None  # of a request that named it
+    model_id: str | None = None  # id in the request; set if a build of the model may follow
 
 
 class BuildFailed(ServeError):
-    """The model is not there because its build failed. The message has the reason."""
+    """The store lacks the model because its build failed. The message has the reason."""
 
     status, code = 404, "build_failed"
 
@@ -154,7 +154,7 @@ class BodyTooSlow(ServeError):
 
 
 class ModelInUse(ServeError):
-    """The model or version cannot be removed now. The message says what needs it."""
+    """The model or version cannot be removed now. The message has the reason."""
 
     status, code = 409, "model_in_use"
 
@@ -231,9 +231,10 @@ class EngineLost(EngineFailed):
 
 
 def hide_details(error: Exception) -> ServeError:
-    """Return the error that clients get: foreign exceptions may quote paths, tensors and texts.
+    """Return the error to send to clients, without the text of foreign exceptions.
 
-    Log them. Own errors stay as they are, unless an engine wraps a foreign one.
+    Foreign exceptions may quote paths, tensors and texts, so they belong in the log only. A
+    ServeError stays as it is, unless it is an EngineFailed caused by a foreign exception.
     """
     is_foreign = isinstance(error, EngineFailed) and error.__cause__ is not None
     if isinstance(error, ServeError) and not is_foreign:
@@ -243,9 +244,9 @@ def hide_details(error: Exception) -> ServeError:
 
 
 class ModelLoading(ServeError):
-    """The deployment is starting, or the model is built, and the request does not wait for it.
+    """The deployment is starting, or the model is being built. The request does not wait for it.
 
-    `estimated_time_s` is None while no build was measured.
+    `estimated_time_s` is None until a build was measured.
     """
 
     status, code, retryable = 503, "model_loading", True
@@ -257,7 +258,7 @@ class ModelLoading(ServeError):
 
 
 class ModelUnavailable(ServeError):
-    """The model failed repeatedly and is not asked for some seconds."""
+    """The model keeps failing and gets no calls for some seconds, or no memory is free for it."""
 
     status, code, retryable, retry_after_s = 503, "model_unavailable", True, 5.0
 
@@ -296,7 +297,7 @@ class ArtifactMissing(ArtifactError):
     """The store has no such model or version."""
 
     code = "artifact_missing"
-    model_id: str | None = None  # of a request that named it
+    model_id: str | None = None  # id in the request; set if a build of the model may follow
 
 
 class ManifestInvalid(ArtifactError):

@@ -1,8 +1,9 @@
-"""Queue that is fair to clients: by priority, then each client in turn, in proportion to cost.
+"""Queue ordered by priority, then with equal shares of the served cost for all clients.
 
 Self-clocked fair queuing (Golestani 1994, https://doi.org/10.1109/INFCOM.1994.337677). Every client
-with queued items gets the same share of the served cost, as with deficit round-robin. Unlike there,
-the position of an item is known when it is queued, which the prediction of its end requires.
+with queued items gets the same share of the served cost, as with deficit round-robin. Unlike with
+deficit round-robin, an item has its position as soon as it is queued. The prediction of its end
+needs this position.
 
 A lower priority gets LOWER_SHARE of the cost while a higher one waits, so that it never starves.
 """
@@ -19,15 +20,15 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Clients without queued items that the queue still knows. With more, it forgets all of them whose
-# earlier cost changes no order any more.
+# Number of clients without queued items whose state the queue keeps. Above it, the queue drops the
+# clients whose earlier cost no longer changes the order.
 MAX_IDLE_CLIENTS = 64
 LOWER_SHARE = 1 / 16
 
 
 class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
-    finish: float  # cost that every client has been served when this item has been
+    finish: float  # virtual finish time: cost served to each client by the end of this item
     number: int  # order of arrival, for equal values of `finish`
     cost: float
     client: str
@@ -46,7 +47,10 @@ class _PriorityClass:
 
 
 class FairQueue(Generic[T]):
-    """Items by priority (lowest first) and client. Iterate it for the order. Not thread-safe."""
+    """Items by priority (lowest number first) and client; iteration yields the order of service.
+
+    Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._entries: list[_WaitingItem[T]] = []  # by position
@@ -54,7 +58,7 @@ class FairQueue(Generic[T]):
         self._queued: Counter[str] = Counter()  # items by client
         self._pushed = 0
         self._cost = 0.0
-        self._overtaken = 0.0  # cost taken before the lower priority since its last turn
+        self._overtaken = 0.0  # cost of higher priority served since the last lower turn
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,7 +68,7 @@ class FairQueue(Generic[T]):
 
     @property
     def first(self) -> T | None:
-        """The item whose turn it is."""
+        """The item to serve next."""
         return self._entries[self._turn()].item if self._entries else None
 
     @property
@@ -73,7 +77,7 @@ class FairQueue(Generic[T]):
 
     @property
     def cost(self) -> float:
-        """The sum of all items."""
+        """The cost of all queued items."""
         return max(self._cost, 0.0) if self._entries else 0.0
 
     def count_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> int:
@@ -82,17 +86,17 @@ class FairQueue(Generic[T]):
         return bisect(self._entries, position, key=lambda each: each.position)
 
     def ahead(self, *, cost: float, client: str = "", priority: int = 0) -> list[T]:
-        """Return these items, in order."""
+        """Return the items that would be served before one that is pushed now, in order."""
         count = self.count_ahead(cost=cost, client=client, priority=priority)
         return [entry.item for entry in self._entries[:count]]
 
     def cost_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> float:
-        """Return the cost of these items."""
+        """Return the cost of the items that would be served before one that is pushed now."""
         count = self.count_ahead(cost=cost, client=client, priority=priority)
         return sum(entry.cost for entry in islice(self._entries, count))
 
     def peek(self, count: int) -> list[T]:
-        """Return up to `count` items, from the one whose turn it is."""
+        """Return up to `count` items, starting with the one to serve next."""
         start = self._turn()
         return [entry.item for entry in self._entries[start : start + count]]
 
@@ -113,9 +117,10 @@ class FairQueue(Generic[T]):
         return self.take(1, lambda _items: [0])[0]
 
     def take(self, count: int, choose: Callable[[list[T]], Sequence[int]]) -> list[T]:
-        """Take the items that `choose` selects, by index, among those that `peek` returns.
+        """Take the items of `peek(count)` whose indices `choose` returns.
 
-        The first must be one of them. The others are served before their turn, but charged.
+        Index 0 must be one of them. The other items are served before their turn, and their
+        clients are charged.
         """
         start = self._turn()
         window = self._entries[start : start + count]
@@ -131,7 +136,7 @@ class FairQueue(Generic[T]):
         return [entry.item for entry in taken]
 
     def take_last(self) -> T:
-        """Take the item whose turn is last; its client is not charged for it."""
+        """Take the item that would be served last; its client is not charged for it."""
         entry = self._entries.pop()
         self._refund([entry])
         return entry.item
@@ -146,7 +151,7 @@ class FairQueue(Generic[T]):
         return [entry.item for entry in removed]
 
     def _turn(self) -> int:
-        """Return the index of the item whose turn it is: the first, or that of lower priority."""
+        """Return the index of the item to serve next: 0, or the first of a lower priority."""
         entries = self._entries
         if not entries or entries[0].priority == entries[-1].priority:
             return 0
@@ -168,7 +173,7 @@ class FairQueue(Generic[T]):
         self._forget(entries)
 
     def _forget(self, entries: Sequence[_WaitingItem[T]]) -> None:
-        """Drop what is known of clients without queued items, once it no longer matters."""
+        """Subtract removed entries; drop the state of clients that no longer affects the order."""
         for entry in entries:
             self._cost -= entry.cost
             self._queued[entry.client] -= 1

@@ -18,8 +18,8 @@ from pathlib import Path
 log = logging.getLogger("ray.serve.hundredfold")
 
 MEBIBYTE = 1 << 20  # unit of nvidia-smi
-# onnxruntime-gpu and torch of constraints.txt are built for CUDA 13: drivers of the 580 series or
-# later, Turing or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+# onnxruntime-gpu and torch of constraints.txt need CUDA 13: a driver of the 580 series or later and
+# a Turing GPU or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 MIN_DRIVER_SERIES = 580
 MIN_COMPUTE_CAPABILITY = (7, 5)
 _TIMEOUT_S = 30  # of nvidia-smi
@@ -45,7 +45,7 @@ class Gpu:
 
     @property
     def problem(self) -> str | None:
-        """Why the CUDA packages do not run on this GPU; None if they do, as far as known."""
+        """The reason why the CUDA packages do not run on this GPU; None if no reason is known."""
         series = int(self.driver.partition(".")[0] or 0)
         if 0 < series < MIN_DRIVER_SERIES:
             return (
@@ -64,7 +64,7 @@ def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
 
 
 def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Count the GPUs that CUDA shows to this process: the driver's, unless hidden."""
+    """Count the GPUs that CUDA shows to this process, of the `gpus` that the driver has."""
     names = environment.get(_VISIBLE)
     if names is None:
         return gpus
@@ -74,7 +74,7 @@ def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int
 
 
 def _can_name_gpu(name: str, gpus: int) -> bool:
-    """Whether `name` is an index below `gpus`, or has the form of a UUID, which is not checked."""
+    """Whether `name` is an index below `gpus` or looks like a UUID. UUIDs are not looked up."""
     return int(name) < gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
 
 
@@ -87,7 +87,7 @@ class VisibleGpu:
 
 
 def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[VisibleGpu, ...]:
-    """Return the GPUs of this process; empty if nvidia-smi lacks one of them, such as a MIG part.
+    """Return the GPUs of this process; empty if nvidia-smi does not list one (MIG instances).
 
     Ray names the GPUs of a replica in CUDA_VISIBLE_DEVICES, by index or UUID.
     """
@@ -132,7 +132,7 @@ def _parse_line(line: str) -> Gpu:
 
 
 def _read_driver_files(directory: Path) -> tuple[Gpu, ...]:
-    """Read what the kernel module tells, for containers without nvidia-smi."""
+    """Read name and driver version from the kernel module, for containers without nvidia-smi."""
     try:
         version = (directory / "version").read_text(encoding="utf-8")
         cards = [path.read_text(encoding="utf-8") for path in directory.glob("gpus/*/information")]

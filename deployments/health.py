@@ -1,7 +1,7 @@
 """Health of a worker: calls that hang, calls that keep failing, a lost engine.
 
-A model that keeps failing is quarantined: it rejects its calls, except for single ones that probe
-whether it works again. Its replica goes on serving the others.
+A model that keeps failing is quarantined: its calls are rejected, except single probes that test
+whether it works again. Its replica continues to serve other models.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# s that a call may run until it counts as hanging (`args.hang_timeout_s`). A legal call is bounded:
-# a forward pass by `max_batch_tokens` or one text of the model's length, a step by a prefill chunk
-# and a token per KV slot, a grammar by the limits of its trial. The models of docs/performance.md
-# need a fraction of a second. A machine that needs more than this answers no request in time: three
-# such calls exceed `timeout_s`, and the linter holds the order of both.
+# Seconds after which a running call counts as hanging (`args.hang_timeout_s`). Every valid call is
+# bounded. A forward pass has at most `max_batch_tokens`, or one text of the model's maximum length.
+# A decode step has a prefill chunk and a token per KV slot. The trial of a grammar has limits. The
+# models of docs/performance.md need a fraction of a second. A machine that needs longer answers no
+# request in time: three such calls exceed `timeout_s`. The configuration linter checks this.
 HANG_TIMEOUT_S = 10.0
-# A call may also run this many times as long as its size and the slowest calls before predict, so
-# that a long text on a slow machine is not taken for a hang where `hang_timeout_s` is too low.
+# A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
+# the size of the call and the slowest recent calls. So a long text on a slow machine is no hang.
 SLOW_FACTOR = 4.0
-# Factor by which each successful call lowers the pace of the slowest one, so that a single stall
-# stops counting after some tens of calls.
+# Each successful call multiplies the recorded pace of the slowest call by this factor. A single
+# stall therefore stops counting after some tens of calls.
 PACE_DECAY = 0.95
-# Consecutive failed calls after which a model is quarantined. An engine that is lost for good
-# raises the same errors as one that gets a bad input.
+# Consecutive failed calls after which a model is quarantined. A single error does not show whether
+# the engine is broken or an input is bad.
 MAX_CONSECUTIVE_FAILURES = 10
-# s until the first probe of a quarantined model, doubled by each that fails.
+# Seconds until the first probe of a quarantined model. Each failed probe doubles the time.
 MIN_QUARANTINE_S = 1.0
 MAX_QUARANTINE_S = 30.0
-# Consecutive failed probes, half a minute or more, after which Ray Serve replaces a replica in
-# which nothing else works.
+# Consecutive failed probes (at least half a minute) after which Ray Serve replaces the replica,
+# unless another model of the replica works.
 MAX_FAILED_PROBES = 5
 
 
@@ -46,7 +46,7 @@ class WorkerHealth:
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self._running: dict[int, _RunningCall] = {}
-        self._pace_s = 0.0  # per unit of size, of the slowest recent call
+        self._pace_s = 0.0  # seconds per unit of size of the slowest recent call
         self._numbers = itertools.count()
         self._failures = 0  # consecutive
         self._failing_since_s = 0.0  # time.perf_counter
@@ -150,7 +150,7 @@ class _RunningCall(NamedTuple):
 def check_workers(workers: Iterable[WorkerHealth], hang_timeout_s: float) -> None:
     """Raise EngineFailed if the replica of these workers must be replaced.
 
-    A model that keeps failing is no reason while another works.
+    A model that keeps failing is no reason for this while another model works.
     """
     workers = list(workers)
     for worker in workers:

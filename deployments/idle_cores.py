@@ -1,12 +1,13 @@
 """Keeps the idle cores of a virtual machine awake while requests are in flight.
 
-A core without work halts, and in a virtual machine it wakes by way of the hypervisor. The stations
-of one request wake cores about a dozen times; between them all cores may be idle. Measured on two
-virtual cores: 6.6 ms for a lone request, 3.5 ms with cores that wait awake.
+A core without work halts. In a virtual machine only the hypervisor can wake it. The threads and
+processes that handle one request wake cores about a dozen times. Measured on two virtual cores: a
+lone request takes 6.6 ms, or 3.5 ms if idle cores stay awake.
 
-A process that holds /dev/cpu_dma_latency with 0 makes Linux wait for work in a loop. This takes no
-time from any process, but the machine looks busy to its host, so it ends soon after the last
-request. https://docs.kernel.org/power/pm_qos_interface.html, .../virt/guest-halt-polling.html
+While a process keeps /dev/cpu_dma_latency open with the value 0, idle cores poll for work in a
+loop. The loop takes no time from any process. But the host sees a busy machine, so the polling ends
+soon after the last request.
+https://docs.kernel.org/power/pm_qos_interface.html, .../virt/guest-halt-polling.html
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 LATENCY_DEVICE = Path("/dev/cpu_dma_latency")
 IDLE_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
-# Linux loads this driver in virtual machines. Other drivers know cheaper states than a loop.
+# Idle driver that Linux loads in virtual machines. Other drivers have idle states that cost less
+# than a polling loop.
 _HALTING_DRIVER = "haltpoll"
-# s after the last request: a client in a loop sends its next one within this time.
+# Seconds that cores stay awake after a request. A client in a loop sends its next one within them.
 LINGER_S = 0.01
 # Microseconds that a core may take to wake; the second is the kernel's own default.
 _AWAKE, _ANY = struct.pack("<i", 0), struct.pack("<i", 2_000_000_000)
@@ -64,7 +66,7 @@ class IdleCores:
         self._is_awake = False
 
     def _write(self, latency: bytes) -> bool:
-        """Return whether it succeeded; if not, stop trying."""
+        """Write a latency limit and return whether it succeeded. A failure ends all attempts."""
         if self._descriptor is None:
             return False
         try:
@@ -88,11 +90,11 @@ def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) 
             os.write(descriptor, _AWAKE)
         yield
     finally:
-        os.close(descriptor)  # which withdraws what was written
+        os.close(descriptor)  # withdraws the latency limit
 
 
 def halts_idle_cores(driver: Path = IDLE_DRIVER) -> bool:
-    """Whether waking an idle core of this machine takes the hypervisor."""
+    """Whether only the hypervisor can wake an idle core of this machine."""
     try:
         return driver.read_text().strip() == _HALTING_DRIVER
     except OSError:

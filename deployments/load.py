@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from deployments.autoscaling import BUSY, QUEUED_S
 
-# Share of the earlier measurements that one more leaves: the last twenty weigh most.
+# Factor by which a new measurement reduces the weight of earlier ones. The last twenty weigh most.
 RATE_DECAY = 0.95
 
 
@@ -18,7 +18,7 @@ class Load(NamedTuple):
     """Load of one replica."""
 
     busy: float  # share of the capacity in use since the last report, 0 to 1
-    queued_s: float  # s that this replica needs for the work that waits for it
+    queued_s: float  # seconds that this replica needs for its waiting work
 
     def to_metrics(self) -> dict[str, float]:
         return {BUSY: self.busy, QUEUED_S: self.queued_s}
@@ -30,7 +30,7 @@ class LoadMeter(Protocol):
     def load(self, backlog: int = 0) -> Load:
         """Return the load; `busy` is the mean since the last call.
 
-        `backlog` is the cost of what waits outside, in the unit of the replica's channel.
+        `backlog` is the cost of the calls that wait in clients, in the unit of the channel.
         """
 
 
@@ -41,7 +41,7 @@ class BusyMeter:
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`capacity` is the number of calls that run at a time when the replica is full."""
+        """`capacity` is the maximum number of calls that the replica runs at a time."""
         self._capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ class CpuInfo:
 
     @property
     def int8_overflows(self) -> bool:
-        """Whether sums of uint8 times int8 overflow: x86 without VNNI adds them in 16 bits.
+        """Whether sums of uint8 x int8 products overflow: x86 without VNNI sums them in 16 bits.
 
         https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html
         """
@@ -58,7 +58,7 @@ def parse_cpu_info(cpu_info: str) -> CpuInfo:
 
 
 def usable_cores() -> int:
-    """Return the number of cores of this process: CPU affinity, limited by the cgroup quota."""
+    """Return the number of cores that this process may use, by CPU affinity and cgroup quota."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, ControlGroups.own().cores() or cores))
 
@@ -80,10 +80,10 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The cgroups of one process: directory by controller, "" for the hierarchy of version 2.
+    """The cgroups of one process: `paths` maps a controller to its directory, "" for version 2.
 
-    A container does not see the groups above it, so every group up to the root is read and the
-    smallest limit applies.
+    A parent group may have a lower limit. Every group up to the visible root is therefore read, and
+    the smallest limit applies.
     """
 
     root: Path
@@ -91,7 +91,7 @@ class ControlGroups:
 
     @classmethod
     def own(cls) -> ControlGroups:
-        """Return the groups of this process; no limits if the system has no cgroups."""
+        """Return the groups of this process, without limits if the system has no cgroups."""
         text = _MEMBERSHIP.read_text(encoding="utf-8") if _MEMBERSHIP.is_file() else ""
         return cls(_ROOT, parse_membership(text))
 
@@ -131,7 +131,7 @@ def _available_bytes(group: Path) -> int | None:
     used = _read_text(group / "memory.current") or _read_text(group / "memory.usage_in_bytes")
     if not limit.isdigit() or not used.isdigit():
         return None
-    # The page cache counts as used, and the kernel frees it on demand.
+    # The used memory includes page cache. Add it back, because the kernel frees it on demand.
     fields = dict(line.split(" ", 1) for line in _read_text(group / "memory.stat").splitlines())
     cached = fields.get("total_inactive_file") or fields.get("inactive_file") or "0"
     return int(limit) - int(used) + int(cached)

@@ -9,7 +9,7 @@ outcome, so that one invalid call does not fail the others. A call to a generato
 and one answer; a request for several answers makes several calls.
 
 Messages between processes are NamedTuples, which pickle in C. Slotted dataclasses pickle in Python
-code: 5 % of the ingress time, measured.
+code, which took 5 % of the ingress time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def count_characters(text: Text) -> int:
 
 
 class TokenizedItem(NamedTuple):
-    """Tokens of one item; the second segment extends to the end."""
+    """Tokens of one item. The second segment extends to the last token."""
 
     ids: TokenIds
-    second_segment_start: int  # index of its first token; T without a second segment
+    second_segment_start: int  # index of the segment's first token; T if there is no such segment
 
 
 class Truncation(StrEnum):
@@ -49,8 +49,8 @@ class Truncation(StrEnum):
     KEEP_END = "keep-end"
 
 
-# Interactive work runs first. Batch work gets a small share of the time while both wait. Between
-# processes a priority is its index.
+# Interactive work runs first. Batch work gets a small share of the time while both kinds wait.
+# Messages between processes have the index of a priority.
 Priority = Literal["interactive", "batch"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
@@ -58,7 +58,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 class Windowing(NamedTuple):
     """Sliding windows of a task that returns character positions.
 
-    None selects the model's limit. The stride is at most half of the free tokens of a window, so
+    None selects the model's limit. The stride is at most half of a window's tokens for text, so
     that windows advance.
     """
 
@@ -71,7 +71,7 @@ class Windowing(NamedTuple):
 class TokenOffsets(NamedTuple):
     """Positions of the tokens of one item in its text."""
 
-    text: int  # index of the call's text that the item is a window of
+    text: int  # index of the text in the call; the item is a window of this text
     offsets: NDArray[np.int32]  # [T, 2] characters of the token's segment, end exclusive
     segments: NDArray[np.int8]  # [T] 0 or 1; -1 for special tokens
     words: NDArray[np.int32]  # [T] index of the word in its segment; -1 for special tokens
@@ -85,12 +85,12 @@ class ModelRef(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that finds this version, whatever the plan says."""
+        """The name that always selects this version, independent of the plan."""
         return f"{self.id}@{self.version}"
 
 
 class Call(NamedTuple):
-    """Parsed work of one request, within the limits.
+    """Parsed work of one request that is within the limits.
 
     `texts` are the items in order; `fields[i]` is the request path of item i, for errors.
     `options` is the task's own frozen type, passed to its `decode`.
@@ -102,17 +102,17 @@ class Call(NamedTuple):
     truncation: Truncation
     deadline_s: float  # see deployments.deadlines
     windowing: Windowing | None = None  # for tasks that return character positions
-    client: str = ""  # name; queues serve clients in equal shares
+    client: str = ""  # name of the client; queues serve clients in equal shares
     priority: int = 0  # index in PRIORITIES
 
 
 class BatchKey(NamedTuple):
-    """Calls with the same key share a micro-batch."""
+    """Key of a micro-batch: calls with an equal key share a micro-batch."""
 
     model: ModelRef
     task: str
     device: Device
-    long: bool  # a call that is sent alone
+    long: bool  # whether the call is long and is therefore sent alone
 
 
 class CallBatch(NamedTuple):
@@ -167,7 +167,7 @@ class EncoderTimings(NamedTuple):
     """Durations of an encoder call, for metrics, response headers and the log line."""
 
     tokenize_s: float = 0.0
-    queue_s: float = 0.0  # until an engine thread was free, the longest of the call's items
+    queue_s: float = 0.0  # longest wait of the call's items for a free engine thread
     forward_s: float = 0.0  # the longest forward pass of the call
     tokens: int = 0  # tokens of the call without padding
     batch_items: int = 0  # items of the largest batch of the call
@@ -228,7 +228,7 @@ Prompt = str | tuple[int, ...] | Chat
 
 
 def count_prompt(prompt: Prompt) -> int:
-    """Count the characters or token ids of a prompt; of a chat, about those it renders to."""
+    """Count the characters or token ids of a prompt; estimate the characters of a rendered chat."""
     if not isinstance(prompt, Chat):
         return len(prompt)
     messages = ((each["content"], each.get("tool_calls", "")) for each in prompt.messages)
@@ -244,15 +244,15 @@ class SamplingParams(NamedTuple):
     top_p: float | None = None  # in (0, 1]: keep the smallest set with this probability
     min_p: float | None = None  # in [0, 1]: minimum probability relative to the maximum
     typical_p: float | None = None  # in (0, 1]: locally typical sampling, arXiv:2202.00666
-    repetition_penalty: float = 1.0  # above 0; tokens of prompt and answer, arXiv:1909.05858
+    repetition_penalty: float = 1.0  # above 0; for tokens of prompt and answer, arXiv:1909.05858
     frequency_penalty: float = 0.0  # per occurrence in the answer, as OpenAI defines it
     presence_penalty: float = 0.0  # once per token of the answer, as OpenAI defines it
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
     seed: int | None = None  # None: a random seed, reported in `Started`
 
 
-# True: stop with as many finished answers as beams. False: stop when no running beam scores better
-# than the worst finished answer. "never": stop when no running beam can become better.
+# When beam search stops. True: as many answers are finished as there are beams. False: no running
+# beam scores better than the worst finished answer. "never": no running beam can still do so.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
@@ -262,11 +262,11 @@ class BeamSearchParams(NamedTuple):
     num_beams: int  # at least 2
     length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
     early_stopping: EarlyStopping = False
-    is_explicit: bool = True  # False: a default of the model; reduced if there are fewer KV slots
+    is_explicit: bool = True  # False: the model's default; fewer KV slots then reduce `num_beams`
 
 
 class Grammar(NamedTuple):
-    """A grammar that constrains the text."""
+    """A grammar that constrains the generated text."""
 
     kind: Literal["json_object", "json_schema", "regex"]
     value: str = ""  # JSON schema as text, or regular expression
@@ -286,14 +286,14 @@ class GenerationOptions(NamedTuple):
     beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
     max_new_tokens: int | None = None  # None: the remaining context
-    min_new_tokens: int = 0  # no end token and no stop string before these
+    min_new_tokens: int = 0  # the end token and stop strings have no effect before this many
     stop: tuple[str, ...] = ()  # the text ends at the first stop string
     include_stop_string: bool = False  # True as in TGI, False as in OpenAI
     grammar: Grammar | None = None
     logprobs: int | None = None  # top logprobs per token; None: no logprobs
     prompt_logprobs: bool = False  # include the prompt tokens with their logprobs
     truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
-    truncation: Truncation = Truncation.REFUSE  # of a prompt beyond the maximum length
+    truncation: Truncation = Truncation.REFUSE  # for a prompt above the maximum length
     languages: Languages | None = None  # None: the defaults of the checkpoint
     prefix_cache_scope: str = ""  # prompts of one scope share cached prefixes
 
@@ -305,7 +305,7 @@ class GenerationCall(NamedTuple):
     prompt: Prompt
     options: GenerationOptions
     deadline_s: float
-    client: str = ""  # that the queue is fair to
+    client: str = ""  # as in Call
     priority: int = 0  # index in PRIORITIES
 
 
@@ -321,9 +321,9 @@ class TopLogprob(NamedTuple):
 class Token(NamedTuple):
     """One token of an answer or of a prompt.
 
-    `text` is the text that the token completes: empty for a special token or within a character.
-    Log-probabilities are those of the model, before penalties and temperature. They are None if
-    not requested, and for the first token of a prompt.
+    `text` is the text that the token completes. It is empty for a special token, and for a token
+    that ends within a character. Log-probabilities are the model's, before penalties and
+    temperature; None if not requested, and for the first token of a prompt.
     """
 
     id: int
@@ -346,15 +346,15 @@ class Started(NamedTuple):
     cached_tokens: int  # prompt tokens from the prefix cache
     seed: int
     compute_type: str  # such as "cpu-int4"
-    prompt: tuple[Token, ...] = ()  # with `prompt_logprobs`
+    prompt: tuple[Token, ...] = ()  # empty unless `prompt_logprobs` is set
 
 
 class GenerationTimings(NamedTuple):
     """Durations of the phases of an answer, in seconds."""
 
     queue_s: float = 0.0  # from submission until a KV slot was free
-    prefill_s: float = 0.0  # then until the first token
-    decode_s: float = 0.0  # then until the last token
+    prefill_s: float = 0.0  # from the KV slot to the first token
+    decode_s: float = 0.0  # from the first to the last token
     tokenize_s: float = 0.0  # before submission: chat template, and text to token ids
 
 
@@ -385,8 +385,8 @@ class Completion(NamedTuple):
     finished: Finished
 
 
-# What a job produces, in order: `Started`, then chunks until one has `finished`. An error ends the
-# stream at any point.
+# A job produces `Started`, then chunks until one has `finished`. A ServeError may end the stream at
+# any point.
 StreamEvent: TypeAlias = Started | Chunk | ServeError
 
 

@@ -16,7 +16,7 @@ PREFIX = "hundredfold"
 DURATION_BUCKETS = [0.0002 * 2**n for n in range(18)]
 SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items, 1 to 1024
 
-MAX_MODELS = 100  # with labels of their own, per process
+MAX_MODELS = 100  # limit of the models with their own label, per process
 OTHER_MODELS = "other"
 REQUEST_LABELS = ("model", "task", "compute", "status")
 PASS_LABELS = ("model", "compute")
@@ -25,7 +25,7 @@ KEY_LABELS = ("key", "compute")
 
 
 class ModelLabels:
-    """Labels of models: the first MAX_MODELS have their own, so that a large store is no flood."""
+    """Labels of models. Models after the first MAX_MODELS share one, to limit the metric series."""
 
     def __init__(self, max_models: int = MAX_MODELS) -> None:
         self._max_models = max_models
@@ -179,7 +179,7 @@ class TokenizerMetrics:
 
 
 class LoadMetrics:
-    """Load that a replica of any kind reports to the autoscaling."""
+    """Load that a replica of any kind reports for autoscaling."""
 
     def __init__(self, deployment: str) -> None:
         labels = {"deployment": deployment}

@@ -1,7 +1,7 @@
 """The C library's heap, which holds the memory of native libraries.
 
-glibc keeps most of what they free. A model leaves half the size of its graph when it has been
-loaded, and all of it when it is closed.
+glibc keeps most of the memory that these libraries free. The load of a model leaves free memory of
+half the size of its graph. Closing the model leaves the whole size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 
 def return_free_memory() -> None:
-    """Return free memory to the operating system, in milliseconds. Does nothing without glibc."""
+    """Return free memory to the operating system. Takes milliseconds; needs glibc."""
     if platform.libc_ver()[0] == "glibc":
         _load_c_library().malloc_trim(ctypes.c_size_t(0))
 

@@ -20,7 +20,7 @@ class LoadedModel(NamedTuple):
 
 
 class PoolRequest(NamedTuple):
-    """An action on one model of a replica, which then lists the models in its memory."""
+    """An action on a replica's models. The answer lists the models then in its memory."""
 
     action: Literal["list", "load", "unload"]
     model: ModelRef | None = None

@@ -24,11 +24,11 @@ class RequestRecord:
 
     model: str
     task: str
-    compute: str  # compute type, "cache", or "none" if no engine was reached
+    compute: str  # compute type, "cache", or "none" if the request reached no engine
     status: int
     items: int
     total_s: float
-    cache: Literal["hit", "miss", "none"] = "none"  # none: no look-up, or failed before it
+    cache: Literal["hit", "miss", "none"] = "none"  # none: no look-up in the response cache
     cache_bytes: int = 0  # size of the response cache after the request
     # All zero if no encoder computed.
     timings: EncoderTimings = field(default_factory=EncoderTimings)
@@ -36,7 +36,7 @@ class RequestRecord:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of hardware: of forward passes this request's share, or of generation."""
+        """Seconds of hardware: the request's share of its forward passes, or of its generation."""
         batch_items = self.timings.batch_items
         share = self.items / batch_items if batch_items else 1.0
         return self.timings.forward_s * share
@@ -54,7 +54,7 @@ class ForwardPassRecord:
     queue_s: float  # the longest wait in the batch
     forward_s: float
     waiting_items: int  # remaining in the queue, all models
-    waiting_s: float = 0.0  # their predicted time
+    waiting_s: float = 0.0  # predicted time of the waiting items
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class StepRecord:
     active: int  # requests with a KV slot
     waiting: int  # requests without a KV slot
     step_s: float
-    waiting_s: float = 0.0  # predicted time of those that wait
+    waiting_s: float = 0.0  # predicted time of the waiting requests
 
 
 class Recorder(Protocol[R]):
@@ -105,10 +105,10 @@ class RecorderGroup:
 
 
 class DeferredRecorder(Generic[R]):
-    """Passes records on from a thread of its own, FLUSH_INTERVAL_S later at most.
+    """Recorder that writes records from its own thread, at most FLUSH_INTERVAL_S later.
 
-    Ray's metrics take 2 µs in a loop. Between the steps of a request they took 7 % of the CPU time
-    of the ingress, because their code leaves the caches in between.
+    In a loop, writing one of Ray's metrics takes 2 µs. Between the steps of requests, these writes
+    took 7 % of the ingress's CPU time, because their code was no longer in the CPU caches.
     """
 
     def __init__(self, recorder: Recorder[R]) -> None:

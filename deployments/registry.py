@@ -41,8 +41,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 T = TypeVar("T")
 
-REFRESH_S = 1.0  # until the versions of a name are looked up again
-MAX_NAMES = 10_000  # names that are remembered
+REFRESH_S = 1.0  # seconds until the versions of a name are looked up again
+MAX_NAMES = 10_000  # limit of the names whose look-up is kept
 MAX_MANIFESTS = 2_000  # some 20 KB each
 
 
@@ -58,7 +58,7 @@ class RegisteredModel:
 
     @property
     def is_generative(self) -> bool:
-        """Generators serve generative models, encoders all others."""
+        """Whether generators serve the model. Encoders serve all other models."""
         return self.manifest.generation_config is not None
 
     @property
@@ -85,14 +85,14 @@ class _Route(NamedTuple):
 
 
 class ModelRegistry:
-    """Finds the models of a store by name, as the plan says. Use it from one thread.
+    """Registry that finds the models of a store by name and plan. Use from one thread.
 
-    A name that was found counts for REFRESH_S, so that finding it costs a microsecond. Manifests
-    are read at the first use; the digests of the other files are the business of who loads them.
+    A look-up of a name is kept for REFRESH_S, so that the next one costs a microsecond. Manifests
+    are read at the first use. The code that loads a model checks the digests of its other files.
 
-    Models of the configuration are the ones that defaults and lists have. They are verified at the
-    start: a damaged one is kept as its error, and ends the start if its version is pinned, so that
-    a rollout keeps the replicas of the version before.
+    Defaults and lists use only the models of the configuration. These are verified at the start.
+    For a damaged model its error is kept. If the configuration names its version, the error ends
+    the start of the replica, so that a rollout keeps the previous replicas.
     """
 
     def __init__(
@@ -105,14 +105,16 @@ class ModelRegistry:
     ) -> None:
         """`verify` checks the digests of the configured models.
 
-        Raises ArtifactError for a pinned model, BadSetting for an invalid plan.
+        Raises ArtifactError for a model whose version the configuration names, and BadSetting for
+        an invalid plan.
         """
         self._store = store
         self._clock = clock
         self._plan = PlanWatch(store, clock)
         self._configured = {settings.id: settings.version for settings in models}
         self._pinned = {k: v for k, v in self._configured.items() if v != LATEST_NAME}
-        # Tries a version that a name has not had before, and accepts it then. None: no trial.
+        # Starts the trial of a version that is new for a name. A passed trial calls `accept`.
+        # None: new versions need no trial.
         self.probe: Callable[[RegisteredModel], object] | None = None
         self._accepted: set[ModelRef] = set()
         self._routes: dict[str, _Route] = {}
@@ -121,7 +123,8 @@ class ModelRegistry:
             try:
                 self._verify(model_id) if verify else self.find(model_id)
             except ArtifactError as error:
-                # Errors reach clients and name no path, so the log has it.
+                # The log names the path of the store. The error itself may reach clients and must
+                # not name it.
                 log.error("model %s of %s rejected: %s", model_id, store, error)
                 if model_id in self._pinned:
                     raise
@@ -132,11 +135,11 @@ class ModelRegistry:
 
     @property
     def configured(self) -> Mapping[str, str]:
-        """The versions in the configuration by model id."""
+        """The configured version of each model id."""
         return self._configured
 
     def find(self, name: str, client: Callable[[], str] = str) -> RegisteredModel:
-        """Return the model that answers requests of `client` for a name: `id` or `id@selector`.
+        """Return the model that answers `client` for `name`, an `id` or `id@selector`.
 
         Raises UnknownModel, or the ArtifactError of the artifact.
         """
@@ -154,12 +157,12 @@ class ModelRegistry:
         return models
 
     def find_shadow(self, ref: ModelRef) -> Shadow | None:
-        """Return the shadow of a model, if `ref` is the version that answers by default."""
+        """Return the model's shadow if `ref` is the default version, else None."""
         route = self._routes.get(ref.id)
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
     def must_try(self, name: str, ref: ModelRef) -> bool:
-        """Whether a version that a name has was not tried, and another one could answer."""
+        """Whether `ref` has not been tried and another version could answer for `name`."""
         if ref in self._accepted:
             return False
         if self._list_substitutes(name, ref.version):
@@ -169,26 +172,26 @@ class ModelRegistry:
         return False
 
     def accept(self, ref: ModelRef) -> None:
-        """Let names have this version, which was tried."""
+        """Mark a version as tried successfully, so that names can resolve to it."""
         self._accepted.add(ref)
 
     def refuse(self, ref: ModelRef, reason: str) -> None:
-        """Let no name have this version in any process. Blocks. Raises BadSetting."""
+        """Refuse a version in the plan, so that no process uses it. Blocks. Raises BadSetting."""
         changes.refuse(self._store, ref.id, ref.version, reason)
 
     def follow_plan(self) -> None:
-        """Let the plan as it is now count for the next request."""
+        """Read the plan again, and resolve all names again at their next request."""
         self._plan.reload()
         self._routes = {name: route._replace(expires_s=0.0) for name, route in self._routes.items()}
 
     def open_models(self) -> Iterator[RegisteredModel]:
-        """Yield the usable models of the configuration, in its order."""
+        """Yield the usable models of the configuration, in the order of the configuration."""
         for model_id in self._configured:
             with suppress(ArtifactError):
                 yield self.find(model_id)
 
     def pinned(self) -> list[RegisteredModel]:
-        """Return the models that replicas keep: the configured ones and those of the plan."""
+        """Return the models that replicas keep loaded: configured models and pins of the plan."""
         by_plan = (k for k, entry in self._plan.current().models.items() if entry.pinned)
         models = []
         for model_id in dict.fromkeys((*self._configured, *by_plan)):
@@ -197,11 +200,11 @@ class ModelRegistry:
         return models
 
     def must_load(self, model_id: str) -> bool:
-        """Whether the configuration names a version of the model, which must be usable then."""
+        """Whether the model must be usable, because the configuration names its version."""
         return model_id in self._pinned
 
     def rejected(self) -> dict[str, ArtifactError]:
-        """Return the errors of the unusable models of the configuration by model id."""
+        """Return the error of each configured model that is not usable, by model id."""
         errors = {}
         for model_id in self._configured:
             try:
@@ -211,7 +214,7 @@ class ModelRegistry:
         return errors
 
     def _resolve(self, name: str) -> _Route:
-        """Look a name up again. While a new version is not accepted, the former one stays."""
+        """Look up a name again. Until a new version is accepted, the former version stays."""
         former = self._routes.get(name)
         if former is not None and not self._may_stay(former.default):
             former = None
@@ -238,7 +241,7 @@ class ModelRegistry:
             traffic = resolve_name(self._store, plan, name, self._configured)
         except UnknownModel as error:
             if name in self._configured and isinstance(error.__cause__, ArtifactError):
-                raise error.__cause__ from None  # it should exist, so this is no mistake of clients
+                raise error.__cause__ from None  # a configured model is damaged: no client error
             raise
         model_id, _ = split_name(name)
         default = self._open_default(name, ModelRef(model_id, traffic.version))
@@ -259,7 +262,7 @@ class ModelRegistry:
         return model.directory.is_dir() and model.ref.version not in refused
 
     def _open_default(self, name: str, ref: ModelRef) -> RegisteredModel:
-        """Open the version of a name, or the next one if its files are known to be damaged."""
+        """Open version `ref` for a name, or a substitute if `ref` is known to be damaged."""
         try:
             return self._open(ref)
         except ArtifactError as error:
@@ -275,7 +278,7 @@ class ModelRegistry:
         return list_substitutes(self._store, plan, name, version, self._configured)
 
     def _open(self, ref: ModelRef) -> RegisteredModel:
-        """Return the model; a manifest is read once while it does not change."""
+        """Return the model. Its manifest is read again only after the version is sealed again."""
         sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
         opened = self._models.get(ref)
         if opened is None or opened.sealed_ns != sealed:
@@ -288,9 +291,9 @@ class ModelRegistry:
         return opened.model
 
     def _verify(self, model_id: str) -> None:
-        """Check the digests of the version that answers, or of the next one if it is damaged.
+        """Check the digests of the default version; if it is damaged, of the next version.
 
-        Raises ArtifactError, as `find` then does, if there is none.
+        Raises ArtifactError if no undamaged version remains. `find` then raises it too.
         """
         model = self.find(model_id)
         try:
@@ -302,14 +305,14 @@ class ModelRegistry:
 
 
 class _Opened(NamedTuple):
-    """A manifest that was read, or why it cannot be used."""
+    """A model whose manifest was read, or the error that makes it unusable."""
 
     sealed_ns: int
     model: RegisteredModel | ArtifactError
 
 
 def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
-    """Read the manifest of an exact version, and nothing else. Raises ArtifactError."""
+    """Open an exact version. Reads only its manifest. Raises ArtifactError."""
     directory = find_artifact(store, ref.id, ref.version)
     manifest = ArtifactManifest.parse(directory)
     if (manifest.id, manifest.version) != (ref.id, directory.name):
@@ -335,5 +338,5 @@ def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
 
 
 def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:
-    """Build a new exception: a shared one collects tracebacks."""
+    """Build a new exception, because a shared exception object collects tracebacks."""
     return type(error)(f"Model {model_id} is not usable: {error.message}")

@@ -6,12 +6,12 @@ import os
 import sys
 import threading
 
-# Nice value of engine threads. A request passes eight threads; with equal priorities each of them
-# waits for a time slice of an engine thread while all cores compute.
+# Nice value of engine threads. A request passes through eight threads. With equal priorities, each
+# of these would wait until an engine thread's time slice ends while all cores compute.
 ENGINE_NICE = 5
 
 
 def lower_priority() -> None:
-    """Let the event loops of this host go first. Threads that the current one starts inherit it."""
-    if sys.platform == "linux":  # elsewhere a nice value belongs to the whole process
+    """Lower the priority of the current thread and its future child threads below event loops."""
+    if sys.platform == "linux":  # other systems have one nice value for the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ENGINE_NICE)

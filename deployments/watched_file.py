@@ -1,4 +1,4 @@
-"""A file that other processes replace, looked at again now and then."""
+"""A file that other processes replace, checked for changes at intervals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-CHECK_INTERVAL_S = 1.0  # between looks at the file; a look takes microseconds
+CHECK_INTERVAL_S = 1.0  # seconds between checks of the file; a check takes microseconds
 
 
 class WatchedFile:
-    """Tells that a file has changed, CHECK_INTERVAL_S later at most."""
+    """Detector of changes of a file, at most CHECK_INTERVAL_S late."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -20,7 +20,7 @@ class WatchedFile:
         self._state = _read_state(path)
 
     def has_changed(self) -> bool:
-        """Return whether the file differs from the one at the last call that said so."""
+        """Return whether the file has changed since the last check. Checks once per interval."""
         now_s = self._clock()
         if now_s - self._checked_s < CHECK_INTERVAL_S:
             return False
@@ -30,7 +30,7 @@ class WatchedFile:
 
 
 def _read_state(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with the contents; None without the file. Links are followed."""
+    """Return values that change with the contents; None without the file. Links are followed."""
     try:
         status = os.stat(path)
     except OSError:

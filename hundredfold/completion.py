@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hundredfold.__main__ import build_program  # the tree contains this command
+    from hundredfold.__main__ import build_program  # a late import: its tree has this command
 
     print(shtab.complete(build_program().build_parser(), shell=arguments.shell))
     return OK

@@ -1,7 +1,8 @@
-"""A day of bursts replayed against the autoscaling of serve_config.yaml and of Ray Serve.
+"""Replay of a day of bursts against the autoscaling of serve_config.yaml and of Ray Serve.
 
-Nothing is measured: the replay runs the policy and Serve's delays over seeded arrivals, in seconds
-of CPU time. `--start-seconds` is the time that a replica of the own cluster needs to start.
+The replay takes seconds of CPU time and needs no server. It runs the autoscaling policy and
+Serve's delays over seeded arrivals. `--start-seconds` sets the start time of a replica, which
+differs between clusters.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from cluster.default_config import CONFIG_HELP, find_config
 
 DAY = DaySettings()
 SERVER = ServerSettings()
-# s of work in a replica whose ingress keeps the rest: some forward passes.
+# s of work that a replica sees in its own queue while the ingress holds all other work.
+# It is the work of some forward passes.
 HIDDEN_WINDOW_S = 0.2
 
 

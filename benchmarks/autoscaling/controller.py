@@ -1,4 +1,4 @@
-"""The autoscaling of Ray Serve's controller, with the simulated time."""
+"""Autoscaling of Ray Serve's controller in simulated time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Metrics = Mapping[str, Mapping[Any, float]]  # by name and replica
 
 
 class ReplicaLoad(NamedTuple):
-    """Inputs of the controller at one time; means of `look_back_period_s`."""
+    """Inputs of one decision of the controller. Metrics are means over `look_back_period_s`."""
 
     running: int  # replicas
     metrics: Metrics  # reported by the replicas
@@ -24,8 +24,9 @@ class ReplicaLoad(NamedTuple):
 class Controller:
     """Replays `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
 
-    That class reads the wall clock. This one calls the same functions of Serve: the policy, the
-    factors, the delays. They are private; a unit test compares both.
+    Serve's class reads the wall clock; `Controller` gets the time as an argument. Both call the
+    same private functions of Serve: policy, scaling factors and delays. A unit test compares the
+    decisions of the two classes.
     """
 
     def __init__(self, config: AutoscalingConfig) -> None:
@@ -37,7 +38,7 @@ class Controller:
         self._delays: dict[str, Any] = {}
 
     def decide(self, now_s: float, observation: ReplicaLoad) -> int:
-        """Return the number of replicas from now on."""
+        """Return the target number of replicas from `now_s` on."""
         replicas = self._decide(now_s, self._build_context(now_s, observation))
         self.target = max(self.config.min_replicas, min(self.config.max_replicas, replicas))
         return self.target

@@ -8,23 +8,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Work per request differs by model: short texts on a small model, documents on a large one.
+# s of work per request. Models take these values in turn, from short texts on a small model to
+# documents on a large model.
 REQUEST_S = (0.002, 0.005, 0.02)
-NIGHT_SHARE = 0.15  # of the load at noon
+NIGHT_SHARE = 0.15  # load at night / load at noon
 MEDIAN_BURST_S = 300.0
-MAX_ONSET_S = 30.0  # s in which a burst reaches its height
-BURST_SPREAD = 0.8  # of the logarithm of the length
+MAX_ONSET_S = 30.0  # s until a burst reaches its full height
+BURST_SPREAD = 0.8  # standard deviation of log(burst length)
 
 
 @dataclass(frozen=True, slots=True)
 class DaySettings:
-    """Work is in replicas: 1 keeps one replica in use all the time."""
+    """Load of a simulated day. Work of 1.0 keeps one replica busy all the time."""
 
     seconds: int = 86_400
     models: int = 3
-    base_work: float = 1.2  # at noon, of all models together
+    base_work: float = 1.2  # sum over all models at noon
     bursts: int = 8  # per model and day
-    burst_work: float = 6.0  # of one burst, at most
+    burst_work: float = 6.0  # maximum of one burst
 
 
 class Day(NamedTuple):
@@ -40,7 +41,7 @@ class Day(NamedTuple):
 
 
 def draw_day(settings: DaySettings, seed: int) -> Day:
-    """Draw Poisson arrivals around a daily wave with bursts of single models."""
+    """Draw Poisson arrivals from a daily wave of load and bursts of single models."""
     random = np.random.default_rng(seed)
     seconds = np.arange(settings.seconds)
     wave = NIGHT_SHARE + (1 - NIGHT_SHARE) * np.sin(np.pi * seconds / settings.seconds) ** 2

@@ -1,4 +1,4 @@
-"""Autoscaling settings that are compared: those of a deployment, Serve's own policy, none."""
+"""Compared autoscaling settings: the deployment's settings, Serve's own policy, and none."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from deployments.config import MicroBatchSettings
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to choose the number of replicas. Without `config` it is `max_replicas`."""
+    """One way to choose the number of replicas. Without `config`, `max_replicas` always run."""
 
     name: str
     config: AutoscalingConfig | None
     count_calls: CountCalls
-    sees_queue: bool = True  # whether replicas report what waits in the ingress
+    sees_queue: bool = True  # whether replicas report requests that wait in the ingress
 
 
 def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
 def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
     """Parse settings without Serve's warning that `metrics_interval_s` is deprecated.
 
-    Nothing else changes how often replicas report in this version of Serve. Raise BenchmarkError.
+    This version of Serve has no other setting for how often replicas report. Raise BenchmarkError
+    for invalid settings.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -61,7 +62,7 @@ def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
 
 
 def build_contestants(settings: dict[str, Any]) -> Sequence[Contestant]:
-    """Build the policy of `settings` and others with the same bounds."""
+    """Build the policy of `settings` and the policies to compare, with the same replica bounds."""
     bounds = {key: settings[key] for key in ("min_replicas", "max_replicas")}
     configured = parse_autoscaling(settings)
     serve_policy = parse_autoscaling(settings | {"policy": AutoscalingPolicy()})
@@ -81,5 +82,5 @@ def count_requests(requests: NDArray[np.float64]) -> float:
 
 
 def count_micro_batches(requests: NDArray[np.float64]) -> float:
-    """Count the calls through handles: micro-batches of one ingress, with a limit per model."""
+    """Count the calls through handles: the micro-batches of one ingress, limited per model."""
     return float(np.minimum(requests, MicroBatchSettings().max_concurrent_batches).sum())

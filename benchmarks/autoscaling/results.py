@@ -22,18 +22,18 @@ SLOW_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ScalingResults:
-    """One policy over the whole day; latencies in seconds, over the requests that were served."""
+    """Results of one policy over the whole day. Latencies cover the served requests only."""
 
     name: str
-    replica_hours: float  # of running and starting replicas
+    replica_hours: float  # running and starting replicas
     max_replicas: int
     starts: int  # replicas started
     p50_s: float
     p99_s: float
-    slow_share: float  # of the served requests, slower than SLOW_S
-    max_queued_s: float  # work of one replica
+    slow_share: float  # share of the served requests with a latency above SLOW_S
+    max_queued_s: float  # s of work of one replica
     rejected_share: float
-    # Per BIN_S: the largest number of replicas and queue, p99 latency, rejected requests.
+    # One value per BIN_S: most replicas, longest queue, p99 latency, rejected requests.
     replicas: Sequence[float]
     queued_s: Sequence[float]
     latency_s: Sequence[float]
@@ -45,7 +45,7 @@ class AutoscalingResults:
     deployment: str
     day: DaySettings
     server: ServerSettings
-    work: Sequence[float]  # replicas that the arriving work needs, mean of BIN_S
+    work: Sequence[float]  # replicas that the arriving work needs; one mean per BIN_S
     policies: Sequence[ScalingResults]
 
 
@@ -82,7 +82,7 @@ def average_work(day: Day) -> Sequence[float]:
 
 
 def split_bins(values: Any) -> NDArray[np.float64]:
-    """Return [bins, BIN_S]; a last bin that is not complete is left out."""
+    """Reshape one value per second to [bins, BIN_S]. Drop an incomplete last bin."""
     array = np.asarray(values, dtype=np.float64)
     whole = len(array) // BIN_S * BIN_S
     return array[:whole].reshape(-1, BIN_S)
@@ -91,7 +91,7 @@ def split_bins(values: Any) -> NDArray[np.float64]:
 def weighted_percentile(
     values: NDArray[np.float64], weights: NDArray[np.float64], rank: float
 ) -> float:
-    """Return the smallest value that `rank` percent of the weight do not exceed; 0 of nothing."""
+    """Return the smallest value whose cumulative weight reaches `rank` percent; 0 if empty."""
     if not len(values):
         return 0.0
     order = np.argsort(values)
@@ -130,7 +130,7 @@ def plot_day(out: Path, run: RunMetadata, results: AutoscalingResults) -> list[P
     labels = ("replicas", "queue, s of one replica", "latency p99, s", "rejected in 5 minutes")
     hours = np.arange(len(results.work)) * BIN_S / 3600
     for panel, label, ax in zip(panels, labels, np.ravel(axes), strict=True):
-        # The first one last, on top of the others.
+        # Draw the first policy last, so that its line is on top.
         for one, color in reversed(list(zip(results.policies, COLORS, strict=False))):
             ax.plot(hours, getattr(one, panel), label=one.name, color=color, linewidth=1)
         if panel == "replicas":

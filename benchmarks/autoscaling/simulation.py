@@ -1,7 +1,8 @@
 """One deployment with a queue, replayed in steps of one second.
 
-Work is a fluid: replicas share one queue, first in, first out. A step is shorter than every delay
-of the autoscaling. Waits are exact to half a step; a request also takes `PASS_S` in a replica.
+All replicas share one FIFO queue of work, which is divisible at any point. A step is shorter than
+every delay of the autoscaling. Waits are exact to half a step. After its wait a request takes
+`PASS_S` in a replica.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ class ServerSettings:
 
     start_s: int = 10  # from the decision until a replica takes requests
     deadline_s: float = 30.0  # requests that would wait longer are rejected at once
-    # s of work that a replica accepts into its own queue, where it can report it; None: all.
+    # s of work in the queue of a replica, at most; None: no limit. A replica reports its own queue,
+    # but not the requests that wait in the ingress.
     window_s: float | None = None
 
 
-# Calls that Serve counts, from the requests of each model in the deployment.
+# Computes the calls that Serve counts from the requests of each model in the deployment.
 CountCalls = Callable[[NDArray[np.float64]], float]
 
 
@@ -52,13 +54,15 @@ class Trace:
     queued_s: list[float] = field(default_factory=list)  # work of one replica
     rejected: list[float] = field(default_factory=list)  # requests
     requests: list[float] = field(default_factory=list)  # arrived
-    # Requests of one second that were served in one step: second of arrival, latency, number.
+    # One entry per second of arrival and step that served it: second of arrival, latency, and
+    # number of requests.
     latencies: list[tuple[int, float, float]] = field(default_factory=list)
-    served: list[NDArray[np.float64]] = field(default_factory=list)  # the same, by model
+    # The requests of each entry of `latencies`, by model.
+    served: list[NDArray[np.float64]] = field(default_factory=list)
 
 
 class Simulation:
-    """One day under one controller. None keeps the number of replicas."""
+    """One day under one controller. Without a controller the number of replicas is constant."""
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class Simulation:
         self._queue: deque[_Arrivals] = deque()
         self._queued = 0.0  # s of work of one replica
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
-        # By second since the start, for the means of the look-back period.
+        # One value per second since the start. The controller gets means over its look-back period.
         self._busy: list[float] = []
         self._visible: list[float] = []
         self._calls: list[float] = []
@@ -88,7 +92,7 @@ class Simulation:
         return self.trace
 
     def step(self, second: int, requests: NDArray[np.float64]) -> None:
-        """Replay one second, in which these requests of each model arrive."""
+        """Replay one second. `requests` holds the number of arriving requests of each model."""
         running = self.count_running(second)
         self._accept(second, running, requests)
         served = self._serve(second, running)
@@ -101,19 +105,19 @@ class Simulation:
 
     @property
     def queued_s(self) -> float:
-        """Work of one replica that waits."""
+        """Waiting work, in seconds of one replica."""
         return self._queued
 
     def count_running(self, second: int) -> int:
         return sum(ready <= second for ready in self._ready_at)
 
     def start_s(self, second: int) -> float:
-        """Return the seconds until a replica runs."""
+        """Return the seconds until the first replica takes requests."""
         ready = min(self._ready_at, default=second + self._server.start_s)
         return float(max(ready - second, 0))
 
     def _accept(self, second: int, running: int, requests: NDArray[np.float64]) -> None:
-        """Queue what can be served within the deadline; reject the rest."""
+        """Queue the requests that can be served within the deadline. Reject the others."""
         work = float(self._day.request_s @ requests)
         room = self._server.deadline_s * max(running, 1) + running - self._queued
         accepted = min(max(room / work, 0.0), 1.0) if work else 1.0
@@ -124,7 +128,7 @@ class Simulation:
             self._queued += work * accepted
 
     def _serve(self, second: int, running: int) -> NDArray[np.float64]:
-        """Serve `running` seconds of work; return the requests served, by model."""
+        """Serve up to `running` seconds of work. Return the served requests by model."""
         served = np.zeros(len(self._day.request_s))
         done = 0.0  # s of work in this step
         while self._queue and done < running:
@@ -154,7 +158,7 @@ class Simulation:
         self._calls.append(self._count_calls(waiting + served * PASS_S))
 
     def _observe(self, second: int) -> ReplicaLoad:
-        """Average as Serve does: each running replica over its own reports in the window."""
+        """Average the reports of each running replica over the look-back window, as Serve does."""
         ages = [second + 1 - ready for ready in self._ready_at if ready <= second]
         windows = [min(age, self._window) for age in ages]
         metrics = {
@@ -166,7 +170,7 @@ class Simulation:
         return ReplicaLoad(len(windows), metrics, calls, 0.0 if windows else calls)
 
     def _resize(self, second: int, target: int) -> None:
-        """Start replicas, or end the youngest: those that have not started serve nothing yet."""
+        """Start replicas, or end the youngest replicas, which may not have started yet."""
         del self._ready_at[target:]
         self._ready_at += [second + self._server.start_s] * (target - len(self._ready_at))
 

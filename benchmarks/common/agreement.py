@@ -18,14 +18,14 @@ from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import TaskName
 
-# The manifest states the worst cosine of the probe texts; other texts may be slightly worse.
+# The manifest states the worst cosine of the probe texts. Benchmark texts may be slightly worse.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class CosineCheck:
-    """The worst cosine of all compared vectors, and its lower bound."""
+    """The worst cosine of all compared vectors, and the lower bound that it must reach."""
 
     what: str
     compared: int
@@ -40,7 +40,7 @@ class CosineCheck:
 
     @property
     def is_met(self) -> bool:
-        """False also if nothing was compared."""
+        """Whether the worst cosine reaches the bound; False if nothing was compared."""
         return self.compared > 0 and self.worst_cosine >= self.required_cosine
 
     @property
@@ -52,7 +52,7 @@ class CosineCheck:
 
 
 def require_agreement(checks: Iterable[CosineCheck]) -> None:
-    """Raise BenchmarkError for a check that is not met: timings of wrong answers are invalid."""
+    """Raise BenchmarkError for a check that is not met. Timings of wrong answers are invalid."""
     for check in checks:
         if not check.is_met:
             raise BenchmarkError(
@@ -61,7 +61,8 @@ def require_agreement(checks: Iterable[CosineCheck]) -> None:
             )
 
 
-# Used without a manifest, which states how much batching changes outputs: the gate's limit.
+# Without a manifest the effect of batching on the outputs is unknown. The limit of the accuracy
+# gate is then the bound.
 REPEATED_MIN_COSINE = Gate().batched_cosine_worst
 
 
@@ -93,7 +94,7 @@ class ExpectedEmbeddings:
 
 
 def local_expectation(model: LocalModel, threads: int) -> ExpectedEmbeddings:
-    """Expect what the engine computes in this process on the served artifact."""
+    """Expect the embeddings that an engine in this process computes from the served artifact."""
 
     def embed_unbatched(texts: Sequence[str]) -> NDArray[np.float32]:
         return np.stack([to_vector(v) for v in model.unbatched_values(texts, threads=threads)])
@@ -104,7 +105,7 @@ def local_expectation(model: LocalModel, threads: int) -> ExpectedEmbeddings:
 
 
 def repeated_expectation(client: Client, model_id: str) -> ExpectedEmbeddings:
-    """Expect what the server returns to requests sent one at a time."""
+    """Expect the embeddings that the server returns if requests are sent one at a time."""
 
     def embed_unbatched(texts: Sequence[str]) -> NDArray[np.float32]:
         task = TaskName.FEATURE_EXTRACTION
@@ -114,7 +115,7 @@ def repeated_expectation(client: Client, model_id: str) -> ExpectedEmbeddings:
 
 
 def parse_embedding(body: bytes) -> NDArray[np.float32]:
-    """Parse the JSON response to one text. Raise BenchmarkError."""
+    """Parse the JSON response to one text. Raise BenchmarkError for another form."""
     try:
         return to_vector(orjson.loads(body))
     except orjson.JSONDecodeError as exc:
@@ -122,7 +123,7 @@ def parse_embedding(body: bytes) -> NDArray[np.float32]:
 
 
 def to_vector(value: Any) -> NDArray[np.float32]:
-    """Convert the value [[...]] of a response to one text to a vector [W]. Raise BenchmarkError."""
+    """Convert the value `[[...]]` of a one-text response to a vector [W]. Raise BenchmarkError."""
     try:
         rows = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError) as exc:
@@ -134,7 +135,7 @@ def to_vector(value: Any) -> NDArray[np.float32]:
 
 
 def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
-    """Compare the values of two responses to one text; False if `value` is not one vector."""
+    """Whether the values of two responses to one text agree; False if one is not a vector."""
     try:
         left, right = to_vector(expected), to_vector(value)
     except BenchmarkError:
@@ -143,7 +144,7 @@ def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
 
 
 def is_same_completion(expected: Any, value: Any) -> bool:
-    """Compare the texts of two responses of `/v1/completions`."""
+    """Whether two responses of `/v1/completions` have the same text."""
     return bool(expected["choices"][0]["text"] == value["choices"][0]["text"])
 
 

@@ -1,4 +1,4 @@
-"""Configurations of servers that a benchmark starts for encoder models only."""
+"""Configurations of benchmark servers that serve encoder models only."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def write_encoder_config(
 ) -> Path:
     """Write the default configuration, without generators, to `root`.
 
-    `models` are loaded at the start; `encoder` has settings of the CPU encoder. `with_gpu` adds a
-    replica of the GPU encoder. Models are not tuned.
+    Replicas load `models` at their start. `encoder` holds settings of the CPU encoder. `with_gpu`
+    adds one replica of the GPU encoder. Tuning is off.
     """
     document = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
     (application,) = document["applications"]

@@ -20,7 +20,7 @@ from deployments.messages import TokenizedItem
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch, wait_until_idle
 
-# A short and a typical text, a batch, and the longest input of many encoders.
+# A short text, a typical text, a batch of typical texts, and the longest input of many encoders.
 SHAPES = (
     Shape(items=1, tokens=16),
     Shape(items=1, tokens=128),
@@ -47,7 +47,7 @@ class SentenceThroughput:
 
 @dataclass(frozen=True, slots=True)
 class ShapeLatency:
-    """Latency of one system at one shape: the median of the forward passes of each round."""
+    """Latency of one system at one shape. Each round contributes the median of its passes."""
 
     system: str
     shape: Shape
@@ -62,7 +62,7 @@ Forward = Callable[[Batch], object]  # runs one batch; the output is ignored
 
 @dataclass(frozen=True, slots=True)
 class ShapeTiming:
-    """One system at one shape, with the median of each round so far."""
+    """Timing of one system at one shape, with one median per finished round."""
 
     system: str
     forward: Forward
@@ -73,7 +73,7 @@ class ShapeTiming:
     def run_round(self) -> None:
         """Run forward passes for about TIMING_S seconds after one warm-up pass.
 
-        Wait first: idle threads of the previous system spin for some milliseconds.
+        Idle threads of the previous system spin for some milliseconds, so this waits first.
         """
         wait_until_idle()
         passes = min(max(round(TIMING_S / self._pass_s()), MIN_PASSES), MAX_PASSES)
@@ -96,7 +96,7 @@ def build_timings(
 ) -> list[ShapeTiming]:
     """Build a timing per shape and system, grouped by shape.
 
-    All systems share one batch per shape. It has no padding and holds the tokens of `items`.
+    All systems share one batch per shape. The batch has no padding and holds tokens of `items`.
     """
     batches = {shape: build_batch(items, shape, seed) for shape in shapes}
     return [
@@ -123,7 +123,7 @@ class CoreSplit:
 
 
 def list_core_splits(cores: int) -> tuple[CoreSplit, ...]:
-    """Return one pass per core, and one pass on all cores."""
+    """Return two splits: one pass per core, and one pass on all cores."""
     return tuple(dict.fromkeys((CoreSplit(1, cores), CoreSplit(cores, 1))))
 
 
@@ -165,14 +165,14 @@ class RawEngine:
             list(self._pools[split].map(engine.run, ends))
 
     def sentences_per_s(self, split: CoreSplit, size: int) -> float:
-        """Run all sentences once in batches of `size`. Collation is not timed."""
+        """Run all sentences once in batches of `size`, and return the rate. Exclude collation."""
         batches = self._sorted(size).batches
         started_s = time.perf_counter()
         list(self._pools[split].map(self._engines[split].run, batches))
         return len(self.items) / (time.perf_counter() - started_s)
 
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
-        """Run `batch` as an idle encoder does: split over all concurrent passes. Return [B, W]."""
+        """Split `batch` over all concurrent passes, as an idle encoder does. Return [B, W]."""
         split = self.splits[0]
         outputs = run_split(self._engines[split], self._pools[split], split.passes, batch)
         return np.concatenate([output.items for output in outputs])

@@ -6,7 +6,7 @@ from deployments.errors import ServeError
 
 
 class BenchmarkError(ServeError):
-    """A measurement that is impossible or returned wrong answers; `hint` names the remedy."""
+    """A measurement failed or returned wrong answers. `hint` names the remedy."""
 
     code = "benchmark_failed"
 

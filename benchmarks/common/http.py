@@ -1,4 +1,4 @@
-"""Server addresses, request bodies and a blocking client for requests that are not measured."""
+"""Server addresses, request bodies, and a blocking client for requests outside of measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Address of a plain HTTP server; `prefix` precedes every route, without a trailing slash."""
+    """Address of a plain HTTP server. `prefix` precedes every route and has no trailing slash."""
 
     host: str
     port: int
@@ -67,7 +67,7 @@ def model_path(model_id: str) -> str:
 
 
 def build_inference_body(inputs: Any, *, use_gpu: bool = False, use_cache: bool = False) -> bytes:
-    """Build the body of a task request; it bypasses the response cache by default."""
+    """Build the body of a task request. The request bypasses the response cache by default."""
     options = {"use_cache": use_cache} | ({"use_gpu": True} if use_gpu else {})
     return orjson.dumps({"inputs": inputs, "options": options})
 
@@ -128,7 +128,7 @@ class Client:
         use_gpu: bool = False,
         use_cache: bool = False,
     ) -> HttpResponse:
-        """Send one task request; it bypasses the response cache by default."""
+        """Send one task request. The request bypasses the response cache by default."""
         body = build_inference_body(inputs, use_gpu=use_gpu, use_cache=use_cache)
         return self.post(task_path(task, model_id), body)
 

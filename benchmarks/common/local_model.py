@@ -1,4 +1,4 @@
-"""Sealed artifacts opened without a server: the same tokenizer, engine and task in this process."""
+"""Sealed artifacts opened without a server, with the tokenizer, engine and task of a replica."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from deployments.tokenization.vocabulary import TokenVocabulary
 def open_torch(
     source: str | None, manifest: ArtifactManifest, scratch: Path, threads: int
 ) -> EncoderEngine:
-    """Open the model that an artifact was built from; its outputs have the same layout.
+    """Open the torch model of an artifact's source. Outputs have the layout of the artifact's.
 
-    `source` is a source of `build_artifacts build`; None takes the manifest's. Unpacked files go to
-    `scratch`. Raise BenchmarkError or a BuildError.
+    `source` is a source as `build_artifacts build` takes it; None: the source in the manifest.
+    Unpacked files go to `scratch`. Raise BenchmarkError or a BuildError.
     """
     from build_artifacts.checkpoints.models import load_model
     from build_artifacts.families import read_metadata
@@ -108,7 +108,8 @@ class LocalModel:
     ) -> list[Any]:
         """Compute the response value of each text, one forward pass per item.
 
-        `engine` is one of the same outputs, such as that of `open_torch`; None opens the artifact.
+        `engine` has outputs in the layout of the artifact, such as the engine that `open_torch`
+        returns. None opens the artifact.
         """
         tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None

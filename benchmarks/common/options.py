@@ -61,7 +61,7 @@ def add_rounds_option(parser: argparse.ArgumentParser, default: int = 3) -> None
 def add_load_options(
     parser: argparse.ArgumentParser, connections: Sequence[int], seconds: float
 ) -> None:
-    """`--connections` and `--seconds`, with these defaults."""
+    """Add the options `--connections` and `--seconds` with the given defaults."""
     levels = " ".join(map(str, connections))
     parser.add_argument(
         "--connections",

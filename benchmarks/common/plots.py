@@ -16,7 +16,7 @@ COLORS = ("#1b6ca8", "#e07a1f", "#3d8b57", "#8a4f9e", "#b8860b", "#c0395b", "#5b
 def create_figure(
     run: RunMetadata, title: str, size: tuple[float, float] = (11, 4.2), *, rows: int = 1
 ) -> tuple[Any, Any]:
-    """Return a figure of `size` inches and its axes: two side by side in each row."""
+    """Return a figure of `size` inches and its axes, two per row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -33,7 +33,7 @@ def create_figure(
 def draw_bars(
     axes: Any, names: Sequence[str], series: Sequence[tuple[str, Sequence[RoundSummary]]]
 ) -> None:
-    """Draw medians as bars, with the lowest and highest round as error bars."""
+    """Draw medians as bars. Error bars span the lowest to the highest round."""
     width = 0.8 / len(series)
     for index, (label, summaries) in enumerate(series):
         left = [i - 0.4 + width * (index + 0.5) for i in range(len(summaries))]

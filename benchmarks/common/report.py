@@ -28,7 +28,7 @@ from deployments.machine import (
 from deployments.tuning.costs import Shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RESULTS = REPOSITORY / "docs" / "results"  # of published measurements
+RESULTS = REPOSITORY / "docs" / "results"  # published measurements
 PACKAGES_OF_INTEREST = (
     "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "torch",
     "transformers", "openvino", "nncf", "uvloop", "httptools",
@@ -42,7 +42,7 @@ class HostInfo:
     cpu_model: str
     cpu_flags: tuple[str, ...]
     logical_cores: int
-    usable_cores: int  # of the affinity mask and cgroup of this process
+    usable_cores: int  # cores that affinity mask and cgroup leave to this process
     memory_bytes: int
     load_average: float  # runnable processes, average of the last minute
     system: str
@@ -95,7 +95,7 @@ BUSY_LOAD_PER_CORE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """Command, start time and host of a run; part of every result file."""
+    """Command, start time and host of a run. Every result file contains them."""
 
     benchmark: str
     command: str
@@ -111,7 +111,7 @@ class RunMetadata:
 
 
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
-    """Return the metadata of a run that starts now; log a note if the machine is busy."""
+    """Return the metadata of a run that starts now. Log a note if the machine is busy."""
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
         log_progress(
@@ -122,7 +122,7 @@ def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table of a result file. `columns` is the header; every row has as many cells."""
+    """One table of a result file. `columns` is the header. Every row has one cell per column."""
 
     name: str
     columns: Sequence[str]
@@ -175,9 +175,9 @@ def publish(
 ) -> None:
     """Write `<out>/<stem>.json` with the keys `run`, `tables` and `results`, and print the result.
 
-    `--json` prints the file; otherwise `text`, by default the tables, and then the notes.
-    `arguments` are those of `add_run_options`. `results` may hold dataclasses, arrays and shapes.
-    Raise BenchmarkError.
+    With `--json`, print the file. Without it, print `text` and then the notes; `text` None stands
+    for the tables. `arguments` include the options of `add_run_options`. `results` may hold
+    dataclasses, arrays and shapes. Raise BenchmarkError if the file cannot be written.
     """
     path = _write_result(arguments.out, run, results, tables)
     if arguments.json:

@@ -29,8 +29,8 @@ SST2_LAYOUT = FileLayout(
 )
 
 GENERATED_COUNT = 2_758  # the number of sentences in STS-B's test split
-# Words per sentence follow a log-normal distribution. With full stop and special tokens it matches
-# the lengths of STS-B: 14 tokens on average, at most 46.
+# Words per sentence follow a log-normal distribution. With the full stop and the special tokens,
+# lengths match those of STS-B: 14 tokens on average, at most 46.
 LOG_WORDS_MEAN = 2.18
 LOG_WORDS_DEVIATION = 0.68
 MIN_WORDS, MAX_WORDS = 2, 43
@@ -66,8 +66,8 @@ class LabeledText:
 def load_sentences(data: Path | None, seed: int) -> Sentences:
     """Read the sentences of STS-B's test split in file order, or generate sentences.
 
-    `data` is the directory; None takes the default directory and generates sentences if the file
-    is missing there. Raise BenchmarkError if a named directory has no such file.
+    `data` is the directory. With None, read the default directory, or generate sentences if it has
+    no such file. Raise BenchmarkError if `data` has no such file.
     """
     path = (data or DEFAULT_DATA) / STSB_NAME
     if data is None and not path.is_file():
@@ -77,7 +77,7 @@ def load_sentences(data: Path | None, seed: int) -> Sentences:
 
 
 def generate_sentences(count: int, seed: int) -> Sentences:
-    """Generate `count` sentences of common words; a function of `seed`."""
+    """Generate `count` sentences of common words. Equal seeds give equal sentences."""
     rng = random.Random(seed)
     words = COMMON_WORDS.split()
     texts = tuple(_generate_sentence(rng, words) for _ in range(count))
@@ -91,13 +91,13 @@ def _generate_sentence(rng: random.Random, words: list[str]) -> str:
 
 
 def read_scored_pairs(path: Path) -> list[ScoredPair]:
-    """Read STS-B: `score`, `sentence1`, `sentence2`. Raise BenchmarkError."""
+    """Read `score`, `sentence1` and `sentence2` of an STS-B file. Raise BenchmarkError."""
     with _translate_errors():
         return read_pairs(path)
 
 
 def read_labeled_texts(path: Path) -> list[LabeledText]:
-    """Read SST-2: `label`, `sentence`. Raise BenchmarkError."""
+    """Read `label` and `sentence` of an SST-2 file. Raise BenchmarkError."""
     with _translate_errors():
         return [
             LabeledText(record.text("sentence"), int(record.number("label")))

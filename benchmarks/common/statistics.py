@@ -14,7 +14,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """A value measured once per round: median, minimum and maximum of the rounds."""
+    """Median, minimum and maximum of a value that is measured once per round."""
 
     median: float
     low: float
@@ -35,7 +35,7 @@ def summarize(values: Sequence[float]) -> RoundSummary:
 
 
 def percentiles_ms(latencies_s: ArrayLike) -> dict[str, float]:
-    """Return `p50` to `p99` in milliseconds of latencies in seconds; empty without latencies."""
+    """Return `p50` to `p99` in milliseconds from latencies in seconds; empty without latencies."""
     seconds = np.asarray(latencies_s, dtype=np.float64)
     if not seconds.size:
         return {}
@@ -45,7 +45,7 @@ def percentiles_ms(latencies_s: ArrayLike) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A measured value and its bound; `value` and `reached` are None if it was not measured."""
+    """A measured value and its bound. Without a measurement `value` and `reached` are None."""
 
     what: str
     value: float | None

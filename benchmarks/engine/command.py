@@ -1,7 +1,7 @@
-"""Raw engine: sentences per second and latency by shape, optionally compared with torch.
+"""Benchmark of the raw engine: sentences/s, latency by shape, optional comparison with torch.
 
-Uses the sealed artifact, tokenizer, collation and engine of an encoder replica. Rounds are
-interleaved, so that a change of the machine's speed affects all rows equally.
+It uses the sealed artifact, tokenizer, collation and engine of an encoder replica. Every round
+measures all rows, so that a change of the machine's speed affects all of them equally.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMPARED_WITH_TORCH = 32  # sentences, each unbatched
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """The measurements of every round, and their values so far."""
+    """The measurements that every round repeats, and their values so far."""
 
     engine: RawEngine
     sizes: Sequence[int]  # sentences per batch
@@ -145,7 +145,7 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
 def open_torch_baseline(
     source: str | None, model: LocalModel, stack: ExitStack
 ) -> EncoderEngine | None:
-    """Open torch on all cores; None without `source`. An empty one means the artifact's source."""
+    """Open torch on all cores. Return None if `source` is None; "" means the artifact's source."""
     if source is None:
         return None
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))

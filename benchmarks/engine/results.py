@@ -30,15 +30,15 @@ class EngineResults:
     sentences: str
     sentence_count: int
     mean_tokens: float  # special tokens included
-    threads: int  # of the latencies
+    threads: int  # per forward pass, in `latencies`
     throughput: tuple[SentenceThroughput, ...]
     latencies: tuple[ShapeLatency, ...]
-    torch_over_engine: float | None  # at COMPARED_SHAPE, capped to the model's tokens
+    torch_over_engine: float | None  # ratio of latencies at COMPARED_SHAPE
     checks: tuple[CosineCheck, ...]
 
 
 def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
-    """Return torch's latency divided by the engine's; None if torch was not measured."""
+    """Return torch's latency / the engine's latency; None if torch was not measured."""
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
     medians = {timing.system: timing.ms.median for timing in latencies if timing.shape == shape}
     return medians[TORCH] / medians[ENGINE] if TORCH in medians else None

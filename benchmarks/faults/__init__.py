@@ -1,1 +1,1 @@
-"""Processes of a server killed and stopped under load."""
+"""Benchmarks that kill and stop processes of a server under load."""

@@ -1,7 +1,7 @@
-"""Kill and stop every kind of process of a server under steady load, one after the other.
+"""Benchmark that kills and stops processes of a server under steady load, one kind at a time.
 
-The benchmark starts the server itself and signals its processes only. Every answer is compared with
-one from before the faults.
+The benchmark starts its own server and signals only processes of this server. It compares every
+answer with the answer to the same request before the faults.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from benchmarks.servers.process_kinds import (
 from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
 
-LEAD_S = 3.0  # of load before the fault
-CALM_S = 3.0  # of undisturbed requests after which the server has recovered
-MAX_WATCH_S = 90.0  # even if the server has not recovered
+LEAD_S = 3.0  # duration of the load before the fault
+CALM_S = 3.0  # duration of undisturbed requests that proves the recovery
+MAX_WATCH_S = 90.0  # limit if the server does not recover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """The load, and how long each fault is watched."""
+    """The load, and the time to watch the server after each fault."""
 
     encoders: list[KnownRequest]
     generators: list[KnownRequest]
     encoder_rate: float  # requests/s
     generator_rate: float
-    seconds: float  # after a fault, at least
+    seconds: float  # minimum time to watch after a fault
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_former(path: Path | None) -> list[FaultResult]:
-    """Return the results of a result file. Raise BenchmarkError."""
+    """Return the results of a file of a former run; none without `path`. Raise BenchmarkError."""
     if path is None:
         return []
     try:
@@ -172,9 +172,9 @@ async def cause_fault(
 async def watch(
     server: Server, kind: ProcessKind, victim: psutil.Process, load: SteadyLoad, seconds: float
 ) -> float | None:
-    """Wait for `seconds`, and longer while requests fail or are slow.
+    """Wait for at least `seconds`, until no request fails or is slow, or until MAX_WATCH_S.
 
-    Return the seconds until another process of the kind ran; None if none did.
+    Return the seconds until a new process of the kind ran; None if none was started.
     """
     started_s = time.perf_counter()
     successor_s: float | None = None
@@ -190,7 +190,7 @@ async def watch(
 
 
 def is_calm(load: SteadyLoad) -> bool:
-    """Whether the requests of the last seconds were answered rightly and at once."""
+    """Whether all requests of the last CALM_S seconds got a right answer within SLOW_S."""
     since_s = time.perf_counter() - CALM_S
     last = [one for one in load.observations if one.ended_s > since_s]
     return bool(last) and all(one.outcome == RIGHT and one.seconds <= SLOW_S for one in last)

@@ -1,6 +1,6 @@
-"""Steady load of requests whose right answers are known: an open loop, one connection each.
+"""Steady load of requests with known answers: an open loop with one connection per request.
 
-The next request is sent at its time, whether or not others are answered, as independent clients do.
+Requests are sent at fixed times and do not wait for earlier answers, as independent clients act.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ RIGHT = "right"
 WRONG = "wrong"
 CUT = "cut"
 TIMEOUT_S = 60.0  # s after which a client gives up
-MIN_COSINE = 0.999  # of an embedding computed in another batch
+MIN_COSINE = 0.999  # between embeddings of one text from different batches
 ANSWER_TOKENS = 8
 SENTENCES = tuple(f"A sentence of middling length, number {number}." for number in range(16))
 PROMPTS = ("The sea is", "The capital of France is", "Once upon a time", "Two and two make")
 
 
 class StreamCut(Exception):
-    """A stream ended with an error or without its end."""
+    """A stream contained an error or stopped before its end marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRequest:
-    """A request and the check of the parsed body of its answer."""
+    """A request, and the check that its parsed answer is right."""
 
     kind: str
     raw: bytes
@@ -46,7 +46,7 @@ class KnownRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One request. `outcome` is RIGHT, WRONG, CUT or the status; 0 and -1 as in HttpExchange."""
+    """Result of one request. `outcome` is RIGHT, WRONG, CUT or a status of HttpExchange."""
 
     kind: str
     outcome: str
@@ -61,7 +61,7 @@ class Observation:
 async def build_requests(
     address: ServerAddress, embedder: str, writer: str
 ) -> tuple[list[KnownRequest], list[KnownRequest]]:
-    """Ask for the right answers; return requests of encoders and of generators."""
+    """Get the right answers from the server. Return the requests to encoders and to generators."""
     encoders, generators = [], []
     for sentence in SENTENCES:
         raw = build_post(address.prefix + model_path(embedder), build_inference_body(sentence))
@@ -78,7 +78,7 @@ async def build_requests(
 
 
 async def ask(address: ServerAddress, raw: bytes) -> bytes:
-    """Return the body of an answer with status 200. Raise BenchmarkError for another."""
+    """Send a request and return the body. Raise BenchmarkError for a status other than 200."""
     answer = await send_raw(address, raw, TIMEOUT_S)
     if answer.status != 200:
         raise BenchmarkError(
@@ -102,7 +102,7 @@ class SteadyLoad:
         self._senders.append(asyncio.create_task(self._send_all(requests, 1 / rate)))
 
     async def stop(self) -> None:
-        """Send no more; wait for the answers."""
+        """Send no more requests, and wait for the pending answers."""
         for sender in self._senders:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
@@ -125,7 +125,7 @@ class SteadyLoad:
 
 
 def classify_answer(request: KnownRequest, answer: HttpExchange) -> str:
-    """Return RIGHT, WRONG or CUT for an answer with status 200, else the status."""
+    """Return RIGHT, WRONG or CUT for an answer with status 200. Return any other status as text."""
     if answer.status != 200:
         return str(answer.status)
     try:

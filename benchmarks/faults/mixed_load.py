@@ -1,4 +1,4 @@
-"""Requests of several tasks and forms with their right answers, for hours of mixed load."""
+"""Requests of several tasks and forms, with their right answers, for a mixed load of hours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CLASSIFIER = "hundredfold/minilm-sst2"
 READER = "hundredfold/minilm-squad"
 LIST_TEXTS = 16
 ANSWER_TOKENS = 24
-# Numbers of two right answers differ by rounding: a text is computed beside others.
+# Maximum difference of two numbers in right answers. A text is computed in varying batches, whose
+# rounding differs.
 TOLERANCE = 0.02
 CONTEXT = (
     "The observatory on the hill was built in 1887 by Anna Lindqvist. Its refractor is nine metres "
@@ -39,7 +40,7 @@ RATES: Mapping[str, float] = {
 
 
 async def build_mixed_requests(address: ServerAddress) -> dict[str, list[KnownRequest]]:
-    """Ask for the right answers. Raise BenchmarkError."""
+    """Build requests by kind with right answers from the server. Raise BenchmarkError."""
     sentences = [f"A sentence of middling length, number {number}." for number in range(64)]
     lists = [sentences[start : start + LIST_TEXTS] for start in range(0, 64, LIST_TEXTS)]
     questions = [{"question": question, "context": CONTEXT} for question in QUESTIONS]
@@ -87,7 +88,7 @@ async def _known(
 
 
 def parse_stream(body: bytes) -> dict[str, Any]:
-    """Return the events of a completion as one response. Raise StreamCut if some are missing."""
+    """Merge a streamed completion into one response. Raise StreamCut if it is incomplete."""
     events = [line[6:] for line in body.splitlines() if line.startswith(b"data: ")]
     if not events or events[-1] != b"[DONE]":
         raise StreamCut
@@ -99,7 +100,7 @@ def parse_stream(body: bytes) -> dict[str, Any]:
 
 
 def is_close(expected: Any, value: Any) -> bool:
-    """Compare two JSON values; numbers may differ by TOLERANCE."""
+    """Whether two JSON values are equal except for differences of numbers up to TOLERANCE."""
     if isinstance(expected, dict) and isinstance(value, dict):
         return expected.keys() == value.keys() and all(
             is_close(item, value[key]) for key, item in expected.items()

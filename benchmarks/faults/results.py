@@ -1,4 +1,4 @@
-"""Results of one fault each, and their table."""
+"""Result of each fault, and the table of all results."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ MIN_ANSWERED = 0.999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultResult:
-    """Responses to clients around one fault, from seconds before it until the server recovers."""
+    """Answers to clients from LEAD_S before one fault until the recovery of the server."""
 
     kind: str
     action: ProcessFault
     requests: int
-    outcomes: Mapping[str, int]  # of the requests that were not answered rightly
+    outcomes: Mapping[str, int]  # requests without a right answer, by kind and outcome
     wrong: int
     worst_s: float  # longest wait of an answered request
     median_s: float
-    # s from the fault to the end of the last request that failed or was slow; 0 if none was.
+    # s from the fault to the end of the last request that failed or was slow; 0 if there was none.
     disturbed_s: float
-    successor_s: float | None  # s until another process of the kind ran; None: it was not replaced
+    successor_s: float | None  # s until a new process of the kind ran; None: no new process
 
     @property
     def answered(self) -> float:
         return 1 - sum(self.outcomes.values()) / self.requests if self.requests else 0.0
 
     def is_reached(self, kind: ProcessKind) -> bool:
-        """Whether no answer was wrong and the loss cost no more than it may."""
+        """Whether no answer was wrong and the disturbance stayed within the limits of `kind`."""
         if self.wrong:
             return False
         if self.answered >= MIN_ANSWERED:
@@ -49,7 +49,7 @@ def summarize_fault(
     fault_s: float,
     successor_s: float | None,
 ) -> FaultResult:
-    """`fault_s` is the time.perf_counter of the fault."""
+    """Summarize the observations around a fault at `fault_s` (time.perf_counter)."""
     right = sorted(one.seconds for one in observations if one.outcome == RIGHT)
     failed = Counter(f"{one.kind} {one.outcome}" for one in observations if one.outcome != RIGHT)
     disturbed = [
@@ -71,7 +71,7 @@ def summarize_fault(
 
 
 def merge(former: Iterable[FaultResult], results: Iterable[FaultResult]) -> list[FaultResult]:
-    """Replace the results of a former run by those of the same faults; order as in KINDS."""
+    """Replace former results by results of the same fault. Sort in the order of KINDS."""
     merged = {(one.kind, one.action): one for one in (*former, *results)}
     order = [(kind.name, action) for action in ACTION_NAMES for kind in KINDS]
     return [merged[key] for key in order if key in merged]

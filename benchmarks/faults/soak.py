@@ -1,7 +1,7 @@
-"""Mixed load for a long time, with random kills: no wrong answer, no leak.
+"""Soak test: a long mixed load with random kills must cause no wrong answer and no memory leak.
 
-`bench faults` causes one fault after the other and waits for the recovery; here faults follow at
-random, so that some meet a server that has not recovered from the last one.
+`bench faults` waits for the recovery after each fault. `bench soak` kills at random times, so that
+some faults hit a server that has not recovered from the previous fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.servers.process_kinds import KINDS, find_members, find_processes
 from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
 
-PAUSE_S = (15.0, 45.0)  # between two faults, drawn evenly
+PAUSE_S = (15.0, 45.0)  # between two faults, from a uniform distribution
 SAMPLE_S = 10.0  # between two readings of the memory
 MAX_GROWTH = 0.05
 MIB = 1 << 20
@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Private memory of all processes of the server."""
+    """Private memory of all processes of the server at one time."""
 
     elapsed_s: float
     mib: float
@@ -47,7 +47,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class SoakResults:
-    """Outcomes by kind of request, kills by kind of process, and the memory."""
+    """Outcomes by kind of request, kills by kind of process, and memory samples."""
 
     seconds: float
     kills: Mapping[str, int]
@@ -60,7 +60,7 @@ class SoakResults:
 
     @property
     def growth(self) -> float:
-        """Growth of the median memory from the second to the last quarter; the first warms up."""
+        """Growth of the median memory from the second to the last quarter. The first is warm-up."""
         quarter = len(self.memory) // 4
         if not quarter:
             return 0.0
@@ -121,7 +121,7 @@ async def soak(server: Server, seconds: float, names: Sequence[str], seed: int) 
 async def _kill_at_random(
     server: Server, until_s: float, names: Sequence[str], chance: random.Random
 ) -> dict[str, int]:
-    """Return the number of kills by kind."""
+    """Kill processes at random times until `until_s`. Return the number of kills by kind."""
     kills: Counter[str] = Counter()
     kinds = [kind for kind in KINDS if kind.name in names]
     while kinds:
@@ -131,7 +131,7 @@ async def _kill_at_random(
         await asyncio.sleep(pause_s)
         kind = chance.choice(kinds)
         victims = await asyncio.to_thread(find_processes, server.launcher, kind)
-        if victims:  # else it has not been replaced yet
+        if victims:  # none if Ray has not started a new process yet
             with suppress(psutil.Error):
                 victims[-1].kill()
                 kills[kind.name] += 1
@@ -193,7 +193,7 @@ def _build_row(kind: str, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def build_memory_table(results: SoakResults) -> Table:
-    """Build the medians of ten parts of the time, with the kills in all."""
+    """Build a table of medians for each tenth of the run, and the kills of the whole run."""
     part = max(1, len(results.memory) // 10)
     rows = []
     for start in range(0, len(results.memory), part):

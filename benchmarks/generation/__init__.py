@@ -1,1 +1,1 @@
-"""Benchmark of text generation: in process, over HTTP, and other engines."""
+"""Benchmark of text generation in process, over HTTP, and with other engines."""

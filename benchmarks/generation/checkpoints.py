@@ -1,4 +1,4 @@
-"""Checkpoint of the baselines: the source of the sealed artifact."""
+"""Checkpoint for the baselines: the source of the sealed artifact."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONFIG_NAME = "genai_config.json"
 
 
 class SourceCheckpoint:
-    """Checkpoint that is fetched on first use; unpacked files go to `scratch`.
+    """Checkpoint that is fetched on first use. Unpacked files go to `scratch`.
 
-    `source` is a source of `build_artifacts build`; None takes the artifact's.
+    `source` is a source as `build_artifacts build` takes it; None: the source of the artifact.
     """
 
     def __init__(self, model: LocalModel, source: str | None, scratch: Path) -> None:
@@ -43,7 +43,7 @@ class SourceCheckpoint:
         return checkpoint.weights
 
     def genai_directory(self, precision: str | None) -> Path:
-        """Run onnxruntime-genai's model builder; None takes the artifact's precision.
+        """Run onnxruntime-genai's model builder. `precision` None means the artifact's precision.
 
         Raise BenchmarkError or a BuildError.
         """
@@ -59,7 +59,7 @@ class SourceCheckpoint:
 
 
 def has_same_weights(model: LocalModel, directory: Path) -> bool:
-    """Compare the weights file in `directory` with that of the sealed graph by digest."""
+    """Whether the weights file in `directory` has the digest of the sealed graph's weights file."""
     sealed = model.manifest.files.get(model.candidate.graph + WEIGHTS_SUFFIX)
     weights = directory / WEIGHTS_NAME
     return sealed is not None and weights.is_file() and file_sha256(weights) == sealed.sha256

@@ -1,8 +1,8 @@
-"""Text generation: tokens per second and latencies in process, over HTTP and of other engines.
+"""Benchmark of text generation: tokens/s and latencies in process, over HTTP, of other engines.
 
-All systems get the same prompts and decode the same number of tokens greedily. Rounds are
-interleaved (one stream of every system, then four, ..., then the scenarios), so that a change of
-the machine's speed affects all systems equally.
+All systems get the same prompts and decode the same number of tokens greedily. Every round measures
+all systems: first with one stream, then with four, and so on, then in the scenarios. A change of
+the machine's speed thus affects all systems equally.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResult
 
 
 def answer_schemas(benchmark: GenerationBenchmark, seed: int) -> SchemaResults | None:
-    """Run the schema tasks over HTTP; None if that system is skipped or was dropped."""
+    """Run the schema tasks over HTTP. Return None if the HTTP system is skipped or was dropped."""
     for system in benchmark.baselines:
         if isinstance(system, StreamingSystem) and isinstance(system.generator, HttpGenerator):
             tasks = build_schema_tasks(random.Random(seed))

@@ -1,7 +1,7 @@
 """Client of `/v1/completions` that records when each event of a stream arrives.
 
-It shares the cores with the server, so it only stores bytes and their arrival times during the
-timing, and parses them after the end of the stream.
+The client shares the cores with the server. During the timing it therefore only stores bytes and
+their arrival times. It parses the bytes after the end of the stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.generation.streams import StreamRequest, StreamResult
 PATH = "/v1/completions"
 TIMEOUT_S = 120.0
 _DONE = b"[DONE]"
-_MAX_MESSAGE_CHARACTERS = 300  # characters of an answer that is none
+_MAX_MESSAGE_CHARACTERS = 300  # quoted characters of an error response
 
 
 class BodyChunk(NamedTuple):
@@ -35,13 +35,13 @@ class HttpGenerator:
     """TextGenerator over HTTP with one connection per stream."""
 
     def __init__(self, target: ServerAddress, model_id: str, version: str = "") -> None:
-        self.version = version  # of the served model
+        self.version = version  # version of the served model
         self.model_id = model_id
         self._address = target
 
     @classmethod
     def connect(cls, url: str, model_id: str) -> HttpGenerator:
-        """Connect to `url`. Raise BenchmarkError if no server there serves the model."""
+        """Connect to the server at `url`. Raise BenchmarkError if it does not serve the model."""
         target = ServerAddress.parse(url)
         with Client(target) as client:
             model = client.describe_model(model_id)
@@ -50,7 +50,7 @@ class HttpGenerator:
     async def generate(self, request: StreamRequest) -> StreamResult:
         """Run one stream to its end or to the disconnect.
 
-        Raise BenchmarkError for an error or an incomplete stream.
+        Raise BenchmarkError for an error response or an incomplete stream.
         """
         stream = _Stream(
             self._address.build_post(PATH, build_body(self.model_id, request)), request

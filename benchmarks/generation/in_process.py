@@ -1,7 +1,4 @@
-"""Generator of a sealed model in this process: scheduler and decoder of a replica.
-
-Measures them without Ray and HTTP.
-"""
+"""Generation in this process by a replica's scheduler and decoder, without Ray and HTTP."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class InProcessGenerator:
         settings = GeneratorSettings(
             intra_op_threads=threads,
             kv_slots=kv_slots,
-            kv_cache_bytes=1 << 62,  # no limit, so that all slots are allocated
+            kv_cache_bytes=1 << 62,  # no limit, so that all KV slots are allocated
         )
         spec = DecoderSpec.of(model.directory, manifest, model.candidate)
         self._decoder = open_decoder(spec, settings)
@@ -84,7 +81,7 @@ class InProcessGenerator:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Numbers of running and of waiting requests."""
+        """Number of running requests, and number of waiting requests."""
         return self._loop.load
 
     async def generate(self, request: StreamRequest) -> StreamResult:
@@ -109,7 +106,7 @@ class InProcessGenerator:
         self._decoder.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
-        """Called by the scheduler thread. The arrival time of a token is its publication."""
+        """Deliver events of the scheduler thread. Tokens arrive at the time of this call."""
         self._events.call_soon_threadsafe(self._deliver, time.perf_counter(), events)
 
     def _deliver(self, now_s: float, events: Sequence[JobEvent]) -> None:

@@ -1,7 +1,7 @@
 """Baselines that run the same model: onnxruntime-genai, transformers and llama.cpp.
 
-Each is used as its documentation recommends, on the same cores, with the same prompt tokens and the
-same number of new tokens.
+Every baseline runs as its documentation recommends. All baselines use the same cores, prompt tokens
+and number of new tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from build_artifacts.types import Tokens
 
 _NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
-# Pages of the paged KV cache, and tokens of one pass: eight prompts of 64 tokens.
+# Tokens of a page of the paged KV cache.
 _PAGE_TOKENS = 256
+# Tokens of one forward pass: enough for eight prompts of 64 tokens.
 _MAX_BATCH_TOKENS = 512
 
 
@@ -60,7 +61,7 @@ class TokenTimes:
 class GenaiSystem:
     """`Generator` of onnxruntime-genai; all prompts of a batch have the same length.
 
-    `directory` is the output of its model builder.
+    `directory` is the output of onnxruntime-genai's model builder.
     """
 
     name = GENAI
@@ -144,8 +145,8 @@ class TransformersSystem:
 class PagedTransformersSystem(TransformersSystem):
     """Continuous batching of transformers with a paged KV cache: eager, bf16, CPU.
 
-    The KV cache has pages for `kv_slots` streams of `context` tokens. Without limits transformers
-    fills most of the memory with pages and attention masks.
+    The KV cache has pages for `kv_slots` streams of `context` tokens. Without this limit,
+    transformers fills most of the memory with pages and attention masks.
     """
 
     name = PAGED_TRANSFORMERS
@@ -196,7 +197,7 @@ class PagedTransformersSystem(TransformersSystem):
 
 
 class _Streamer:
-    """Streamer for `generate` of transformers. The first call of `put` passes the prompts."""
+    """Streamer for `generate` of transformers, whose first call of `put` passes the prompts."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()
@@ -221,7 +222,7 @@ class Llama(Protocol):
     def generate(
         self, tokens: Sequence[int], *, temp: float, top_k: int, repeat_penalty: float
     ) -> Iterator[int]:
-        """Yield tokens, also after an end-of-sequence token."""
+        """Yield tokens without an end, even after an end-of-sequence token."""
         ...
 
 

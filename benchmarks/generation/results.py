@@ -43,7 +43,7 @@ class SystemResult:
 
     part: str
     system: str
-    metrics: Mapping[str, RoundSummary]  # only metrics that every round has
+    metrics: Mapping[str, RoundSummary]  # metrics that all rounds have
 
     @classmethod
     def summarize(cls, part: str, system: str, rounds: Rounds) -> Self:
@@ -64,7 +64,7 @@ class AnswerAgreement:
 
     @classmethod
     def compare(cls, what: str, pairs: Sequence[tuple[StreamResult, StreamResult]]) -> Self:
-        """Compare token ids, or texts where token ids are missing."""
+        """Compare token ids. If some answers have no token ids, compare texts."""
         if all(left.ids and right.ids for left, right in pairs):
             prefixes = [common_prefix_length(left.ids, right.ids) for left, right in pairs]
             same = sum(left.ids == right.ids for left, right in pairs)
@@ -87,7 +87,7 @@ class GenerationResults:
     version: str
     compute_type: str
     threads: int
-    prompt_tokens: int  # of the part `streams`
+    prompt_tokens: int  # per prompt of the part `streams`
     new_tokens: int
     streams: tuple[SystemResult, ...]
     scenarios: tuple[SystemResult, ...]
@@ -192,7 +192,7 @@ def describe(results: GenerationResults) -> str:
 ONE_TO_GENAI = f"one stream / {GENAI}"
 NO_DRAFTS_TO_GENAI = f"one stream without drafts / {GENAI}"
 ONE_TO_TRANSFORMERS = f"one stream / {TRANSFORMERS}"
-# With several streams nothing is drafted, so the denominator is without drafts as well.
+# The scheduler drafts no tokens with several streams, so the single stream has no drafts either.
 EIGHT_TO_ONE = "eight streams / one stream without drafts"
 EIGHT_TO_GENAI = f"eight streams / {GENAI}'s batch of eight"
 SERVED_TO_LOOP = "eight clients over HTTP / eight streams"
@@ -215,11 +215,11 @@ class RatioTable:
         self._metrics = {(result.part, result.system): result.metrics for result in results}
 
     def metric(self, part: str, system: str, name: str) -> RoundSummary | None:
-        """Return None if the metric was not measured."""
+        """Return the summary of a metric; None if it was not measured."""
         return self._metrics.get((part, system), {}).get(name)
 
     def ratios(self) -> dict[str, RoundSummary]:
-        """Divide round by round, so that the drift of the machine's speed cancels out."""
+        """Divide metrics of the same round, so that changes of the machine's speed cancel out."""
         one, eight = name_streams(1), name_streams(STREAMS)
         operands = {
             ONE_TO_GENAI: ((one, IN_PROCESS, DECODE), (one, GENAI, DECODE)),
@@ -247,7 +247,7 @@ def evaluate_goals(
     churn: ChurnResults | None,
     schemas: SchemaResults | None,
 ) -> tuple[Goal, ...]:
-    """Compare the medians of ratios and the worst rounds of latencies with their bounds."""
+    """Compare the median of each ratio and the worst round of each latency with their bounds."""
     goals = [
         Goal.at_least(what, ratios[what].median if what in ratios else None, minimum)
         for what, minimum in MIN_RATIOS.items()

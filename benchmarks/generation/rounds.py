@@ -1,4 +1,4 @@
-"""Rounds: every system at every number of streams, then the scenarios of streaming systems."""
+"""Rounds of the benchmark: all systems at all numbers of streams, then the scenarios."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
-# Batched answers that are requested again unbatched, in each round and for each number of streams.
+# Number of batched answers, per round and number of streams, whose prompts run again unbatched.
 REPEATED_PER_ROUND = 4
 
 Key = tuple[str, str]  # part, system
@@ -34,9 +34,9 @@ Pairs = list[tuple[StreamResult, StreamResult]]
 
 @dataclass(slots=True)
 class GenerationBenchmark:
-    """The measurements of every round, and their values so far.
+    """The measurements that every round repeats, and their values so far.
 
-    A baseline that fails is dropped; a failure of `in_process` is raised.
+    A baseline that fails is dropped. A failure of `in_process` ends the benchmark.
     """
 
     in_process: StreamingSystem
@@ -82,7 +82,7 @@ class GenerationBenchmark:
 
     @property
     def answer_agreements(self) -> tuple[AnswerAgreement, ...]:
-        """Answers of the baselines compared with those of `in_process` to the same prompts."""
+        """Agreement of each baseline with `in_process` on the same prompts."""
         return tuple(
             AnswerAgreement.compare(f"{name} and {IN_PROCESS}", pairs)
             for name, pairs in self.answer_pairs.items()
@@ -146,7 +146,7 @@ class GenerationBenchmark:
         self.baselines.remove(system)
 
     def _systems_for(self, streams: int) -> list[System]:
-        """Return the systems that support so many streams, `in_process` first."""
+        """Return the systems that support `streams` concurrent streams, `in_process` first."""
         return [
             system
             for system in (self.in_process, *self.baselines)

@@ -1,6 +1,7 @@
-"""Load patterns other than a fixed number of equal streams, each with a few metrics per round.
+"""Load patterns that differ from a fixed number of equal streams.
 
-A scenario samples its requests once per round; every streaming system gets the same requests.
+A scenario samples its requests once per round. Every streaming system gets the same requests. Each
+run of a scenario yields a few metrics.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from deployments.tokenization.encodings import open_tokenizer
 
 
 class PromptSampler:
-    """Sampler of prompts; the sequence is a function of the seed.
+    """Sampler of prompts. Equal seeds give equal sequences.
 
-    A prompt is a slice of cyclic prose. Prompts start at different offsets, so that none benefits
-    from the prefix cache entry of another.
+    A prompt is a slice of prose that repeats from its start. Prompts start at different offsets, so
+    that no prompt benefits from the prefix cache entry of another prompt.
     """
 
     def __init__(self, prose: Sequence[int], seed: int) -> None:
@@ -48,7 +49,7 @@ class PromptSampler:
         return cls([token for text in texts for token in text.ids], seed)
 
     def sample(self, tokens: int) -> Tokens:
-        """Return the next prompt of so many tokens."""
+        """Return the next prompt, with exactly `tokens` tokens."""
         start = next(self._offsets)
         prose = self._prose[start:] + self._prose[:start]
         repeats, remainder = divmod(tokens, len(prose))
@@ -70,7 +71,7 @@ PROMPT_TOKENS = (4, 48)
 NEW_TOKENS = (2, 16)
 DISCONNECT_SHARE = 0.5  # share of the requests that disconnect early
 WARM_UP_SHARE = 0.2  # share of requests sent before memory is read
-CLIENTS_PER_SLOT = 1.5  # above 1, so that some clients disconnect while queued
+CLIENTS_PER_SLOT = 1.5  # above 1, so that some requests are queued when their client disconnects
 DRAIN_TIMEOUT_S = 5.0
 
 
@@ -80,8 +81,8 @@ class ChurnResults:
 
     requests: int
     disconnected: int
-    compared: int  # the complete answers
-    different: int  # complete answers that differ from the unbatched answer
+    compared: int  # answers of requests without a disconnect
+    different: int  # compared answers that differ from the unbatched answer
     still_active: int  # KV slots still in use
     still_waiting: int
     resident_bytes_before: int  # after the warm-up
@@ -94,7 +95,7 @@ class ChurnResults:
 
     @property
     def is_clean(self) -> bool:
-        """No KV slot leaked, and no disconnect changed another answer."""
+        """Whether no KV slot leaked and no disconnect changed the answer to another request."""
         return not (self.different or self.still_active or self.still_waiting)
 
 
@@ -103,7 +104,7 @@ class LoadReportingGenerator(TextGenerator, Protocol):
 
     @property
     def load(self) -> tuple[int, int]:
-        """Numbers of running and of waiting requests."""
+        """Number of running requests, and number of waiting requests."""
         ...
 
 
@@ -114,7 +115,7 @@ async def churn(
     request_count: int,
     kv_slots: int,
 ) -> ChurnResults:
-    """Send requests of which half disconnect; compare answers, KV slots and memory afterwards.
+    """Send requests, half of which disconnect. Then check answers, KV slots and memory.
 
     Raise ServeError.
     """
@@ -154,7 +155,7 @@ async def churn(
 
 
 def random_request(prompts: Sequence[tuple[int, ...]], rng: random.Random) -> StreamRequest:
-    """Return a request; a disconnect happens before the last token."""
+    """Return a random request. A disconnect, if any, happens before the last token."""
     new_tokens = rng.randint(*NEW_TOKENS)
     disconnects = rng.random() < DISCONNECT_SHARE
     return StreamRequest(
@@ -163,7 +164,7 @@ def random_request(prompts: Sequence[tuple[int, ...]], rng: random.Random) -> St
 
 
 async def wait_until_drained(generator: LoadReportingGenerator) -> tuple[int, int]:
-    """Wait until the generator is idle, at most DRAIN_TIMEOUT_S. Return its load."""
+    """Wait up to DRAIN_TIMEOUT_S until the generator is idle. Return its load."""
     deadline_s = time.perf_counter() + DRAIN_TIMEOUT_S
     while generator.load != (0, 0) and time.perf_counter() < deadline_s:
         await asyncio.sleep(0.01)
@@ -192,23 +193,27 @@ class Scenario(Protocol):
     async def run(
         self, generator: TextGenerator, requests: Sequence[StreamRequest]
     ) -> dict[str, float]:
-        """StreamRequest them; what it gave, by name. Raises ServeError."""
+        """Send the requests and return the metrics by name. Raise ServeError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LongPromptScenario:
-    """Longest inter-token latency of running streams during the prefill of a long prompt."""
+    """A long prompt that joins running streams.
+
+    Measures the longest inter-token latency of the running streams during its prefill.
+    """
 
     context: int  # tokens of a KV slot
     joining_tokens: int = 1_500
-    running_tokens: int = 16  # of the prompts of the running streams
-    # Outlasts the prefill of the long prompt, whose chunks have at least 16 tokens.
+    running_tokens: int = 16  # prompt tokens of each running stream
+    # New tokens of each running stream. Streams must outlast the prefill of the long prompt, whose
+    # prefill chunks have at least 16 tokens.
     written_tokens: int = 128
     name = "long-prompt"
 
     def sample(self, prompts: PromptSampler, rng: random.Random) -> Sequence[StreamRequest]:
-        """Return the requests of the running streams, then the long one."""
+        """Return the requests of the running streams, followed by the long request."""
         capacity = self.context - self.running_tokens
         running = [
             StreamRequest(prompt, min(self.written_tokens, capacity))
@@ -222,7 +227,7 @@ class LongPromptScenario:
     async def run(
         self, generator: TextGenerator, requests: Sequence[StreamRequest]
     ) -> dict[str, float]:
-        """Start all but the last request; send it when every running stream has a token."""
+        """Start all requests but the last. Send the last when every running stream has a token."""
         *running, joining = [request._replace(first_token=asyncio.Event()) for request in requests]
         running_task = asyncio.create_task(run_streams(generator, running))
         first_token = asyncio.gather(
@@ -242,7 +247,7 @@ class LongPromptScenario:
 def max_inter_token_s(running: Sequence[StreamResult], joined: StreamResult) -> float | None:
     """Return the longest inter-token latency of `running` during the prefill of `joined`.
 
-    Return None if a running stream ended before.
+    Return None if a running stream ended before the end of this prefill.
     """
     begin_s, end_s = joined.submitted_s, joined.arrivals_s[0]
     if min(answer.arrivals_s[-1] for answer in running) < end_s:
@@ -257,7 +262,7 @@ def max_inter_token_s(running: Sequence[StreamResult], joined: StreamResult) -> 
 
 @dataclass(frozen=True, slots=True)
 class MixedLoadScenario:
-    """Closed loop of eight clients; prompts and answers of all lengths."""
+    """Closed loop of eight clients with prompts and answers of random lengths."""
 
     context: int
     requests: int = 16
@@ -284,7 +289,7 @@ class MixedLoadScenario:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixScenario:
-    """Two requests with the same long system prompt, one after the other on an idle generator."""
+    """Two sequential requests with the same long system prompt on an idle generator."""
 
     context: int
     system_tokens: int = 500

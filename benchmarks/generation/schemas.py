@@ -31,7 +31,7 @@ class SchemaPrompt(NamedTuple):
 
 
 def build_schema_tasks(rng: random.Random) -> tuple[SchemaTask, ...]:
-    """Build all tasks with random limits and orders of choices."""
+    """Build all tasks. Draw limits and the order of choices at random."""
     return tuple(
         SchemaTask(f"{kind}_{number}", *build(subject, rng))
         for kind, (build, subjects) in KINDS.items()

@@ -1,7 +1,7 @@
-"""Streams of text: requests, arrival times of tokens, and the metrics of several streams.
+"""Generation streams: requests, arrival times of tokens, and metrics over several streams.
 
-Every system returns arrival times in the same form; all metrics are computed from them after the
-timing.
+Every system returns arrival times in the same form. All metrics are computed from arrival times,
+after the timing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class System(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamingSystem:
-    """System over a TextGenerator; all prompts are sent at the same time."""
+    """System over a TextGenerator. All prompts are sent at the same time."""
 
     name: str
     generator: TextGenerator
@@ -56,12 +56,12 @@ class StreamingSystem:
         return StreamGroup(self.runner.run(run_streams(self.generator, requests)))
 
 
-# Names of metrics. Tokens per second:
+# Metrics in tokens per second.
 DECODE = "decode_tokens_per_s"  # while all streams decode
 THROUGHPUT = "tokens_per_s"  # from the first request to the last token
-# Time to first token, ms: median and maximum of the streams.
+# Time to first token in ms: median and maximum of the streams.
 TTFT, TTFT_MAX = "ttft_ms_p50", "ttft_ms_max"
-# Time between two tokens of a stream, ms.
+# Time between two tokens of a stream in ms.
 INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = (
     "inter_token_ms_p50",
     "inter_token_ms_p99",
@@ -74,7 +74,7 @@ class StreamRequest(NamedTuple):
 
     prompt: Tokens
     new_tokens: int
-    disconnect_after: int | None = None  # tokens, after which the client disconnects
+    disconnect_after: int | None = None  # number of tokens after which the client disconnects
     first_token: asyncio.Event | None = None  # set when the first token arrives
 
 
@@ -82,7 +82,7 @@ class StreamResult(NamedTuple):
     """Tokens of a stream and their arrival times (time.perf_counter)."""
 
     submitted_s: float
-    arrivals_s: tuple[float, ...]  # per token; over HTTP per event with text
+    arrivals_s: tuple[float, ...]  # one per token; over HTTP one per event with text
     tokens: int
     ids: Tokens = ()  # empty if the system returns text only
     text: str = ""
@@ -100,7 +100,7 @@ class StreamResult(NamedTuple):
 
 
 class TextGenerator(Protocol):
-    """Generator of concurrent streams on the running event loop."""
+    """Text generator that serves concurrent streams on the running event loop."""
 
     async def generate(self, request: StreamRequest) -> StreamResult:
         """Run one stream to its end or to the disconnect. Raise ServeError."""
@@ -110,9 +110,10 @@ class TextGenerator(Protocol):
 async def run_streams(
     generator: TextGenerator, requests: Sequence[StreamRequest], clients: int | None = None
 ) -> tuple[StreamResult, ...]:
-    """Run `requests` by `clients` with one stream each, or all at once. Return answers in order.
+    """Run `requests` and return their answers in order.
 
-    Raise the first failure and cancel the other streams.
+    Each of `clients` clients runs one stream at a time; None runs all streams at once. Raise the
+    first failure and cancel the other streams.
     """
     answers: dict[int, StreamResult] = {}
     waiting = iter(enumerate(requests))
@@ -133,7 +134,7 @@ async def run_streams(
 
 @dataclass(frozen=True, slots=True)
 class StreamGroup:
-    """Answers of streams that ran together or by a few clients one after the other."""
+    """Answers of streams that ran concurrently, or in turn on a few clients."""
 
     answers: tuple[StreamResult, ...]
 
@@ -144,16 +145,17 @@ class StreamGroup:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all streams from the first request to the last token; includes prefill."""
+        """Tokens per second of all streams, from the first request to the last token."""
         end_s = max(answer.arrivals_s[-1] for answer in self.answers)
         started_s = min(answer.submitted_s for answer in self.answers)
         return sum(answer.tokens for answer in self.answers) / (end_s - started_s)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second between the last first token and the first end of a stream.
+        """Tokens per second while all streams decode.
 
-        None if this interval is empty, or if arrival times are those of HTTP events.
+        The interval begins when the last stream gets its first token. It ends when the first stream
+        ends. None if the interval is empty, or if the arrival times are those of HTTP events.
         """
         begin_s = max(answer.arrivals_s[0] for answer in self.answers)
         end_s = min(answer.arrivals_s[-1] for answer in self.answers)

@@ -1,4 +1,4 @@
-"""Structured output: check that the answers of a running server follow their JSON schemas.
+"""Structured output: check of a running server's answers against their JSON schemas.
 
 Requests use OpenAI's chat API, AT_ONCE at a time. The `jsonschema` package validates the answers,
 independently of the server's grammar. An answer that reaches its token limit is never valid.
@@ -23,13 +23,13 @@ from benchmarks.generation.schemas import MAX_TOKENS, SchemaTask
 
 PATH = "/v1/chat/completions"
 AT_ONCE = 4
-_MAX_MESSAGE_CHARACTERS = 200  # characters of what is wrong
+_MAX_MESSAGE_CHARACTERS = 200  # quoted characters of an invalid answer
 
 
 class SchemaOutcome(StrEnum):
     VALID = "valid"
-    TRUNCATED = "truncated"  # by its token limit
-    INVALID = "invalid"  # complete, but no JSON or against the schema
+    TRUNCATED = "truncated"  # ended by the token limit
+    INVALID = "invalid"  # complete, but no JSON or a violation of the schema
     REJECTED = "rejected"  # no response with status 200
 
 
@@ -91,7 +91,7 @@ class SchemaResults:
 
 
 async def answer_all(generator: HttpGenerator, tasks: Iterable[SchemaTask]) -> SchemaResults:
-    """StreamRequest for all of them, `AT_ONCE` at a time. What fails is counted, never raised."""
+    """Run all tasks, `AT_ONCE` at a time. Failures are counted, never raised."""
     answers: list[SchemaAnswer] = []
     waiting = iter(tasks)
 
@@ -108,7 +108,7 @@ async def answer_all(generator: HttpGenerator, tasks: Iterable[SchemaTask]) -> S
 
 
 async def answer_schema(generator: HttpGenerator, task: SchemaTask) -> SchemaAnswer:
-    """Send one task and check its answer after the timing."""
+    """Send one task. Check its answer outside of the timing."""
     submitted_s = time.perf_counter()
     try:
         status, body = await generator.post(PATH, build_body(generator.model_id, task))

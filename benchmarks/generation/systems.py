@@ -1,4 +1,4 @@
-"""Systems to measure. A baseline that fails to open is skipped."""
+"""The measured systems. A baseline that fails to open is skipped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from deployments.errors import ServeError
 
 @dataclass(frozen=True, slots=True)
 class SystemFactory:
-    """Everything that opening a system requires."""
+    """Opens the systems. The fields hold all that this requires."""
 
     arguments: argparse.Namespace
     model: LocalModel
@@ -49,7 +49,7 @@ class SystemFactory:
     stack: ExitStack  # closes the opened systems
     kv_slots: int
     threads: int
-    context: int  # tokens of prompt and answer
+    context: int  # maximum of prompt and answer tokens
     notes: list[str] = field(default_factory=list)  # limits of the comparison
 
     def served(self) -> System:
@@ -75,7 +75,7 @@ class SystemFactory:
         return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:
-        """Open onnxruntime-genai on `--genai`, or run its model builder first."""
+        """Open onnxruntime-genai on the graph in `--genai`, or build a graph first."""
         named = self.arguments.genai
         if named is None:
             directory = self.checkpoint.genai_directory(self.arguments.genai_precision)
@@ -115,7 +115,7 @@ class SystemFactory:
         return LlamaCppSystem.open(self.arguments.gguf, self.context, self.threads)
 
 
-# Name on the command line -> name in the results and function that opens the system.
+# Name on the command line -> (name in the results, function that opens the system).
 BASELINES: Mapping[str, tuple[str, Callable[[SystemFactory], System]]] = {
     "no-drafts": (NO_DRAFTS, SystemFactory.no_drafts),
     "http": (OVER_HTTP, SystemFactory.served),
@@ -129,7 +129,7 @@ BASELINES: Mapping[str, tuple[str, Callable[[SystemFactory], System]]] = {
 def open_baselines(
     factory: SystemFactory, skip: Collection[str]
 ) -> tuple[list[System], dict[str, str]]:
-    """Open all baselines except `skip`. Return them, and the reasons of those that failed."""
+    """Open all baselines except `skip`. Return the opened ones, and failures by name."""
     opened: list[System] = []
     missing: dict[str, str] = {}
     for name, (label, open_system) in BASELINES.items():

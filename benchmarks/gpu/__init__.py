@@ -1,1 +1,1 @@
-"""Everything that only a GPU can prove, in parts of minutes: `hundredfold bench gpu`."""
+"""The GPU benchmark `hundredfold bench gpu`: measurements that need a GPU, in parts of minutes."""

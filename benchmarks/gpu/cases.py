@@ -1,4 +1,4 @@
-"""Cases of the GPU benchmark: one measurement each, with its state and what prevented it."""
+"""Cases of the GPU benchmark: one measurement each, with a state and the reason for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.errors import ServeError
 
-# rejected: compiler or gate leave the candidate out. blocked: something is not installed here.
+# rejected: the compiler or the accuracy gate excludes the candidate. blocked: a package, a provider
+# or a device is missing on this machine.
 State: TypeAlias = Literal["passed", "rejected", "blocked", "failed"]
 T = TypeVar("T")
 
@@ -27,12 +28,12 @@ class MissingRequirement(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where and how large: real sizes on a GPU, tiny models on the CPU."""
+    """Device and model sizes of a run: real sizes on a GPU, tiny models on the CPU."""
 
     is_cuda: bool
     seed: int = 0
     threads: int = 2
-    smollm: Path | None = None  # checkpoint of SmolLM2-135M; None: the demo's package
+    smollm: Path | None = None  # checkpoint of SmolLM2-135M; None: from the package of the demo
 
     @property
     def device(self) -> str:
@@ -60,17 +61,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """State that the cases of one process share: the target, a directory, and models built once."""
+    """State that the cases of one process share: the target, a directory, and built models."""
 
     target: Target
     scratch: Path
     _built: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, build: Callable[[Path], T]) -> T:
-        """Return what `build` made of the directory `name` the first time that it succeeded."""
+        """Return the result of `build` in the directory `name`; build only once."""
         if name not in self._built:
             directory = self.scratch / name.replace("/", "-")
-            shutil.rmtree(directory, ignore_errors=True)  # what a failure has left
+            shutil.rmtree(directory, ignore_errors=True)  # files of a failed build
             directory.mkdir(parents=True)
             self._built[name] = build(directory)
         built: T = self._built[name]
@@ -78,7 +79,7 @@ class Bench:
 
 
 class Case(NamedTuple):
-    """One measurement. Values are JSON; the key `reasons`, if not empty, means rejected."""
+    """One measurement. `run` returns JSON values; a nonempty key `reasons` means `rejected`."""
 
     name: str
     run: Callable[[Bench], Mapping[str, Any]]
@@ -93,17 +94,17 @@ class CaseResult:
     state: State
     device: str  # "cuda", or "cpu" in a dry run
     seconds: float
-    reason: str = ""  # unless passed
+    reason: str = ""  # empty if passed
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_proof(self) -> bool:
-        """Whether a GPU did it, or its gate decided."""
+        """Whether the case passed, or was rejected, on a GPU."""
         return self.device == "cuda" and self.state in ("passed", "rejected")
 
 
 def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
-    """Run a case. Every exception becomes a result: one failure must not end the others."""
+    """Run a case. Every exception becomes a result, so that the other cases still run."""
     started_s = time.monotonic()
     values: Mapping[str, Any] = {}
     state: State = "passed"
@@ -116,7 +117,7 @@ def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
         state, reason = "blocked", str(error)
     except ModuleNotFoundError as error:
         state, reason = "blocked", f"the package `{error.name}` is not installed"
-    except UnsupportedModel as error:  # the compiler leaves the candidate out, as the gate does
+    except UnsupportedModel as error:  # the compiler excludes the candidate
         state, reason = "rejected", error.message
     except ServeError as error:
         state, reason = "failed", error.message
@@ -134,7 +135,7 @@ def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
 
 
 def require(missing: str | None) -> None:
-    """Raise MissingRequirement for a sentence about what is missing."""
+    """Raise MissingRequirement with the sentence `missing`, unless it is None."""
     if missing is not None:
         raise MissingRequirement(missing)
 

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights in real shapes, and tokenizers, written without a network."""
+"""Checkpoints with random weights and their tokenizers, written without a network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LABELS: Mapping[TaskName, tuple[str, ...]] = {
     TaskName.TEXT_RANKING: ("LABEL_0",),
     TaskName.TOKEN_CLASSIFICATION: ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
 }
-# hidden size, layers, heads, inner size
+# (hidden size, layers, heads, inner size)
 BertSizes = tuple[int, int, int, int]
 TINY_BERT: BertSizes = (32, 2, 2, 64)
 MINILM: BertSizes = (384, 6, 12, 1_536)
@@ -53,7 +53,7 @@ LLAMA_1B: LlamaSizes = dict(
 
 
 def write_bert(directory: Path, sizes: BertSizes, task: TaskName, seed: int) -> Path:
-    """Write a BERT with the head of `task`; its weights make texts differ clearly."""
+    """Write a BERT with the head of `task`. Its outputs differ clearly between texts."""
     import torch
     import transformers
 
@@ -78,7 +78,7 @@ def write_bert(directory: Path, sizes: BertSizes, task: TaskName, seed: int) -> 
 
 
 def write_llama(directory: Path, sizes: LlamaSizes, seed: int) -> Path:
-    """Write a Llama; real shapes keep transformers' own random weights, which is faster."""
+    """Write a Llama. Large shapes keep the random weights of transformers to save time."""
     import torch
     import transformers
 
@@ -127,7 +127,7 @@ def write_bart(directory: Path, seed: int) -> Path:
 
 
 def _draw_weights(model: Any, std: float) -> None:
-    """Draw matrices wide enough that logits differ by more than FP16 rounds."""
+    """Draw matrices with a `std` so large that logits differ by more than FP16 rounding."""
     import torch
 
     with torch.no_grad():
@@ -158,7 +158,7 @@ def _write_wordpiece(directory: Path) -> int:
 
 
 def _write_byte_pairs(directory: Path) -> dict[str, int]:
-    """Write a byte-level tokenizer; return the ids of its special tokens for a config."""
+    """Write a byte-level BPE tokenizer. Return the ids of its special tokens by config field."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     from build_artifacts.search.probes import PROBES
@@ -193,7 +193,7 @@ def read_checkpoint(weights: Path, task: TaskName) -> CheckpointMetadata:
 
 
 def open_steps(root: Path) -> StepRunner:
-    """A step runner of a build in `root`, without progress lines."""
+    """Return the step runner of a build in `root`, without progress lines."""
     root.mkdir(parents=True, exist_ok=True)
     return StepRunner(Workspace(root), BuildProgress(io.StringIO()))
 

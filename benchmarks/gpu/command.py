@@ -1,7 +1,7 @@
-"""`hundredfold bench gpu`: proves on a GPU what the CPU could only check.
+"""`hundredfold bench gpu`: measurements and parity checks on a GPU, or a dry run on the CPU.
 
-Runs offline, in the project's environment or with torch for CUDA and transformers alone. Cases
-with a result in the output file are skipped, so that the same command continues.
+The command runs offline. It needs the project's environment, or only torch for CUDA and
+transformers. It skips cases with a result in the output file, so that a repeated command continues.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from deployments.command_line import FAILED, OK
 from deployments.console import print_json
 from deployments.machine import usable_cores
 
-_FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # by whether it ran on a GPU
+_FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # key: whether the run uses a GPU
 _WORKER = (sys.executable, "-m", "benchmarks.gpu.worker")
-_MIN_PART_SECONDS = 20.0  # less left: the part waits for the next run
+_MIN_PART_SECONDS = 20.0  # a part does not start with less time left
 
 
 _HELP = f"""\
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what has no result yet; FAILED if a case failed. Raise BenchmarkError without a GPU."""
+    """Run the cases without a result. Return FAILED if a case failed. Raise BenchmarkError."""
     target = Target(
         is_cuda=not arguments.dry,
         seed=arguments.seed,
@@ -118,11 +118,11 @@ class _CasePlan(NamedTuple):
     pattern: str
 
     def cases(self, part: str) -> list[Case]:
-        """The selected cases of a part."""
+        """Return the selected cases of a part."""
         return [c for c in PARTS[part].cases(self.target) if fnmatchcase(c.name, self.pattern)]
 
     def count_open(self, parts: Iterable[str], results: GpuResults) -> int:
-        """Count the selected cases without a result of this device."""
+        """Count the selected cases without a result for the device of `target`."""
         return sum(
             results.find(part, case.name, self.target.device) is None
             for part in parts
@@ -130,7 +130,7 @@ class _CasePlan(NamedTuple):
         )
 
     def run(self, part: str, results: GpuResults, seconds: float) -> Iterator[CaseResult]:
-        """Run the remaining cases of a part in a process of its own; log and yield results."""
+        """Run the remaining cases of a part in worker processes. Log and yield the results."""
         cases = self.cases(part)
         names = results.remaining(part, cases, self.target.device)
         if not names:
@@ -138,7 +138,7 @@ class _CasePlan(NamedTuple):
             return
         log_progress(f"{part}: {len(names)} of {len(cases)} cases, at most {seconds:.0f} s")
         end_s = time.monotonic() + seconds
-        # A failed case ends its process; the others continue in a new one.
+        # A failed case ends the worker process. The remaining cases run in a new worker.
         while names and (left_s := end_s - time.monotonic()) > 0:
             tried = False
             for result in run_worker(part, names, self.target, left_s):
@@ -153,8 +153,8 @@ class _CasePlan(NamedTuple):
 def run_worker(part: str, names: list[str], target: Target, seconds: float) -> Iterator[CaseResult]:
     """Run `names` of `part` in a process that ends after `seconds`.
 
-    If it ends early, the case under way failed. Cases that did not start have no result; neither
-    has a case that the time limit ended, unless it was the first.
+    If the process ends early, the running case failed. Cases that did not start have no result.
+    A case that the time limit ends has a result only if it was the first: it failed.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

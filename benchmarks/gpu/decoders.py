@@ -1,4 +1,4 @@
-"""Decoder cases: parity of every GPU candidate, streams, memory and the cost of captures."""
+"""Decoder cases: parity of every GPU candidate, streams, memory, cost of CUDA graph captures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DECODER_FLASH = replace(
 DECODER_EAGER = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-fp16-eager", run=EngineOptions(attention="eager")
 )
-# Engines of torch first: they need no export to ONNX.
+# Candidates on torch come first, because they need no export to ONNX.
 CANDIDATES = (
     DECODER_FP16_TORCH, DECODER_FP16_COMPILED, DECODER_FP16_TRANSFORMERS, DECODER_FLASH,
     DECODER_EAGER, DECODER_OFFLOADED,
@@ -73,7 +73,7 @@ def _sized(gpu: Mapping[str, int], dry: Mapping[str, int] = TINY_LLAMA) -> _Writ
     return write
 
 
-# Checkpoints by name. Parity needs no real sizes: the reference runs in fp32 on the host.
+# Checkpoints by name. Parity cases use small sizes, because their fp32 reference runs on the CPU.
 _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
     "llama": _sized(SMALL_LLAMA),
     "gpt2": lambda directory, bench: write_gpt2(directory, bench.target.seed),
@@ -85,7 +85,7 @@ _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
 
 
 class _Needs(NamedTuple):
-    """The parts of a recipe that decide whether an engine can run it, known before the export."""
+    """The fields of a recipe that decide, before the export, whether an engine can run it."""
 
     engine: EngineName
     precision: Precision
@@ -113,7 +113,7 @@ class _DecoderModel:
         needs = _Needs(recipe.engine, recipe.precision, recipe.run)
         require(missing_requirement(needs, target.generator_settings()))
         if recipe.engine == "onnxruntime" and self.metadata.architecture.startswith("Llama"):
-            import onnxruntime_genai  # noqa: F401  its model builder writes these graphs
+            import onnxruntime_genai  # noqa: F401  the export needs its model builder
         spec: DecoderSpec = self.graphs.spec(recipe)
         return spec
 
@@ -128,7 +128,7 @@ def _open(spec: DecoderSpec, target: Target, *, slots: int, context: int) -> Dec
 
 
 def _check(bench: Bench, name: str, recipe: DecoderRecipe) -> Mapping[str, Any]:
-    """Compare a candidate with fp32 torch in prefill and in batched steps, as the gate does."""
+    """Compare a candidate with fp32 torch as the accuracy gate does: prefill and batched steps."""
     from build_artifacts.decoders.measurement import BATCH_SLOTS, compare_decoder
     from build_artifacts.decoders.reference import DecoderReference, write_reference
 
@@ -148,7 +148,7 @@ def _check(bench: Bench, name: str, recipe: DecoderRecipe) -> Mapping[str, Any]:
 
 
 def parity_cases(_target: Target) -> list[Case]:
-    """Every candidate on a Llama; other architectures in the two fast formats."""
+    """Return cases for every candidate on a Llama, and for two candidates on GPT-2 and on BART."""
     pairs = [("llama", recipe) for recipe in CANDIDATES]
     pairs += [("gpt2", DECODER_FP16_TORCH), ("gpt2", DECODER_FP16)]
     pairs += [("bart", DECODER_FP16), ("bart", DECODER_GPU_INT8)]
@@ -161,7 +161,7 @@ def parity_cases(_target: Target) -> list[Case]:
 def measure_streams(
     engine: DecoderEngine, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> Mapping[str, Any]:
-    """Prefill all prompts, then decode greedily; the host chooses tokens, as the server does."""
+    """Prefill all prompts, then decode greedily. The host selects tokens, as in the server."""
     started_s = time.perf_counter()
     last = np.array([engine.prefill(s, ids, 0).argmax() for s, ids in enumerate(prompts)])
     prefill_s = time.perf_counter() - started_s
@@ -178,7 +178,7 @@ def measure_streams(
         **summarize_ms(times),
         "tokens_per_s": len(prompts) / (sum(times) / len(times)),
         "prefill_tokens_per_s": sum(map(len, prompts)) / prefill_s,
-        "late_to_early_step": float(late / early),  # 1: steps do not slow down with the answer
+        "late_to_early_step": float(late / early),  # 1.0: steps stay equally fast as answers grow
         "total_tokens_per_s": len(prompts) * new_tokens / (prefill_s + sum(times)),
     }
 
@@ -200,12 +200,12 @@ def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapp
     spec = model.spec(_BY_NAME[system], target)
     context = prompt_tokens + new_tokens
     with closing(_open(spec, target, slots=streams, context=context)) as engine:
-        measure_streams(engine, prompts, new_tokens)  # captures, allocates, compiles
+        measure_streams(engine, prompts, new_tokens)  # warm-up: captures, allocates, compiles
         return measure_streams(engine, prompts, new_tokens)
 
 
 def stream_cases(target: Target) -> list[Case]:
-    """SmolLM2 and the shape of 1B: the fast candidates, and transformers beside them."""
+    """Return cases for SmolLM2 and a Llama of 1B: the fast candidates and transformers."""
     systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
                *GENERATION_BASELINES]  # fmt: skip
     compiled = [DECODER_FP16_COMPILED.name, DECODER_FLASH.name]
@@ -229,7 +229,7 @@ def stream_cases(target: Target) -> list[Case]:
 
 
 def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
-    """Memory before, open, after captures and after closing; and the time of each capture."""
+    """Measure memory after opening, prefill, captures and closing, and the time of each capture."""
     target, model = bench.target, _model(bench, "135m")
     spec = model.spec(recipe, target)
     slots, context = target.choose((32, 1_024), (4, 64))

@@ -1,4 +1,4 @@
-"""The device itself: matrix rate, bandwidth, used memory."""
+"""Measurements of the device: matrix rate, bandwidth, used memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARM_UPS = 3
 def time_calls(
     call: Callable[[], object], target: Target, *, seconds: float, max_calls: int = 200
 ) -> list[float]:
-    """Return seconds per call after warm-up; each waits for the device. At least three calls."""
+    """Return the seconds of three or more calls after a warm-up. Each waits for the device."""
     for _ in range(_WARM_UPS):
         call()
     target.synchronize()
@@ -34,7 +34,7 @@ def time_calls(
 
 
 def summarize_ms(times_s: list[float]) -> dict[str, float]:
-    """Mean, deviation and best of the times, in milliseconds."""
+    """Return mean, standard deviation and minimum of the times in milliseconds."""
     return {
         "mean_ms": mean(times_s) * 1e3,
         "deviation_ms": pstdev(times_s) * 1e3,
@@ -43,7 +43,7 @@ def summarize_ms(times_s: list[float]) -> dict[str, float]:
 
 
 def used_bytes(target: Target) -> int:
-    """Memory in use: of the device, by all processes; in a dry run, of this process."""
+    """Return the used bytes of the device, or the resident bytes of this process in a dry run."""
     if target.is_cuda:
         import torch
 
@@ -53,7 +53,7 @@ def used_bytes(target: Target) -> int:
 
 
 def release_memory(target: Target) -> None:
-    """Return what torch caches to the device, so that the next case finds it free."""
+    """Free the memory that torch caches, so that it is available to the next case."""
     gc.collect()
     if target.is_cuda:
         import torch
@@ -62,7 +62,7 @@ def release_memory(target: Target) -> None:
 
 
 def matrix_rate(target: Target) -> float:
-    """FLOP/s of FP16 products of large square matrices; the card's practical limit."""
+    """Return FLOP/s of FP16 products of large square matrices: the card's practical limit."""
     import torch
 
     size = target.choose(8_192, 128)
@@ -113,7 +113,7 @@ def _describe(bench: Bench) -> Mapping[str, Any]:
         values["device"] = properties.name
         values["device_bytes"] = properties.total_memory
         values["multiprocessors"] = properties.multi_processor_count
-        # Also where nvidia-smi is missing.
+        # `gpus` lacks this value where nvidia-smi is missing.
         values["compute_capability"] = f"{properties.major}.{properties.minor}"
     return values
 

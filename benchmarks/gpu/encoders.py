@@ -1,4 +1,4 @@
-"""Encoder cases: parity of every GPU candidate of every task, latency, and BERT-large."""
+"""Encoder cases: parity of every GPU candidate for every task, latency, and BERT-large."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch
 
 CANDIDATES = FULL.of(Device.GPU)
-# One task per head and kind of input. Others share graph and head with one of these.
+# One task per head and kind of input. Every other task shares graph and head with one of these.
 TASKS = (
     TaskName.FEATURE_EXTRACTION,
     TaskName.TEXT_CLASSIFICATION,
@@ -50,19 +50,19 @@ _DRY_BUCKETS = (Shape(items=1, tokens=64),)
 _LARGE_ITEMS = (1, 8, 32, 64, 128)
 _COMPILED_LARGE_ITEMS = (1, 32, 128)
 _LARGE_TOKENS = 384
-# samples/s of BERT-large in the seed's TensorRT demonstration.
+# samples/s of BERT-large in a TensorRT demonstration. Results are stated as a share of this rate.
 KNOWN_LARGE_SAMPLES_PER_S = 8_836
 
 
 @dataclass(frozen=True)
 class _EncoderModel:
-    """A checkpoint on its way through the compiler."""
+    """A prepared checkpoint and the graphs that the compiler builds from it."""
 
     prepared: Any  # PreparedModel
     graphs: Any  # CandidateGraphs
 
     def open(self, recipe: CandidateRecipe, target: Target) -> EncoderEngine:
-        """Build the graph and open it; the CPU stands in for all providers of a dry run.
+        """Build and open the graph of a candidate. A dry run uses the CPU provider.
 
         Raises MissingRequirement.
         """
@@ -80,7 +80,7 @@ class _EncoderModel:
 def _build(
     bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
 ) -> _EncoderModel:
-    """Write and prepare a checkpoint; without `reference` it cannot be compared, only timed."""
+    """Write and prepare a checkpoint. Without `reference` the model can only be timed."""
     from build_artifacts.compaction.find import find
     from build_artifacts.search.graphs import CandidateGraphs
     from build_artifacts.search.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
@@ -117,9 +117,10 @@ def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str
 
 
 def parity_cases(target: Target) -> list[Case]:
-    """Every candidate of every task; torch compiles for one only, minutes for nine buckets.
+    """Return cases for every candidate and task.
 
-    A dry run exports to ONNX once per layout of the output.
+    Compiled candidates run one task only, because compiling nine buckets takes minutes. A dry run
+    exports one ONNX graph per output layout.
     """
     return [
         Case(f"{task}/{recipe.name}", partial(_check, task=task, recipe=recipe))
@@ -131,7 +132,7 @@ def parity_cases(target: Target) -> list[Case]:
 
 
 def _with_buckets(recipe: CandidateRecipe, shapes: Sequence[Shape]) -> CandidateRecipe:
-    """Replace the buckets of a recipe that has some."""
+    """Replace the buckets of a recipe, if it has buckets."""
     if not recipe.options.buckets:
         return recipe
     buckets = tuple((shape.items, shape.tokens) for shape in shapes)
@@ -148,7 +149,7 @@ def _shapes(name: str, target: Target) -> tuple[Shape, ...]:
 
 
 def _is_compiled(name: str) -> bool:
-    """Whether torch compiles for each shape, half a minute or more."""
+    """Whether torch compiles the model for each shape, which takes half a minute or more."""
     return name.endswith("-compiled")
 
 
@@ -180,7 +181,7 @@ def _time_candidate(
 def _time_transformers(
     bench: Bench, model: _EncoderModel, shapes: Sequence[Shape], *, is_compiled: bool
 ) -> list[dict[str, Any]]:
-    """Time transformers' FP16 model with mean pooling; ids start and vectors end on the host."""
+    """Time transformers in FP16 with mean pooling, including copies of ids and vectors."""
     import torch
     from transformers import AutoModel
 
@@ -217,7 +218,7 @@ def _tokenize(model: _EncoderModel) -> tuple[TokenizedItem, ...]:
 def _measure(
     bench: Bench, name: str, sizes: BertSizes, shapes: Sequence[Shape], *, has_buckets: bool = False
 ) -> list[dict[str, Any]]:
-    """Time a candidate or a baseline; `has_buckets`: for exactly these shapes, not the recipe's."""
+    """Time a candidate or a baseline. With `has_buckets`, `shapes` replace the recipe's buckets."""
     task = TaskName.FEATURE_EXTRACTION
     model = bench.once(
         f"speed/{sizes[0]}", lambda root: _build(bench, sizes, task, root, reference=False)
@@ -233,13 +234,13 @@ def _measure(
 def _measure_latency(bench: Bench, name: str) -> Mapping[str, Any]:
     target = bench.target
     sizes, shapes = target.choose(MINILM, TINY_BERT), _shapes(name, target)
-    # On a GPU the recipe's buckets are measured; a dry run compiles no others than its shape.
+    # A dry run compiles only its own shape, to save time. A GPU run uses the buckets of the recipe.
     rows = _measure(bench, name, sizes, shapes, has_buckets=not target.is_cuda)
     return {"shapes": rows}
 
 
 def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
-    """Samples/s at 384 tokens, and their share of the card's rate in plain products."""
+    """Measure samples/s, and the share of the card's matrix rate that they reach."""
     target = bench.target
     sizes = target.choose(BERT_LARGE, TINY_BERT)
     items, tokens = target.choose((_LARGE_ITEMS, _LARGE_TOKENS), ((1, 2), 48))
@@ -258,7 +259,7 @@ def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
 
 
 def count_flops(sizes: BertSizes, tokens: int) -> int:
-    """Floating-point operations of the products in one item of `tokens` tokens."""
+    """Count the floating-point operations of all matrix products for an item of `tokens` tokens."""
     hidden, layers, _, inner = sizes
     weights = 4 * hidden * hidden + 2 * hidden * inner
     return layers * (2 * tokens * weights + 4 * tokens * tokens * hidden)
@@ -269,7 +270,7 @@ def latency_cases(_target: Target) -> list[Case]:
 
 
 def large_cases(_target: Target) -> list[Case]:
-    """BERT-large; torch first, because it needs no export to ONNX."""
+    """Return cases for BERT-large. Candidates on torch come first: they need no export to ONNX."""
     in_torch = {r.name for r in CANDIDATES if isinstance(r.source, TorchProgramRecipe)}
     names = sorted(_SPEED_NAMES, key=lambda name: name not in {*in_torch, EAGER, COMPILED})
     return [Case(name, partial(_measure_large, name=name)) for name in names]

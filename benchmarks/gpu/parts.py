@@ -1,4 +1,4 @@
-"""The parts of the GPU benchmark, in the order of their use for a first look at a GPU."""
+"""The parts of the GPU benchmark. The most useful parts for a first look at a GPU come first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.gpu.cases import Case, Target
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """Cases that run in one process, which is ended after `MAX_PART_SECONDS`."""
+    """Cases that run in worker processes for up to `MAX_PART_SECONDS` together."""
 
     title: str
     cases: Callable[[Target], list[Case]]
 
 
-# s; shared machines often end a command after ten minutes.
+# Default limit in s. Shared machines often end a command after ten minutes.
 MAX_PART_SECONDS = 480.0
 PARTS: Mapping[str, GpuPart] = {
     "device": GpuPart("the card: matrix rate, bandwidth", device.device_cases),

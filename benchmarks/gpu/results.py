@@ -1,4 +1,4 @@
-"""Result file of the GPU benchmark: cases by part, tables, and what is not proven yet."""
+"""Result file of the GPU benchmark: cases by part, tables, and the list of unproven cases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GpuResults:
         return result if result is not None and result.device == device else None
 
     def remaining(self, part: str, cases: Iterable[Case], device: str) -> list[str]:
-        """Names of the cases without a result of `device`, then of those to repeat."""
+        """Return the names of cases without a result on `device`, then of cases to repeat."""
         open_: list[str] = []
         repeated: list[str] = []
         for case in cases:
@@ -58,7 +58,7 @@ class GpuResults:
 
     @classmethod
     def read_or_start(cls, path: Path, run: RunMetadata) -> GpuResults:
-        """Continue the file at `path`, or start. Raise BenchmarkError for another file."""
+        """Read the results at `path`, or start without results. Raise BenchmarkError."""
         results = cls(run)
         if path.is_file():
             try:
@@ -73,7 +73,7 @@ class GpuResults:
 
 
 def build_tables(cases: Sequence[CaseResult]) -> list[Table]:
-    """Build the tables of docs/performance.md. Only a GPU gives figures; a dry run proves paths."""
+    """Build the tables of docs/performance.md. Figures come from GPU runs, never from dry runs."""
     on_gpu = [case for case in cases if case.device == "cuda"]
     figures = (
         _parity_table([c for c in on_gpu if c.part in ("encoder-parity", "decoder-parity")]),
@@ -86,12 +86,12 @@ def build_tables(cases: Sequence[CaseResult]) -> list[Table]:
 
 
 def _passed(cases: Iterable[CaseResult], part: str) -> list[CaseResult]:
-    """Passed cases of a part: only these have figures."""
+    """Return the passed cases of a part. Only passed cases have figures."""
     return [case for case in cases if case.part == part and case.state == "passed"]
 
 
 def _unproven_table(cases: Sequence[CaseResult]) -> Table:
-    """Per part: what a GPU proved, what it did not, and what a dry run found instead."""
+    """List, per part, cases that a GPU proved, unproven cases, and states from dry runs."""
     rows = []
     on_gpu = {(result.part, result.case): result for result in cases if result.device == "cuda"}
     dry = _find_dry_paths(cases)
@@ -111,14 +111,14 @@ def _unproven_table(cases: Sequence[CaseResult]) -> Table:
 
 
 def _find_dry_paths(cases: Sequence[CaseResult]) -> dict[tuple[str, str], CaseResult]:
-    """Results of dry runs by code path; of several, the one furthest from passing."""
+    """Map each code path to its dry-run result. The worst state wins if a path has several."""
     dry = [result for result in cases if result.device == "cpu"]
     dry.sort(key=lambda result: get_args(State).index(result.state))
     return {_path(result.part, result.case): result for result in dry}
 
 
 def _path(part: str, case: str) -> tuple[str, str]:
-    """The code path of a case, which its dry form shares: a dry run has fewer streams."""
+    """Return the key that a case shares with its dry form. A dry run has other stream counts."""
     return part, case.rpartition("/")[0] if part == "streams" else case
 
 

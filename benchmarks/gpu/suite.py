@@ -14,7 +14,8 @@ from benchmarks.gpu.cases import Bench, Case, MissingRequirement, Target
 
 _TESTS = "tests/integration/engines/test_gpu.py"
 _TIMEOUT_S = 420
-# pyproject.toml configures plugins that a machine with torch and transformers alone may lack.
+# This file replaces the pytest settings of pyproject.toml, which need plugins. A machine with only
+# torch and transformers may lack these plugins.
 _CONFIG = """\
 [pytest]
 markers =
@@ -25,7 +26,7 @@ markers =
 
 
 def _run_tests(bench: Bench) -> Mapping[str, Any]:
-    import pytest  # noqa: F401  only to name it if it is missing
+    import pytest  # noqa: F401  raises ModuleNotFoundError, which blocks the case
 
     if not (REPOSITORY / _TESTS).is_file():
         raise MissingRequirement(f"`{_TESTS}` is not here: run in a checkout")
@@ -45,13 +46,13 @@ def _run_tests(bench: Bench) -> Mapping[str, Any]:
 
 
 def summarize_report(report: Path) -> Mapping[str, Any]:
-    """Count the tests of a JUnit report; failures are `reasons`.
+    """Collect the tests of a JUnit report by outcome. Failures become `reasons`.
 
-    Raises MissingRequirement if all were skipped: that proves nothing.
+    Raise MissingRequirement if all tests were skipped, because this proves nothing.
     """
     outcomes: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
     reasons: list[str] = []
-    missing: dict[str, None] = {}  # messages of skipped tests, each once
+    missing: dict[str, None] = {}  # distinct messages of skipped tests
     for case in ElementTree.parse(report).iter("testcase"):
         name = case.get("name", "")
         problem = next(

@@ -1,4 +1,4 @@
-"""Baselines of transformers: `generate` with a static cache, and its continuous batching."""
+"""Two baselines of transformers: `generate` with a static cache, and continuous batching."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Prompts = Sequence[Sequence[int]]
 def generate(
     system: str, weights: Path, target: Target, prompts: _Prompts, new_tokens: int
 ) -> Mapping[str, Any]:
-    """Generate twice in FP16 and time the second run, prefill included."""
+    """Generate twice in FP16. Time the second run, including its prefill."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -46,7 +46,7 @@ def _run_static(model: Any, target: Target, prompts: _Prompts, new_tokens: int) 
         do_sample=False,
         min_new_tokens=new_tokens,
         max_new_tokens=new_tokens,
-        cache_implementation="static",  # which transformers compiles on a GPU
+        cache_implementation="static",  # transformers compiles steps with a static cache on a GPU
         pad_token_id=1,
     )
     target.synchronize()
@@ -77,12 +77,12 @@ def _run_continuous(model: Any, target: Target, prompts: _Prompts, new_tokens: i
 
 
 def _limit_pages(target: Target, streams: int, prompts: _Prompts, new_tokens: int) -> Any:
-    """Pages for all streams. Without limits transformers fills the memory with pages."""
+    """Return limits with pages for all streams. By default pages fill the memory."""
     from transformers import ContinuousBatchingConfig
 
     known = inspect.signature(ContinuousBatchingConfig).parameters
     pages = -(-(len(prompts[0]) + new_tokens) // _PAGE_TOKENS)
-    # transformers 5.17 calls a page a block.
+    # transformers 5.17 names the field `block_size`.
     size = "page_size" if "page_size" in known else "block_size"
     return ContinuousBatchingConfig(
         **{size: _PAGE_TOKENS},

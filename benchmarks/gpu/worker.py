@@ -1,7 +1,7 @@
-"""Cases of one part in a process of its own, which the command can end and start again.
+"""Worker process for cases of one part, which the command can end and start again.
 
-`python -m benchmarks.gpu.worker PART JSON` writes a line of JSON when a case starts and one with
-its result. Everything else that libraries print goes to stderr.
+`python -m benchmarks.gpu.worker PART JSON` writes a line of JSON at the start of a case, and a line
+with its result. Output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.gpu.cases import Bench, Target, index_by_name, run_case
 from benchmarks.gpu.device import release_memory
 from benchmarks.gpu.parts import PARTS
 
-# A model hub is never asked, and transformers shows no progress bars.
+# Libraries must not contact a model hub or print progress bars.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -29,9 +29,9 @@ _ENVIRONMENT = {
 
 
 def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
-    """Run the cases `names` of `part`; pass each start and result to `write`.
+    """Run the cases `names` of `part`. Pass each start and each result to `write`.
 
-    On a GPU it ends after a failed case: an error of CUDA makes every later call of a process fail.
+    On a GPU, return after a failed case: after a CUDA error all later calls of a process fail.
     """
     with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
         bench = Bench(target, Path(scratch))
@@ -48,7 +48,7 @@ def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
 def main() -> int:
     os.environ.update(_ENVIRONMENT)
     lines = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # prints of libraries must not mix with the results
+    os.dup2(2, 1)  # so that output of libraries does not mix with results
     part, request = sys.argv[1], orjson.loads(sys.argv[2])
     smollm = request["target"].pop("smollm")
     target = Target(**request["target"], smollm=Path(smollm) if smollm else None)

@@ -31,7 +31,8 @@ from deployments.tuning.opening import open_tuned_engine
 TORCH = BASELINE
 COMMON_RECIPE = "common-recipe"
 SEALED = "sealed"
-# Sealed candidates of these recipes pad to buckets; these do not.
+# Sealed OpenVINO candidates pad inputs to buckets. These baselines use the same recipes without
+# buckets.
 OPENVINO = tuple(
     replace(
         recipe,
@@ -41,7 +42,8 @@ OPENVINO = tuple(
     for recipe in (OPENVINO_INT8, OPENVINO_INT8_SMOOTH)
 )
 OPENVINO_BASELINES = tuple(recipe.name for recipe in OPENVINO)
-# Ranges of the whole batch: its answers depend on the batch.
+# Dynamic int8 takes activation ranges over the whole batch, so outputs depend on the batch. It is
+# therefore only a baseline.
 DYNAMIC = CPU_INT8_DYNAMIC.name
 BASELINES = {
     CPU_INT8_DYNAMIC: "the same rewrites with dynamic int8",
@@ -55,7 +57,7 @@ BASELINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCandidate:
-    """One way to run the model. Violations of the accuracy gate by a baseline are only reported."""
+    """One way to run the model. A baseline may violate the accuracy gate; the report says so."""
 
     name: str
     what: str  # short description
@@ -75,7 +77,7 @@ class GraphCandidates:
 def collect_candidates(
     request: ReportRequest, manifest: ArtifactManifest, workspace: Workspace
 ) -> GraphCandidates:
-    """Collect the candidates of an artifact; build graphs that are not sealed from the checkpoint.
+    """Collect the candidates of an artifact. Build graphs that are not sealed from its checkpoint.
 
     The graphs are in `workspace`, which must outlive the engines. Raise BuildError if the
     checkpoint is missing or has changed.

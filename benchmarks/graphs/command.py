@@ -1,7 +1,8 @@
-"""Latency and accuracy of all graphs of a model: torch, ONNX fp32, the common recipe, OpenVINO.
+"""Benchmark of all graphs of a model, in latency and accuracy.
 
-All graphs run in one process in interleaved rounds: first one pass on all threads, then one pass
-per core with each batch split over the passes, as an idle encoder runs it.
+Graphs are torch, ONNX fp32, the common recipe, OpenVINO and the sealed candidates. Every round
+measures all graphs in one process. The first run uses one pass on all threads. The second run uses
+one pass per core and splits each batch over the passes, as an idle encoder does.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> GraphResults:
-    """Run the rounds of every core split; compute task metrics after those of the first.
+    """Run the rounds of every core split. Compute task metrics with the engines of the first split.
 
     Raise BuildError if the source checkpoint is missing or has changed.
     """
@@ -155,7 +156,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
 def select_systems(
     candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> tuple[Sequence[GraphCandidate], RunInputs]:
-    """Select candidates and shapes of a run; concurrent passes require batches that can split."""
+    """Select candidates and shapes of a run. Concurrent passes need batches that can be split."""
     if split.passes == 1:
         return candidates, inputs
     shapes = [shape for shape in inputs.shapes if shape.items > 1]
@@ -195,7 +196,7 @@ def build_results(
 def score_systems(
     engines: Mapping[str, EncoderEngine], evaluation: Evaluation
 ) -> dict[str, dict[str, float]]:
-    """Compute the task metrics of the SCORED engines that are open."""
+    """Compute the task metric of every open engine whose name is in SCORED."""
     scores = {}
     for name in SCORED:
         if name in engines:
@@ -207,7 +208,7 @@ def score_systems(
 def score_goals(
     evaluation: Evaluation, scores: Mapping[str, Mapping[str, float]], gate: Gate
 ) -> list[Goal]:
-    """Bound the metric drop of the sealed model to torch by the gate, to OpenVINO by 0."""
+    """Limit the metric drop of the sealed model: by the gate from torch, by 0 from OpenVINO."""
     limits = {TORCH: gate.metric_drop} | dict.fromkeys(OPENVINO_BASELINES, 0.0)
     return [
         Goal.at_most(

@@ -13,7 +13,9 @@ from benchmarks.common.statistics import Goal, RoundSummary, summarize
 from benchmarks.graphs.candidates import COMMON_RECIPE, DYNAMIC, OPENVINO_BASELINES, SEALED, TORCH
 from deployments.tuning.costs import Shape
 
-# Numerator and denominator: the sealed model should exceed 1 in the first two, not in the others.
+# (numerator, denominator) of latency ratios. The sealed model is the denominator of the first two
+# ratios, which should exceed 1. It is the numerator of the remaining ratios, which should not
+# exceed 1 by much.
 COMPARISONS = (
     (TORCH, SEALED),
     (COMMON_RECIPE, SEALED),
@@ -27,7 +29,7 @@ MAX_DYNAMIC_RATIO = 1.03
 
 @dataclass(frozen=True, slots=True)
 class LatencyRatio:
-    """Latency of one system divided by that of another, round by round."""
+    """Latency of system `over` divided by the latency of system `under`, one ratio per round."""
 
     over: str
     under: str
@@ -41,15 +43,15 @@ class LatencyRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityRow:
-    """Distance of one system to fp32 torch, probes unbatched; None: unusable outputs."""
+    """Distance of one system from fp32 torch on unbatched probes. None: unusable outputs."""
 
     system: str
     probes: int
     cosine_mean: float | None
     cosine_worst: float | None
-    top1_agreement: float | None  # of tasks with a choice
+    top1_agreement: float | None  # for tasks that choose a label or token
     must_pass_gate: bool
-    violations: tuple[str, ...]  # of the artifact's gate
+    violations: tuple[str, ...]  # of the artifact's accuracy gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class GraphResults:
     model_id: str
     version: str
     systems: Mapping[str, str]  # name -> description
-    runs: tuple[CoreSplitResults, ...]  # the first: one pass on all threads
+    runs: tuple[CoreSplitResults, ...]  # the first run has one pass on all threads
     metric: str | None
     scores: Mapping[str, Mapping[str, float]]  # system -> metric -> value
     missing: Mapping[str, str]  # system -> reason
@@ -79,7 +81,7 @@ class GraphResults:
 
 
 def compute_ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...]:
-    """Compute every comparison at every shape where both systems were measured."""
+    """Compute each ratio of COMPARISONS at each shape where both systems were measured."""
     values = {(timing.system, timing.shape): timing.ms.values for timing in latencies}
     shapes = dict.fromkeys(timing.shape for timing in latencies)
     return tuple(
@@ -91,7 +93,7 @@ def compute_ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...
 
 
 def speed_goals(ratios: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goal]:
-    """Yield the goals at COMPARED_SHAPE, capped to the model's tokens."""
+    """Yield the goals at COMPARED_SHAPE, limited to the model's maximum of tokens."""
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
     medians = {(r.over, r.under): r.ratio.median for r in ratios if r.shape == shape}
     for over, under in COMPARISONS:
@@ -105,7 +107,7 @@ def speed_goals(ratios: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goa
 
 
 def build_tables(results: GraphResults) -> list[Table]:
-    """Build latencies with parity and ratios of every run, then the task metric."""
+    """Build the latencies with parity, and the ratios, of every run; then the task metrics."""
     tables = []
     for run in results.runs:
         tables += [_latency_table(run), _ratio_table(run)]

@@ -1,4 +1,4 @@
-"""One run of the graph benchmark: all systems with the same core split."""
+"""One run of the graph benchmark, with the same core split for all systems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encoder_settings_for(split: CoreSplit) -> EncoderSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRun:
-    """Open engines by name and their timings; `failed` holds the reasons of missing systems."""
+    """Open engines by name, and their timings. `failed` maps each missing system to its reason."""
 
     split: CoreSplit
     engines: Mapping[str, EncoderEngine]
@@ -46,7 +46,7 @@ class PlacementRun:
     failed: Mapping[str, str]
 
     def run_round(self, number: int, label: str) -> None:
-        """Run every timing once; the first system of each shape changes with `number`."""
+        """Run every timing once. `number` decides which system comes first at each shape."""
         for timing in rotate_order(self.timings, number):
             timing.run_round()
         slowest = max(timing.medians_ms[-1] for timing in self.timings)
@@ -54,7 +54,7 @@ class PlacementRun:
 
 
 def rotate_order(timings: Sequence[ShapeTiming], number: int) -> Iterator[ShapeTiming]:
-    """Yield the timings by shape; those of one shape are rotated by `number`."""
+    """Yield the timings shape by shape. Rotate the systems of each shape by `number`."""
     for _, same_shape in groupby(timings, key=lambda timing: timing.shape):
         group = list(same_shape)
         first = number % len(group)
@@ -123,7 +123,7 @@ class _EngineOpener:
                 failed.close()
 
     def forward(self, engine: EncoderEngine) -> Forward:
-        """Return a function that runs a batch in one pass or splits it over concurrent passes."""
+        """Return a function that runs a batch in one pass, or split over concurrent passes."""
         if self.split.passes == 1:
             return engine.run
         return partial(run_split, engine, self.pool, self.split.passes)

@@ -1,7 +1,7 @@
-"""Check of the tuning result: measure every candidate again, shape by shape.
+"""Check of the tuning result, which measures every candidate again at every shape.
 
-Uses the batches, clock and schedule of tuning, and compares the selected variant of the stored cost
-table with the fastest variant of this run.
+It uses the batches, clock and schedule of tuning. It compares the variant that the stored cost
+table selects with the fastest variant of this run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TuningResults:
     measured: tuple[str, ...]  # variants
     skipped: Mapping[str, str]  # candidate -> reason
     checks: tuple[SelectionCheck, ...]
-    unmeasured: tuple[str, ...]  # shapes for which `seconds` were too short
+    unmeasured: tuple[str, ...]  # shapes that `seconds` left no time for
     goal: Goal
 
 
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results; return 0 even if a selected variant is no longer fastest."""
+    """Measure and write the results. Return 0 even if a selected variant is no longer fastest."""
     metadata = start_run("tuning", arguments.command_line, arguments.seed)
     results = remeasure(arguments)
     publish(arguments, metadata, results, [build_table(results)], text=describe(results))
@@ -127,9 +127,10 @@ def remeasure(arguments: argparse.Namespace) -> TuningResults:
 def select_variants(
     target: TuningTarget, table: CostTable, reference: ReferenceOutputs
 ) -> tuple[list[VariantSpec], dict[str, str]]:
-    """Return the selected variants and every sealed candidate, and the reasons of skipped ones.
+    """Return the variants to measure, and the reasons of skipped candidates.
 
-    Every candidate is first compared with the sealed reference.
+    Every candidate contributes its sealed variant and its selected variants. A candidate is skipped
+    if its outputs differ too much from the sealed reference.
     """
     specs: dict[Variant, VariantSpec] = {}
     skipped: dict[str, str] = {}
@@ -178,7 +179,7 @@ def check_selection(
 
 
 def evaluate_goal(checks: Sequence[SelectionCheck]) -> Goal:
-    """Require every selected variant to be within 5 % of the fastest."""
+    """Require that every selected variant takes at most 5 % longer than the fastest variant."""
     worst = max((check.ratio for check in checks), default=None)
     return Goal.at_most("selected / fastest at the worst shape", worst, MAX_RATIO)
 

@@ -1,1 +1,1 @@
-"""Hostile requests to a running server."""
+"""Benchmark that sends hostile requests to a running server."""

@@ -1,4 +1,4 @@
-"""Malformed, oversized and misleading requests with the statuses that are expected."""
+"""Malformed, oversized and misleading requests with their expected statuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NAMES = (
 
 
 def attack_names() -> Iterator[HostileRequest]:
-    """Model ids with a meaning for file systems, URL decoders or logs."""
+    """Yield model ids that have a meaning for file systems, URL decoders or logs."""
     missing = frozenset({400, 404, 414, 431, CLOSED})
     for name in NAMES:
         shown = name[:30]
@@ -78,7 +78,7 @@ def attack_names() -> Iterator[HostileRequest]:
 
 
 def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
-    """Invalid and extreme JSON; `key` is the field of the texts."""
+    """Yield invalid and extreme JSON. `key` is the field that holds the texts."""
     name = key.encode()
     rejected = frozenset({400})
     broken: dict[str, bytes] = {
@@ -122,7 +122,7 @@ def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
 
 
 def attack_sizes(path: str) -> Iterator[HostileRequest]:
-    """Oversized bodies, lists, keys and texts."""
+    """Yield oversized bodies, lists, keys and texts."""
     oversized = {
         "100,000 texts": orjson.dumps({"inputs": ["a"] * 100_000}),
         "100,000 empty texts": orjson.dumps({"inputs": [""] * 100_000}),
@@ -161,7 +161,7 @@ def compression_bomb(window_bits: int) -> bytes:
 
 
 def attack_compression(path: str) -> Iterator[HostileRequest]:
-    """Compression bombs, wrong encodings and corrupt streams."""
+    """Yield compression bombs, wrong encodings and corrupt streams."""
     body = b'{"inputs": "a"}'
     packed = gzip.compress(body)
     bare = zlib.compressobj(wbits=-15)
@@ -195,7 +195,7 @@ def attack_compression(path: str) -> Iterator[HostileRequest]:
 
 
 def attack_framing(path: str) -> Iterator[HostileRequest]:
-    """Wrong lengths, malformed chunks and incomplete bodies."""
+    """Yield wrong lengths, malformed chunks and incomplete bodies."""
     body = b'{"inputs": "a"}'
     malformed = frozenset({400, CLOSED})
     for length in ("3", "-1", "abc", "1e3", "0x10", "9" * 30, "9" * 5000):
@@ -227,7 +227,7 @@ def attack_framing(path: str) -> Iterator[HostileRequest]:
 
 
 def attack_headers(path: str) -> Iterator[HostileRequest]:
-    """Invalid, many and long headers; unknown methods."""
+    """Yield invalid headers, many headers, long headers and unknown methods."""
     body = b'{"inputs": "a"}'
     for header in ("x-use-cache: maybe", "x-hardware: tpu", "x-wait-for-model: \xff"):
         yield HostileRequest(header, build_post(path, body, header), frozenset({400}))
@@ -246,7 +246,7 @@ def attack_headers(path: str) -> Iterator[HostileRequest]:
     )
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
         rejected = frozenset({400, 405, CLOSED})
-        # Not at `path`: DELETE would remove the model.
+        # Another path than `path`, where DELETE would remove the model.
         raw = build_request(method, "/v1/embeddings")
         yield HostileRequest(f"method {method[:10]}", raw, rejected)
 
@@ -275,7 +275,7 @@ PARAMETERS: tuple[dict[str, object], ...] = (
 
 
 def attack_parameters(path: str) -> Iterator[HostileRequest]:
-    """Extreme parameters; the task determines which of them exist."""
+    """Yield extreme parameters. The task determines which parameters exist."""
     inputs = (
         "a [MASK] b " * 300,
         ["a [MASK] b"] * 1_000,
@@ -290,6 +290,6 @@ def attack_parameters(path: str) -> Iterator[HostileRequest]:
     answered = frozenset({200, *REJECTED})
     for shown, body in zip((*PARAMETERS, *inputs), bodies, strict=True):
         raw = build_post(path, orjson.dumps(body))
-        # Without a maximum a text may last as long as the model's context.
+        # Without a token limit the model may generate until its context is full.
         leaves = "/text-generation/" in path
         yield HostileRequest(f"{path} {str(shown)[:40]}", raw, answered, leaves=leaves)

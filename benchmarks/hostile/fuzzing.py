@@ -9,7 +9,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.hostile.wire import build_request
 
-# Weight of known model ids against random ids, which all return 404.
+# Weight of known model ids against random ids. Random ids return 404 only.
 KNOWN_IDS_WEIGHT = 2
 
 
@@ -20,9 +20,9 @@ def generate_requests(
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """Generate about `count` requests over all operations; a function of `seed`.
+    """Generate about `count` requests over all operations. Equal seeds give equal requests.
 
-    Operations that manage the server are left out: they would remove or unload its models.
+    Operations that manage the server are excluded, because they would remove or unload models.
     """
     try:
         import schemathesis
@@ -38,7 +38,7 @@ def generate_requests(
         (operation, mode)
         for operation in operations
         for mode in schemathesis.GenerationMode
-        # Any text is a valid id, so only a body can be invalid.
+        # Only a body can be invalid, because any text is a valid model id.
         if operation.body or mode is schemathesis.GenerationMode.POSITIVE
     ]
     per_mode = -(-count // len(modes))

@@ -19,13 +19,13 @@ class HostileRequest:
     """A request and its expected statuses.
 
     `stalls`: the request is incomplete, and the connection stays open. `leaves`: the answer may
-    take minutes; the client leaves before. `has_deadline`: the request states one, so 504 is
-    expected.
+    take minutes, so the client disconnects earlier. `has_deadline`: the request states a deadline,
+    so 504 is expected.
     """
 
     name: str
     raw: bytes
-    statuses: frozenset[int]  # expected; empty: any status below 500 and 503
+    statuses: frozenset[int]  # expected; empty: all below 500, and 503
     stalls: bool = False
     leaves: bool = False
     has_deadline: bool = False
@@ -34,7 +34,7 @@ class HostileRequest:
 def build_request(
     method: str, path: str, body: bytes = b"", headers: Sequence[str] = (), *, length: str = ""
 ) -> bytes:
-    """Build a request with `Connection: close`; `length` replaces the body's length."""
+    """Build a request with `Connection: close`. `length` replaces the true Content-Length."""
     lines = [
         f"{method} {path} HTTP/1.1",
         "Host: 127.0.0.1",
@@ -90,7 +90,7 @@ async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpE
 
 
 async def _send(writer: asyncio.StreamWriter, raw: bytes) -> None:
-    """Ignore a broken connection: the server may reject a long body before reading it."""
+    """Send a request. Ignore a broken connection: the server may reject a body unread."""
     try:
         writer.write(raw)
         await writer.drain()
@@ -112,9 +112,10 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 
 
 def is_complete(received: bytes | bytearray) -> bool:
-    """Return True if a response with a Content-Length is complete.
+    """Whether a response with a Content-Length is complete.
 
-    The server does not close the connection of an incomplete request after its response.
+    The end of the connection is no criterion: after an incomplete request the server keeps the
+    connection open.
     """
     end = received.find(b"\r\n\r\n")
     length = CONTENT_LENGTH.search(received, 0, end + 2) if end >= 0 else None

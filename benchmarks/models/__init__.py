@@ -1,1 +1,1 @@
-"""Thousands of models behind two encoder replicas."""
+"""Benchmarks of many models and of version changes."""

@@ -1,8 +1,9 @@
-"""Many models: Zipf traffic on a store of thousands, two encoder replicas with room for few.
+"""Benchmark of many models: Zipf traffic on thousands of models and two encoder replicas.
 
-The command starts servers of its own, one of them with few models, to compare the start. Afterwards
-requests to the most popular model alternate with those to a pinned one, and models without any
-request so far are loaded, alone and two at a time.
+The replicas have room for few models. The command starts two servers to compare their start times:
+one with few models and one with all models. After the traffic, requests alternate between the most
+popular model and a pinned model. Finally requests load models that were never requested: one alone,
+then two at a time.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from deployments.replicas.encoder import ENGINE_BYTES
 from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 
 REPLICAS = 2
-FEW_MODELS = 10  # in the store of the first start, for comparison
+FEW_MODELS = 10  # models in the store of the first server
 PINNED = model_name(0)
-COLD = [f"cold/model-{number}" for number in range(3)]  # the first alone, the others together
+COLD = [f"cold/model-{number}" for number in range(3)]  # loaded alone, then two together
 ZIPF_EXPONENT = 1.0
-REQUESTS = 100_000  # of the sequence that the connections take turns with
+REQUESTS = 100_000  # length of the sequence that all connections share
 CONNECTIONS = 8
 TASK, TEXT = TaskName.FEATURE_EXTRACTION.value, "w1 w2 w3 w4"
-PAIRS = 400  # of requests to the hot and the pinned model
+PAIRS = 400  # pairs of requests to the hot and the pinned model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +62,17 @@ class ManyModelsResults:
     models: int
     room: int  # models per replica
     pool_bytes: int  # per replica
-    start_s: float  # of the server, until it is ready
-    start_few_s: float  # with FEW_MODELS in the store
+    start_s: float  # until the server with all models is ready
+    start_few_s: float  # until the server with FEW_MODELS is ready
     requests_per_s: float
     failures: Mapping[str, int]
-    latency_ms: Mapping[str, float]  # of the Zipf traffic, loads included
+    latency_ms: Mapping[str, float]  # Zipf traffic, including loads of models
     models_asked: int
     hot_ms: Mapping[str, float]
     pinned_ms: Mapping[str, float]
-    cold_bytes: int  # of the graph that is loaded
-    cold_s: tuple[float, ...]  # one alone, then two at a time
-    encoder_mib: tuple[float, float]  # of all encoder replicas, before and after the traffic
+    cold_bytes: int  # size of the graph of a COLD model
+    cold_s: tuple[float, ...]  # first request to each model of COLD
+    encoder_mib: tuple[float, float]  # all encoder replicas, before and after the traffic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
 def start_with(
     root: Path, models: int, arguments: argparse.Namespace
 ) -> Iterator[tuple[ServerAddress, float, int]]:
-    """Run a server on a store of so many models.
+    """Run a server on a store of `models` models.
 
-    Yield its address, the seconds of its start, and the bytes of the pool of each encoder.
+    Yield the server's address, the seconds of its start, and the pool bytes of each encoder.
     """
     graph_bytes = write_tiny_models(root / "store", models)
     sealed = find_artifact(arguments.store, arguments.model)
@@ -168,7 +169,7 @@ def measure(address: ServerAddress, arguments: argparse.Namespace) -> dict[str, 
 
 
 def draw_zipf(rng: np.random.Generator, models: int, count: int) -> np.ndarray:
-    """Draw model numbers whose probability falls with their rank, which is random."""
+    """Draw model numbers from a Zipf distribution over a random ranking of the models."""
     weights = 1.0 / np.arange(1, models + 1) ** ZIPF_EXPONENT
     return rng.permutation(models)[rng.choice(models, size=count, p=weights / weights.sum())]
 
@@ -178,7 +179,7 @@ def build_request(address: ServerAddress, model_id: str) -> bytes:
 
 
 def compare(address: ServerAddress, first: str, second: str) -> tuple[list[float], list[float]]:
-    """Return the seconds of requests to two models in turns, over one connection."""
+    """Send requests to two models in turns over one connection. Return their seconds."""
     seconds: tuple[list[float], list[float]] = ([], [])
     with Client(address) as client:
         for _ in range(PAIRS):
@@ -188,7 +189,7 @@ def compare(address: ServerAddress, first: str, second: str) -> tuple[list[float
 
 
 def ask_timed(address: ServerAddress, model_id: str) -> float:
-    """Return the seconds of one request, connection included."""
+    """Return the seconds of one request on a new connection."""
     with Client(address) as client:
         return _ask(client, model_id)
 

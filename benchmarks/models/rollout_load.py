@@ -1,4 +1,4 @@
-"""Steady load whose answers tell their version: each is compared with that version's own answer."""
+"""Steady load that compares each answer with the expected answer of the version that sent it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
 TEXT = "w1 w2 w3 w4"
 TIMEOUT_S = 60.0
 MIN_COSINE = 0.999
-GRACE_S = 3.0  # after a change, in which the former versions may answer too
+GRACE_S = 3.0  # time after a change in which former versions may still answer
 VERSION_HEADER = re.compile(rb"\r\nx-sha: *(\w+)", re.IGNORECASE)
 
 RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
@@ -28,9 +28,9 @@ RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutAnswer:
-    """One request. `version` is empty without an answer."""
+    """Result of one request. `version` is empty without an answer."""
 
-    name: str  # that the client asked for
+    name: str  # name in the request
     step: str
     version: str
     outcome: RolloutOutcome
@@ -40,12 +40,12 @@ class RolloutAnswer:
 
 
 class VersionedLoad:
-    """Requests at a fixed rate until `stop`, each of a new client, for several names in turn."""
+    """Requests at a fixed rate until `stop`, for several names in turn, each from a new client."""
 
     def __init__(
         self, address: ServerAddress, expected: Mapping[str, Any], names: Sequence[str], rate: float
     ) -> None:
-        """`expected`: the right answers by version. Each of `names` gets the same share."""
+        """Take the right answers by version in `expected`. Each of `names` gets an equal share."""
         self.answers: list[RolloutAnswer] = []
         self._address = address
         self._expected = expected
@@ -59,7 +59,7 @@ class VersionedLoad:
         self._sender: asyncio.Task[None] | None = None
 
     def begin_step(self, step: str, allowed: Mapping[str, frozenset[str]]) -> None:
-        """Expect these versions by name from now on; GRACE_S later, no others."""
+        """Allow the versions in `allowed`, by name. Former versions stay allowed for GRACE_S."""
         self._step = step
         self._former, self._allowed = self._allowed, {**self._allowed, **allowed}
         self._changed_s = time.perf_counter()
@@ -68,7 +68,7 @@ class VersionedLoad:
         self._sender = asyncio.create_task(self._send_all())
 
     async def stop(self) -> None:
-        """Send no more; wait for the answers."""
+        """Send no more requests, and wait for the pending answers."""
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
@@ -130,7 +130,7 @@ async def ask(address: ServerAddress, name: str) -> HttpExchange:
 
 
 async def ask_version(address: ServerAddress, name: str) -> Any:
-    """Return the answer of an exact version. Raise BenchmarkError."""
+    """Return the answer of a version. Raise BenchmarkError for a status other than 200."""
     answer = await ask(address, name)
     if answer.status != 200:
         raise BenchmarkError(

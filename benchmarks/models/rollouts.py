@@ -1,7 +1,8 @@
-"""Versions change under steady load: rebuild, alias, canary, promote, rollback, pull, removal.
+"""Version changes under steady load: rebuild, alias, canary, promote, rollback, pull, removal.
 
-The command starts a server of its own with versions of one tiny model whose answers differ. Every
-answer is compared with that of the version which it names. Replicas are killed in between.
+The command starts its own server with versions of one tiny model. The answers of the versions
+differ. An answer names its version; it must equal the expected answer of this version. Some steps
+kill a replica.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import is_ready, stop_signals_interrupt
 from deployments.artifacts.types import TaskName
 
-# The second one was never promoted: its latest version answers.
+# No version of REBUILT is promoted, so its latest version answers.
 MODEL, REBUILT, PULLED = "rollout/model", "rollout/rebuilt", "rollout/pulled"
 A, B, C, D = (f"{number:012x}" for number in (0xA, 0xB, 0xC, 0xD))
 SEEDS = {A: 1, B: 2, C: 3, D: 4}
 CANARY = f"{MODEL}@canary"
 CANARY_PERCENT = 10.0
-STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names, requested in turns
+STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names that clients request in turns
 SPLIT_STEP = "canary 10 %"
 POOL_BYTES = 1 << 30
-RECOVERY_S = 60.0  # of a killed replica, at most
+RECOVERY_S = 60.0  # maximum until a killed replica is replaced
 PULL_S = 150.0
 PROMOTED_TIMEOUT_S = 30.0
-PROMOTED_ANSWERS = 20  # in a row, which all ingress replicas give
+PROMOTED_ANSWERS = 20  # answers in a row, so that every ingress replica is asked
 TIMEOUT_S = 60.0
 
 
@@ -60,11 +61,11 @@ class StepResult:
     """The requests of one step."""
 
     step: str
-    killed: str  # kind of the replica that was killed in it
+    killed: str  # kind of the replica that this step kills; empty: none
     requests: int
     failed: int
     wrong: int
-    stale: int  # by a version that should not answer any more
+    stale: int  # answers of a version that should no longer answer
     longest_s: float
 
 
@@ -73,7 +74,7 @@ class RolloutResults:
     rate: float  # requests/s
     steps: Sequence[StepResult]
     split_requests: int
-    split_percent: float  # of the requests of clients, in the step with the split
+    split_percent: float  # share of the canary version in the step SPLIT_STEP
     statuses: dict[str, int]
 
 
@@ -143,7 +144,7 @@ class Rollouts:
         return self._summarize(load.answers)
 
     async def _wait_until_promoted(self) -> None:
-        """Wait until the ingress has probed the promoted version and routes to it."""
+        """Wait until the ingress has probed the promoted version and routes requests to it."""
         deadline_s = time.perf_counter() + PROMOTED_TIMEOUT_S
         in_a_row = 0
         while in_a_row < PROMOTED_ANSWERS:
@@ -206,7 +207,7 @@ class Rollouts:
             )
 
     async def _kill(self, name: str, step: str) -> None:
-        """Kill one replica and wait until there are as many as before and the server is ready."""
+        """Kill one replica. Wait until a new replica replaces it and the server is ready."""
         kind = next(kind for kind in KINDS if kind.name == name)
         before = await asyncio.to_thread(find_processes, self._server.launcher, kind)
         self._killed[step] = name
@@ -225,7 +226,7 @@ class Rollouts:
         )
 
     async def _pull(self) -> None:
-        """Build a checkpoint while serving, and ask for an answer. Raise BenchmarkError."""
+        """Let the server build a checkpoint, then request the model. Raise BenchmarkError."""
         source = self._root / "checkpoint"
         source.mkdir()
         await asyncio.to_thread(write_bert, source, TINY_BERT, TaskName.FEATURE_EXTRACTION, 1)

@@ -1,1 +1,1 @@
-"""Open-loop load beyond the capacity: goodput, refusals, memory, wrong answers."""
+"""Benchmark of open-loop load beyond the capacity: goodput, refusals, memory, wrong answers."""

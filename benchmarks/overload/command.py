@@ -1,8 +1,8 @@
-"""Overload: open loops at multiples of the measured capacity of a running server.
+"""Overload benchmark: open loops at multiples of the measured capacity of a running server.
 
-The capacity is the rate of a closed loop, measured before and after the open loops. Goodput are
-answers within the deadline that their request says. The server must run on this host. The load
-generator of the open loops is a process of its own; its CPU time is reported.
+The capacity is the rate of a closed loop, measured before and after the open loops. Goodput counts
+answers within the deadline of their request. The server must run on this host. A separate process
+generates the open loops; its CPU time is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from benchmarks.serving.load import LoadPlan, Workload, run_load
 from benchmarks.serving.profile import classify_process
 
 FACTORS = (1.2, 3.0, 10.0)
-SAMPLES = 300  # answers per level that are compared
+SAMPLES = 300  # compared answers per level
 MIB = 1 << 20
 
 
@@ -113,7 +113,7 @@ class OverloadRun:
         )
 
     def _measure_capacity(self) -> float:
-        """Return the answers per second of a closed loop, with a late deadline."""
+        """Return the answers per second of a closed loop whose deadline is too late to matter."""
         workload = self.workload
         requests = workload.build_requests(self.address, timeout_s=60.0)
         plan = LoadPlan(

@@ -1,7 +1,7 @@
-"""Open-loop load generator, run as a process of its own: `python -m benchmarks.overload.open_loop`.
+"""Open-loop load generator in its own process: `python -m benchmarks.overload.open_loop`.
 
-Requests arrive at random times, whether or not earlier ones were answered. It reads an OpenLoopPlan
-from standard input and writes an OpenLoopResult to standard output, both as JSON.
+Requests are sent at random times and do not wait for earlier answers. The process reads an
+OpenLoopPlan as JSON from standard input. It writes an OpenLoopResult as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from benchmarks.common.errors import BenchmarkError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoopPlan:
-    """Poisson arrivals of `rate` per second; the requests repeat in order."""
+    """Poisson arrivals of `rate` requests per second. `requests` repeat in order."""
 
     host: str
     port: int
-    requests: Sequence[str]  # bytes of an HTTP request each, as Latin-1
+    requests: Sequence[str]  # raw HTTP requests, decoded as Latin-1
     rate: float
     seconds: float
-    drain_s: float  # for answers after the last arrival
+    drain_s: float  # maximum wait for answers after the last arrival
     seed: int
-    samples: int  # bodies to return, of the first answers with status 200
+    samples: int  # number of first answers with status 200 whose body is returned
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request. Times are seconds after the first arrival was due."""
+    """One request. Times are seconds since the first arrival was due."""
 
     request: int  # index of OpenLoopPlan.requests
     due_s: float
     sent_s: float | None = None  # None: no connection
     ended_s: float | None = None  # None: no answer
     status: int = 0  # 0: no answer
-    body: str | None = None  # of samples
+    body: str | None = None  # None unless sampled
 
 
 @dataclass(slots=True)
 class OpenLoopResult:
-    """All exchanges by due time, and the CPU seconds of this process."""
+    """All exchanges by due time, and the CPU seconds of the load generator."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -157,7 +157,7 @@ class _OpenLoop:
         due_s = 0.0
         while due_s < self._plan.seconds:
             wait_s = due_s - self.now_s()
-            # A late arrival yields to the event loop as well, so that answers are read.
+            # Sleep even if the arrival is late, so that the event loop reads answers.
             await asyncio.sleep(max(wait_s, 0.0))
             exchange = Exchange(len(exchanges) % len(self._requests), due_s)
             exchanges.append(exchange)

@@ -11,22 +11,22 @@ from benchmarks.common.statistics import Goal, percentiles_ms
 from benchmarks.overload.open_loop import OpenLoopResult
 
 REFUSALS = (429, 503)
-MIN_GOODPUT = 0.9  # of the capacity
+MIN_GOODPUT = 0.9  # share of the capacity
 MAX_REFUSAL_MS = 50.0  # at the 99th percentile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadLevel:
-    """One open loop. Goodput counts answers that end in the window; all else, all requests."""
+    """One open loop. Goodput counts answers in the window. Other values cover all requests."""
 
     factor: float
     offered_per_s: float
     goodput_per_s: float  # answers within the deadline
-    statuses: Mapping[str, int]  # `none` without an answer
+    statuses: Mapping[str, int]  # the key `none` counts missing answers
     late: int  # answers after the deadline
-    wrong: int  # of the compared answers
-    refusal_ms: Mapping[str, float]  # p50 to p99 from sending; empty without refusals
-    send_lag_ms: Mapping[str, float]  # p50 to p99 from the planned time to sending; of those sent
+    wrong: int  # compared answers only
+    refusal_ms: Mapping[str, float]  # p50 to p99, since sending; empty without refusals
+    send_lag_ms: Mapping[str, float]  # p50 to p99, from due to sent
     client_cores: float  # CPU seconds of the load generator per second
 
 
@@ -38,7 +38,7 @@ class WorkloadResults:
     timeout_s: float
     capacity_before_per_s: float
     capacity_after_per_s: float
-    memory_mib: tuple[float, ...]  # of the server before the first loop and after each
+    memory_mib: tuple[float, ...]  # server, before the first loop and after each loop
     levels: tuple[OverloadLevel, ...]
 
     @property
@@ -62,7 +62,7 @@ def summarize_level(
     window_s: tuple[float, float],
     wrong: int,
 ) -> OverloadLevel:
-    """Summarize an open loop; `window_s` are begin and end of the window."""
+    """Summarize an open loop. `window_s` holds begin and end of the window."""
     begin_s, end_s = window_s
     sent = [(each, each.sent_s) for each in result.exchanges if each.sent_s is not None]
     ended = [

@@ -1,4 +1,4 @@
-"""Workloads of the overload benchmark: requests, their deadline, and whether an answer is right."""
+"""Workloads of the overload benchmark: requests, deadline, and comparison of answers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
 from benchmarks.generation.http import PATH
 from deployments.artifacts.types import TaskName
 
-# Embeddings of a text alone and beside others differ by rounding.
+# Embeddings of one text differ by rounding between an unbatched and a batched pass.
 MIN_COSINE = 0.95
-PROMPTS = 8  # distinct ones of a workload for generators
+PROMPTS = 8  # distinct prompts of a generation workload
 SENTENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadWorkload:
-    """One kind of request. `bodies` are distinct."""
+    """One kind of request. All `bodies` differ."""
 
     name: str
     path: str
     bodies: Sequence[bytes]
-    timeout_s: float  # deadline that the client says
-    connections: int  # of the closed loop that measures the capacity
-    capacity_s: float  # its window
-    window_s: float  # of each open loop, after one deadline
-    is_equal: Callable[[Any, Any], bool]  # of two decoded answers
+    timeout_s: float  # deadline stated in each request
+    connections: int  # connections of the closed loop that measures the capacity
+    capacity_s: float  # window of this closed loop
+    window_s: float  # window of each open loop; it starts after one `timeout_s`
+    is_equal: Callable[[Any, Any], bool]  # compares two decoded answers
 
     def build_requests(self, address: ServerAddress, timeout_s: float) -> list[bytes]:
-        """Build HTTP requests that say a deadline."""
+        """Build HTTP requests that state a deadline."""
         headers = {"x-request-timeout-ms": str(round(timeout_s * 1e3))}
         return [address.build_post(self.path, body, headers) for body in self.bodies]
 
     def answer_alone(self, address: ServerAddress) -> list[Any]:
-        """Return the answer to each body, one after the other. Raise BenchmarkError."""
+        """Send each body alone and return all answers. Raise BenchmarkError."""
         with Client(address) as client:
             return [client.post(self.path, body).value for body in self.bodies]
 
@@ -69,7 +69,7 @@ def _answers(
     capacity_s: float,
     window_s: float,
 ) -> OverloadWorkload:
-    """Prompts of two sentences with greedy answers of `tokens` tokens."""
+    """Build a workload of two-sentence prompts with greedy answers of `tokens` tokens."""
     bodies = [
         orjson.dumps(
             {

@@ -1,1 +1,1 @@
-"""Measurements of the page: first paint, moving layout, memory of a long visit."""
+"""Benchmark of the web page: first paint, layout shifts, memory of a long visit."""

@@ -10,12 +10,12 @@ from typing import cast
 from playwright.sync_api import Browser, Page, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
-SETTLE_MS = 300.0  # until what the page has received is shown
-POLLS_PER_MINUTE = 30  # of the view `status`
-WARM_UP_MINUTES = 10  # until its lines have all their points and V8 has compiled its code
-SPEED = 1_000  # of the timers of the page; its requests take their time
+SETTLE_MS = 300.0  # wait until the page shows the last responses
+POLLS_PER_MINUTE = 30  # requests of the view `status`
+WARM_UP_MINUTES = 10  # until charts have all points and V8 has compiled the code
+SPEED = 1_000  # acceleration of the page's timers; requests run in real time
 FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Records layout shifts, except after an input of the person (https://web.dev/cls).
+# Records layout shifts, except those after user input (https://web.dev/cls).
 OBSERVE_SHIFTS = """() => {
   window.shifted = [];
   const note = (entry) => entry.sources.forEach(({node}) => window.shifted.push(node?.className));
@@ -38,7 +38,7 @@ def find_browser() -> str | None:
 def open_browser() -> Iterator[Browser]:
     """Start the system's Chromium. Playwright's own builds are not downloaded."""
     with sync_playwright() as playwright:
-        # Without the sandbox of Chromium, which root in a container does not have.
+        # Chromium's sandbox does not work for root in a container, so it is off.
         browser = playwright.chromium.launch(
             executable_path=find_browser(),
             args=[
@@ -54,15 +54,16 @@ def open_browser() -> Iterator[Browser]:
 
 
 def read_first_paint_ms(page: Page) -> float:
-    """Wait for the first paint of a page that is loading. Return ms since the navigation."""
+    """Wait for the first paint of a loading page. Return the ms since the navigation."""
     page.wait_for_function(FIRST_PAINT)
     return cast(float, page.evaluate(FIRST_PAINT))
 
 
 class OpenStatus:
-    """The view `status`, open for minutes. Its requests are real.
+    """The view `status`, open for minutes.
 
-    Its timers are fast, so that minutes pass in seconds, unless `real_time` is set.
+    Its requests are real. Its timers run fast, so that minutes pass in seconds, unless `real_time`
+    is set.
     """
 
     def __init__(self, page: Page, url: str, *, real_time: bool = False) -> None:
@@ -77,7 +78,7 @@ class OpenStatus:
     def read_bytes_after(self, minutes: float) -> int:
         """Return the bytes of live JavaScript objects after `minutes`.
 
-        Requests of the page get no answer during the reading: an answer on display would count.
+        The page's requests get no answer during the reading: a new answer would add objects.
         """
         while self._polls < minutes * POLLS_PER_MINUTE:
             self._page.wait_for_timeout(50)
@@ -85,7 +86,7 @@ class OpenStatus:
         self._page.wait_for_timeout(SETTLE_MS)
         self._session.send("HeapProfiler.collectGarbage")
         used = int(self._session.send("Runtime.getHeapUsage")["usedSize"])
-        self._page.unroute(_POLLED)  # lets the waiting request go on
+        self._page.unroute(_POLLED)  # the waiting request continues
         return used
 
     def _count(self, url: str) -> None:

@@ -1,7 +1,8 @@
-"""The page of a running server in a browser: first paint, layout shifts, memory; and its picture.
+"""Benchmark of the web page of a running server: first paint, layout shifts, memory.
 
-Chat answers with `--tokens` tokens while layout shifts are observed. The page then stays at the
-live status for `--minutes`. Its requests are real; its timers run fast without `--real-time`.
+A chat answer of `--tokens` tokens streams while the browser records layout shifts. The page then
+shows the live status for `--minutes`. Its requests are real. Its timers run fast without
+`--real-time`. `--picture` writes a picture of the page instead.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from benchmarks.page.browser import (
 )
 
 DESKTOP = ViewportSize(width=1280, height=860)
-COLORS = 256  # of the picture, which is a third as large as with all of them
+COLORS = 256  # in the picture's palette; the file is a third as large as in true color
 ANSWER_MS = 120_000
 MAX_FIRST_PAINT_MS = 500.0
 MAX_GROWTH = 1.2
@@ -42,12 +43,12 @@ PROMPT = "Write a long story about a lighthouse, its keeper and a storm."
 class PageResults:
     """Results of one run."""
 
-    first_paint_ms: tuple[float, ...]  # of each load without a cache
-    file_bytes: int  # of the page, not compressed
+    first_paint_ms: tuple[float, ...]  # one per load without a cache
+    file_bytes: int  # all files of the page, uncompressed
     files: int
-    foreign_requests: int  # to other hosts, of the whole run
-    tokens: int  # of the streamed answer
-    shifts: int  # elements that moved while it was streamed
+    foreign_requests: int  # requests to other hosts in the whole run
+    tokens: int  # length of the streamed answer
+    shifts: int  # elements that moved while the answer streamed
     minutes: int
     real_time: bool
     heap_bytes: tuple[int, int]  # after WARM_UP_MINUTES, and `minutes` later
@@ -123,7 +124,7 @@ def measure(browser: Browser, url: str, arguments: argparse.Namespace) -> PageRe
 
 
 def load_page(page: Page, url: str) -> tuple[float, list[int]]:
-    """Return the ms of the first paint, and the bytes of every file of the page."""
+    """Load the page. Return the ms of the first paint, and the bytes of every file of the page."""
     files: list[Response] = []
     page.on("response", lambda response: files.append(response))
     page.goto(url)
@@ -136,7 +137,7 @@ def load_page(page: Page, url: str) -> tuple[float, list[int]]:
 
 
 def open_tab(browser: Browser, url: str, foreign: list[str]) -> Page:
-    """Open a tab without cache. Requests to other hosts are added to `foreign`."""
+    """Open a tab without a cache. Add the URLs of requests to other hosts to `foreign`."""
     page = browser.new_context(viewport=DESKTOP).new_page()
     own = (url, "data:")
     page.on("request", lambda sent: None if sent.url.startswith(own) else foreign.append(sent.url))
@@ -144,7 +145,7 @@ def open_tab(browser: Browser, url: str, foreign: list[str]) -> Page:
 
 
 def stream_answer(page: Page, url: str, tokens: int) -> tuple[int, int]:
-    """Return the tokens of a streamed answer and how many elements moved meanwhile."""
+    """Stream a chat answer. Return its tokens and the number of elements that moved meanwhile."""
     page.goto(f"{url}/#/play/chat")
     page.get_by_label("Message").fill(PROMPT)
     page.locator("form.form details").evaluate("options => { options.open = true }")
@@ -158,13 +159,13 @@ def stream_answer(page: Page, url: str, tokens: int) -> tuple[int, int]:
 
 
 def take_picture(browser: Browser, url: str, path: Path) -> None:
-    """Ask the first question of the page and write a PNG of the answer and its cost."""
+    """Ask the page's default question. Write a PNG of the answer and its cost."""
     page = open_tab(browser, url, [])
     page.goto(f"{url}/#/play/question-answering")
     page.get_by_label("Use the cache").uncheck()
     page.locator("form.form button.primary").click()
     page.locator(".cost .total").first.wait_for(timeout=ANSWER_MS)
-    page.locator("form.form button.primary").click()  # the first one loads the model
+    page.locator("form.form button.primary").click()  # again: the first loads the model
     page.wait_for_timeout(1_000)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Replay of a day against the choice of the hardware."""
+"""Replay of a day of requests against policies that place requests on CPUs and GPUs."""

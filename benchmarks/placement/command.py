@@ -1,7 +1,8 @@
-"""A day of requests with deadlines, placed by `auto`, always on CPUs and always on GPUs.
+"""Replay of a day of requests under placement policies: `auto`, always CPU, always GPU.
 
-Nothing is measured: the replay runs the placement of the server, its autoscaling and Serve's delays
-over seeded arrivals. Cost is what running and starting replicas cost, in hours of a CPU replica.
+The replay measures nothing. It runs the server's placement and autoscaling and Serve's delays over
+seeded arrivals with deadlines. The cost covers running and starting replicas. Its unit is one hour
+of a CPU replica.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ SETTINGS = FleetSettings()
 
 @dataclass(frozen=True, slots=True)
 class PolicyResults:
-    """One policy over the whole day."""
+    """Results of one policy over the whole day."""
 
     name: str
     outcome: ReplayedDay
-    cost: float  # hours of a CPU replica
+    cost: float  # in hours of a CPU replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def replay(arguments: argparse.Namespace) -> PlacementResults:
 
 
 def compute_cost(outcome: ReplayedDay, settings: FleetSettings) -> float:
-    """Return the hours of a CPU replica that the day costs."""
+    """Return the cost of the day in hours of a CPU replica."""
     hours = outcome.replica_hours
     return hours.get("cpu", 0.0) + settings.gpu_price * hours.get("gpu", 0.0)
 

@@ -1,7 +1,7 @@
-"""A day of requests placed on a pool of CPU replicas and a pool of GPU replicas.
+"""Simulation of a day of requests on a pool of CPU replicas and a pool of GPU replicas.
 
-Each pool is a deployment with its own queue and autoscaling. Requests arrive in pieces, so that
-each piece sees the queues that the former ones left.
+Each pool is a deployment with its own queue and autoscaling. The requests of a second are placed in
+pieces, so that the placement of a piece sees the queues after the previous piece.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from benchmarks.autoscaling.simulation import PASS_S, ServerSettings, Simulation
 from deployments.artifacts.types import Device
 from deployments.ingress.placement import PoolForecast, choose_pool
 
-PIECE_S = 0.25  # s of a CPU replica, at most
+PIECE_S = 0.25  # maximum work of a piece, in s of a CPU replica
 
-# Returns the pool of a request from the forecasts, by device, and its deadline in s.
+# Chooses the pool of a request from one forecast per pool and the deadline in s.
 Place = Callable[[Sequence[PoolForecast], float], Device]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Facts about the hardware and the clients. No GPU was measured: speedups are assumptions."""
+    """Facts about hardware and clients. The speedups are assumptions: no GPU was measured."""
 
     gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # by model
-    gpu_price: float = 10.0  # of a replica, relative to a CPU replica
-    cpu_replicas: int = 8  # at most
+    gpu_price: float = 10.0  # GPU replica / CPU replica
+    cpu_replicas: int = 8  # maximum
     gpu_replicas: int = 2
     cpu_start_s: int = 10
     gpu_start_s: int = 20
@@ -43,7 +43,7 @@ class FleetSettings:
 
 
 class Policy(NamedTuple):
-    """A way to place requests, and the replicas that each pool keeps; None: no such pool."""
+    """A way to place requests, and the minimum of replicas per pool. None: no such pool."""
 
     name: str
     place: Place
@@ -71,19 +71,19 @@ class ReplayedDay:
     interactive: float
     interactive_in_time: float
     rejected: float
-    by_device: Mapping[str, float]  # requests that were placed there
-    replica_hours: Mapping[str, float]  # paid for
+    by_device: Mapping[str, float]  # requests placed on each device
+    replica_hours: Mapping[str, float]  # running and starting replicas
 
 
 def split_by_deadline(day: Day, settings: FleetSettings, seed: int) -> Day:
-    """Return the day with interactive requests of each model, then batch requests of each."""
+    """Split each model into two columns: all interactive columns first, then all batch columns."""
     random = np.random.default_rng(seed)
     interactive = random.binomial(day.requests, settings.interactive_share)
     return Day(np.tile(day.request_s, 2), np.vstack([interactive, day.requests - interactive]))
 
 
 class PlacedDay:
-    """Replays a day, as `split_by_deadline` returns it, under one policy."""
+    """Replays a day from `split_by_deadline` under one policy."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class PlacedDay:
         policy: Policy,
         autoscaling: Mapping[Device, Mapping[str, Any]],
     ) -> None:
-        """`autoscaling` is the configuration of each pool, whose bounds the settings replace."""
+        """Take the `autoscaling` of each pool. `settings` and `policy` replace its bounds."""
         models = len(day.request_s) // 2
         self._day, self._settings, self._policy = day, settings, policy
         self._deadlines_s = np.repeat(

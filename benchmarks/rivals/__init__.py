@@ -1,1 +1,1 @@
-"""Benchmark beside other servers, each in an environment of its own."""
+"""Benchmark against other servers. Each server has its own Python environment."""

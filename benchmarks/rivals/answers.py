@@ -1,4 +1,4 @@
-"""Answers of servers compared with fp32 torch on the same checkpoint."""
+"""Comparison of server answers with fp32 torch on the same checkpoint."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ReferenceEmbeddings:
 
 
 def required_cosine(model: LocalModel, *, is_sealed: bool) -> float:
-    """Return the lower bound for fp32, or for the sealed graph that of its accuracy gate."""
+    """Return the lower bound of cosines: the gate's for the sealed graph, else FP32_MIN_COSINE."""
     if not is_sealed:
         return FP32_MIN_COSINE
     return model.manifest.gate.cosine_worst - COSINE_SLACK
@@ -68,7 +68,7 @@ def required_cosine(model: LocalModel, *, is_sealed: bool) -> float:
 def check_answers(
     api: Api, answers: Iterable[RawAnswer], references: ReferenceEmbeddings, required: float
 ) -> AnswerCheck:
-    """Compare embeddings with the references; count the tokens of completions.
+    """Compare embeddings with the references, or count the tokens of completions.
 
     Raise BenchmarkError for an answer in another form.
     """
@@ -104,7 +104,7 @@ def _require_rows(vectors: NDArray[np.float32], count: int) -> NDArray[np.float3
 
 
 def require_right(name: str, check: AnswerCheck) -> None:
-    """Raise BenchmarkError if no answer was compared or one is wrong."""
+    """Raise BenchmarkError if no answer was compared or an answer is wrong."""
     if check.is_met:
         return
     cosine = "" if check.worst_cosine is None else f", worst cosine {check.worst_cosine:.4f}"

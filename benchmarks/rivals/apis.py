@@ -1,4 +1,4 @@
-"""HTTP APIs of the measured servers: how a request is written and its answer read."""
+"""HTTP APIs of the measured servers: request bodies and parsers of answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import build_inference_body, task_path
 from deployments.artifacts.types import TaskName
 
-NEW_TOKENS = 64  # of a completion; fewer if the model ends its answer
+NEW_TOKENS = 64  # maximum per completion; the model may end earlier
 
 Texts = Sequence[str]
 Vectors = NDArray[np.float32]  # [texts, width]
@@ -27,7 +27,7 @@ class CompletedText(NamedTuple):
 
 
 class EmbeddingApi(NamedTuple):
-    """Embeddings of one or several texts. `parse` raises BenchmarkError."""
+    """API that embeds one or several texts. `parse` raises BenchmarkError."""
 
     path: str
     build: Callable[[Texts], bytes]
@@ -35,7 +35,7 @@ class EmbeddingApi(NamedTuple):
 
 
 class CompletionApi(NamedTuple):
-    """Greedy completion of one prompt. `parse` raises BenchmarkError."""
+    """API that completes one prompt greedily. `parse` raises BenchmarkError."""
 
     path: str
     build: Callable[[Texts], bytes]
@@ -46,13 +46,13 @@ Api = EmbeddingApi | CompletionApi
 
 
 def hugging_face_api(model_id: str) -> EmbeddingApi:
-    """The pipeline API of Hundredfold, without the response cache."""
+    """Return the pipeline API of Hundredfold, without the response cache."""
     path = task_path(TaskName.FEATURE_EXTRACTION, model_id)
     return EmbeddingApi(path, lambda texts: build_inference_body(_one_or_many(texts)), _rows)
 
 
 def inputs_api(path: str = "/embed") -> EmbeddingApi:
-    """The API of the server scripts: `{"inputs": ...}` to a list of vectors."""
+    """Return the API of the scripts in `servers/`: `{"inputs": ...}` returns a list of vectors."""
     return EmbeddingApi(path, lambda texts: orjson.dumps({"inputs": _one_or_many(texts)}), _rows)
 
 
@@ -67,7 +67,7 @@ def openai_api(path: str, model: str) -> EmbeddingApi:
 
 
 def open_inference_api(model: str) -> EmbeddingApi:
-    """The Open Inference Protocol in JSON with one input of texts."""
+    """Return the Open Inference Protocol in JSON with one input that holds all texts."""
 
     def build(texts: Texts) -> bytes:
         tensor = {"name": "texts", "shape": [len(texts), 1], "datatype": "BYTES"}
@@ -81,7 +81,7 @@ def open_inference_api(model: str) -> EmbeddingApi:
 
 
 def completion_api(model: str) -> CompletionApi:
-    """`/v1/completions` of OpenAI, not streamed."""
+    """Return OpenAI's `/v1/completions` without streaming."""
 
     def build(texts: Texts) -> bytes:
         (prompt,) = texts

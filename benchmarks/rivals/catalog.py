@@ -1,4 +1,4 @@
-"""The rivals: environment, command, API and what they compute with."""
+"""Catalog of the rivals: environment, command, API, and format of the weights."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from benchmarks.rivals.apis import (
 from benchmarks.rivals.materials import MLSERVER_MODEL
 
 FP32, SEALED = "fp32", "the sealed graph"
-MODEL_NAME = "model"  # in requests to servers of one model
+MODEL_NAME = "model"  # model name in requests to servers with one model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A server of other software. Braces in `command` and `variables` name places.
+    """Another serving software. `command` and `variables` contain placeholders in braces.
 
-    Places are `{python}`, `{bin}` (directory of the interpreter), `{port}`, `{port_2}`, `{port_3}`
-    and the attributes of Materials.
+    Placeholders are `{python}`, `{bin}` (directory of the interpreter), `{port}`, `{port_2}`,
+    `{port_3}` and the attributes of Materials.
     """
 
     name: str
     title: str
     environment: str | None  # name of a requirement list; None: the environment of this process
-    package: str  # whose version is reported
+    package: str  # results state its version
     computes_with: str
     command: tuple[str, ...]
     api: Api
@@ -37,7 +37,7 @@ class Rival:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-# Rivals must not send statistics or download models.
+# Environment variables that keep rivals from sending statistics and downloading models.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
@@ -52,7 +52,7 @@ def _script(script: str, *options: str) -> tuple[str, ...]:
 
 
 def _around_graph(name: str, title: str, environment: str | None, package: str) -> Rival:
-    """Return a server of `servers/` around ONNX Runtime with the sealed graph."""
+    """Return a rival from a script in `servers/` that runs the sealed graph on ONNX Runtime."""
     script = f"{name.partition('-')[0]}_server"
     is_ray = name == "ray-serve"
     return Rival(
@@ -68,7 +68,7 @@ def _around_graph(name: str, title: str, environment: str | None, package: str) 
 
 
 def _in_fastapi(name: str, environment: str, title: str, package: str, *options: str) -> Rival:
-    """Return a FastAPI server around a library in fp32."""
+    """Return a rival that runs a library in fp32 behind FastAPI."""
     return Rival(
         name=name,
         title=f"{title} in FastAPI",
@@ -156,7 +156,7 @@ _RIVALS = (
 
 RIVALS: Mapping[str, Rival] = {rival.name: rival for rival in _RIVALS}
 
-# Named in every result, so that readers know that they were not forgotten.
+# Every result names these servers and why they are not measured.
 NOT_INSTALLABLE: Mapping[str, str] = {
     "OpenVINO Model Server": "published as a container image and binary archives, not on PyPI; "
     "OpenVINO's Python package is measured instead",

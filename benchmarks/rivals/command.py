@@ -1,7 +1,7 @@
-"""Other servers beside Hundredfold: each in its own environment, with the same client and texts.
+"""Benchmark of other servers against Hundredfold, with the same client and the same texts.
 
-Every round starts one rival after the other and measures it in turns with Hundredfold, level by
-level. A rival runs only while it is measured; the other server of a pair idles meanwhile.
+Every round starts each rival in turn, in the rival's own Python environment. At each level the
+rival and Hundredfold are measured one after the other. The server that is not measured idles.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also if Hundredfold answers wrong."""
+    """Measure and write the results. Raise BenchmarkError, also if our answers are wrong."""
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
     with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalResults:
-    """Prepare and run all rounds. Rivals that fail are left out; servers log to `logs`."""
+    """Prepare and run all rounds. Drop rivals that fail. Servers log to `logs`."""
     model = LocalModel.open(arguments.store, arguments.model)
     has_generation = GENERATION in arguments.workloads
     generator = open_generator(arguments) if has_generation else None
@@ -204,7 +204,7 @@ def start_rival(
 def start_ours(
     arguments: argparse.Namespace, materials: Materials
 ) -> AbstractContextManager[ServerProcess]:
-    """Start Hundredfold, or take the server of `--url`."""
+    """Start Hundredfold, or use the running server at `--url`."""
     if arguments.url is not None:
         return nullcontext(ServerProcess(ServerAddress.parse(arguments.url)))
     models = [model for model in (materials.model, materials.generator) if model is not None]

@@ -19,7 +19,7 @@ from benchmarks.common.report import log_progress
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_ENVIRONMENTS = Path.home() / ".cache" / "hundredfold" / "rivals"
 INSTALL_TIMEOUT_S = 3600.0
-_COMPLETE_NAME = "complete"  # an environment without this file is installed again
+_COMPLETE_NAME = "complete"  # file that marks a complete environment; without it pip installs again
 _DIGEST_CHARACTERS = 12
 
 
@@ -34,7 +34,7 @@ class Environment:
 def open_environment(name: str, parent: Path, requirements: Path = REQUIREMENTS) -> Environment:
     """Return `<parent>/<name>-<digest>`, installed from `<requirements>/<name>.txt` if missing.
 
-    The digest is that of the list and of the Python version. Raise BenchmarkError if pip fails.
+    The digest covers the requirement list and the Python version. Raise BenchmarkError.
     """
     file = requirements / f"{name}.txt"
     if not file.is_file():

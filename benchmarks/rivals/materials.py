@@ -22,21 +22,21 @@ FASTEMBED_FILES = (
     "special_tokens_map.json",
 )
 SERVERS = Path(__file__).with_name("servers")
-GENAI_PRECISION = "int4"  # of onnxruntime-genai's model builder for CPUs
+GENAI_PRECISION = "int4"  # as onnxruntime-genai's model builder writes it for CPUs
 MLSERVER_MODEL = "embedder"
 
 
 @dataclass(frozen=True)
 class Materials:
-    """Places in the commands of rivals, prepared when a command names them.
+    """Files and directories that commands of rivals name. Each is prepared on first use.
 
-    Everything that is prepared goes to `scratch`. Every property may raise ServeError.
+    All prepared files go to `scratch`. Every property may raise ServeError.
     """
 
     model: LocalModel
     generator: LocalModel | None
     scratch: Path
-    logs: Path  # of all servers
+    logs: Path  # directory for the logs of all servers
 
     @cached_property
     def servers(self) -> Path:
@@ -59,7 +59,7 @@ class Materials:
 
     @cached_property
     def float_graph(self) -> Path:
-        """ONNX graph of the checkpoint in fp32, as exported; its first output is pooled."""
+        """ONNX graph of the checkpoint in fp32, as exported. Its first output is pooled."""
         from build_artifacts.checkpoints.models import load_model
         from build_artifacts.families import read_metadata
         from build_artifacts.recipes import ExportRecipe
@@ -72,7 +72,7 @@ class Materials:
 
     @cached_property
     def fastembed(self) -> Path:
-        """Directory with the fp32 graph and the tokenizer, as fastembed reads it."""
+        """Directory with the fp32 graph and the tokenizer in the layout of fastembed."""
         directory = self._directory("fastembed")
         os.link(self.float_graph, directory / "model.onnx")
         for name in FASTEMBED_FILES:

@@ -1,4 +1,4 @@
-"""The summary of the published comparison, for the first page."""
+"""Summary of the published comparison with rivals, for README.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.common.report import RESULTS, Table, read_table
 
 FILE = RESULTS / "rivals.json"
-# Header of a column, workload, and connections.
+# (header of the column, workload, connections).
 COLUMNS = (
     ("1 client", "sentences", 1),
     ("16 clients", "sentences", 16),
@@ -18,7 +18,10 @@ _NOTHING = "-"
 
 
 def summarize_published() -> Table:
-    """Return requests/s of the servers that answered at every load. Raise BenchmarkError."""
+    """Return requests/s of the servers that answered all requests at every load in COLUMNS.
+
+    Raise BenchmarkError.
+    """
     tables = {workload: read_table(FILE, workload) for _, workload, _ in COLUMNS}
     systems = dict.fromkeys(row[0] for table in tables.values() for row in table.rows)
     rows = [
@@ -30,7 +33,7 @@ def summarize_published() -> Table:
 
 
 def _find_rate(table: Table, system: str, connections: int) -> str:
-    """Return requests/s; nothing if no request or only some were answered."""
+    """Return requests/s; `-` unless the server answered all requests."""
     rate = next(_cells(table, system, f"requests/s at {connections}"), _NOTHING)
     return _NOTHING if rate == "0.0" or "failed" in rate else rate
 

@@ -1,4 +1,4 @@
-"""The engine alone on the texts of the workloads: the rate of a server that costs nothing."""
+"""Rate of the engine alone on the texts of the workloads, as if serving took no time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from benchmarks.rivals.workloads import TextWorkload
 from deployments.machine import usable_cores
 from deployments.tuning.measure import wait_until_idle
 
-# Tokens of the measured texts of a workload, about: a second on two cores.
+# Approximate number of tokens per workload and round; they take about a second on two cores.
 MEASURED_TOKENS = 40_000
 
 
 class RawEngineRates:
-    """Rates of the sealed graph in this process, in batches sorted by length on all cores."""
+    """Rates of the sealed graph in this process, on all cores, in batches sorted by length."""
 
     def __init__(self, model: LocalModel, workloads: Sequence[TextWorkload]) -> None:
         self._rates: dict[str, list[float]] = {}

@@ -33,12 +33,12 @@ class LevelName:
 
 @dataclass(frozen=True, slots=True)
 class PairedLevel:
-    """A rival and Hundredfold, measured one directly after the other in every round."""
+    """A rival and Hundredfold at one level. Each round measures one directly after the other."""
 
     level: LevelName
     rival: LoadLevel
     ours: LoadLevel
-    rate_ratio: Ratio  # ours / rival; None if a rival's window had no response
+    rate_ratio: Ratio  # ours / rival; None if a window of the rival had no response
     p50_ratio: Ratio  # rival / ours
 
     @classmethod
@@ -49,7 +49,7 @@ class PairedLevel:
         ours: Sequence[LoadResult],
         work_ratio: float = 1.0,
     ) -> PairedLevel:
-        """Summarize all rounds. `work_ratio`: work per response, Hundredfold / rival."""
+        """Summarize all rounds. `work_ratio` is work per response, Hundredfold / rival."""
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
         p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]
@@ -64,16 +64,16 @@ class PairedLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCheck:
-    """Answers of a server compared with the expected ones."""
+    """Result of the comparison of a server's answers with the expected answers."""
 
     compared: int
-    worst_cosine: float | None  # to fp32; None for generated text
+    worst_cosine: float | None  # to the fp32 reference; None for generated text
     required_cosine: float | None
-    tokens_per_response: float | None  # of generated text
+    tokens_per_response: float | None  # None for embeddings
 
     @property
     def is_met(self) -> bool:
-        """False also if nothing was compared."""
+        """Whether all compared answers are right; False if no answer was compared."""
         if self.worst_cosine is None or self.required_cosine is None:
             return self.compared > 0 and bool(self.tokens_per_response)
         return self.compared > 0 and self.worst_cosine >= self.required_cosine
@@ -92,7 +92,7 @@ class OurModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalResult:
-    """A measured rival. `skipped` lists the levels that would take too long."""
+    """Results of a rival. `skipped` lists the levels that would take too long."""
 
     name: str
     title: str
@@ -103,7 +103,7 @@ class RivalResult:
     check: AnswerCheck
     levels: tuple[PairedLevel, ...]
     skipped: tuple[LevelName, ...]
-    idle_cores: RoundSummary | None  # mean CPU use while Hundredfold is measured
+    idle_cores: RoundSummary | None  # CPU cores that the rival uses while Hundredfold is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +114,10 @@ class RivalResults:
     rounds: int
     window_s: float
     workloads: Mapping[str, float]  # name -> tokens per text
-    engine: Mapping[str, RoundSummary]  # requests/s without a server, by workload
-    idle_cores: RoundSummary | None  # of Hundredfold, while a rival is measured
+    engine: Mapping[str, RoundSummary]  # workload -> requests/s of the engine alone
+    idle_cores: RoundSummary | None  # the same for Hundredfold while a rival is measured
     rivals: tuple[RivalResult, ...]
-    missing: Mapping[str, str]  # not measured -> reason
+    missing: Mapping[str, str]  # server without results -> reason
 
     @property
     def our_levels(self) -> dict[LevelName, list[LoadLevel]]:
@@ -130,7 +130,7 @@ class RivalResults:
 
 
 def build_tables(results: RivalResults) -> tuple[Table, ...]:
-    """Build a table per workload, and those of their lengths, the systems and what is missing."""
+    """Build a table per workload, then the tables of lengths, systems and missing servers."""
     levels = results.our_levels
     workloads = [name for name in results.workloads if any(k.workload == name for k in levels)]
     tables = [_workload_table(results, levels, name) for name in workloads]
@@ -216,7 +216,7 @@ def describe(results: RivalResults) -> str:
 
 
 def plot_rivals(out: Path, run: RunMetadata, results: RivalResults) -> list[Path]:
-    """Plot how much faster Hundredfold is: rate at most, latency at fewest connections."""
+    """Plot ratios: rates at the most connections, latencies at the fewest connections."""
     if not results.rivals:
         return []
     figure, (rates, latencies) = create_figure(

@@ -1,6 +1,6 @@
-"""Rounds: each rival is started, measured in turns with Hundredfold, and ended.
+"""Rounds of the benchmark: start each rival, measure it in turns with Hundredfold, end it.
 
-Only two servers run at a time. The one that is not measured idles; its CPU time is recorded.
+Only two servers run at a time. The server that is not measured idles. Its CPU time is recorded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
-CHECKED_RESPONSES = 16  # per level and round, the first ones
-# A level is skipped if a request is expected to take longer, because few would end in a window.
+CHECKED_RESPONSES = 16  # first responses per level and round whose answers are checked
+# A level is skipped if a request is expected to take longer: too few would end in a window.
 MAX_EXPECTED_S = 10.0
 _PROBE = LoadPlan(connections=1, seconds=0.01, warm_up_s=0.0, drain_s=120.0)
 
@@ -34,7 +34,7 @@ StartServer = Callable[[], AbstractContextManager[ServerProcess]]
 
 @dataclass(slots=True)
 class Meter:
-    """A server and its values so far. `start` runs it; it may raise ServeError."""
+    """A server and its values so far. `start` runs the server and may raise ServeError."""
 
     name: str
     apis: Sequence[Api]
@@ -43,10 +43,10 @@ class Meter:
     loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
     answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # by workload
     skipped: set[LevelName] = field(default_factory=set)
-    idle_cores: list[float] = field(default_factory=list)  # while the other server is measured
+    idle_cores: list[float] = field(default_factory=list)  # CPU cores while idle
 
     def find_api(self, workload: TextWorkload) -> Api | None:
-        """Return the API for a workload; None if the server does something else."""
+        """Return the API for a workload; None if the server does not support the workload."""
         matching = (a for a in self.apis if isinstance(a, CompletionApi) == workload.is_generation)
         return next(matching, None)
 
@@ -93,7 +93,7 @@ class RivalRounds:
                 self.drop(name, exc.message)
 
     def drop(self, name: str, reason: str) -> None:
-        """Remove a rival and the measurements of its pairs; the results name `reason`."""
+        """Remove a rival and its paired measurements. The results state `reason`."""
         log_progress(f"{name} is left out: {reason}")
         self.missing[name] = reason
         self.rivals.pop(name, None)
@@ -128,7 +128,7 @@ class RivalRounds:
         return Contest(meter, server, requests, workload)
 
     def _probe(self, session: Contest) -> float:
-        """Check the first answer before the timing; return its seconds. Raise BenchmarkError."""
+        """Check the first answer before the timing. Return its seconds. Raise BenchmarkError."""
         started_s = time.perf_counter()
         result, answers = session.run(_PROBE)
         elapsed_s = time.perf_counter() - started_s
@@ -152,7 +152,7 @@ class RivalRounds:
         ]
 
     def _is_skipped(self, rival: Meter, level: LevelName) -> bool:
-        """Return whether the level is too slow by the rates at fewer connections."""
+        """Whether the rates at fewer connections show that requests of this level take too long."""
         if level in rival.skipped:
             return True
         known = [

@@ -1,4 +1,4 @@
-"""From rounds to results: all answers are checked, all levels summarized."""
+"""Summary of the rounds as results. All answers are checked first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.rivals.rounds import Meter, RivalRounds
 from benchmarks.rivals.workloads import GENERATION
 from deployments.errors import ServeError
 
-Checks = Mapping[bool, AnswerCheck]  # by whether the answers are completions
+Checks = Mapping[bool, AnswerCheck]  # key: whether the answers are completions
 
 
 def check_ours(rounds: RivalRounds) -> Checks:
-    """Check the answers of Hundredfold to all rivals' workloads. Raise BenchmarkError."""
+    """Check all answers of Hundredfold, per API. Raise BenchmarkError."""
     return {
         isinstance(api, CompletionApi): check_meter(rounds, rounds.ours, api)
         for api in rounds.ours.apis
@@ -28,7 +28,7 @@ def check_ours(rounds: RivalRounds) -> Checks:
 def summarize_rivals(
     rounds: RivalRounds, ours: Checks, environments: Mapping[str, Environment]
 ) -> tuple[RivalResult, ...]:
-    """Summarize the rivals whose answers are right, and drop the others."""
+    """Summarize the rivals whose answers are right. Drop all other rivals."""
     results = []
     for name, meter in list(rounds.rivals.items()):
         try:

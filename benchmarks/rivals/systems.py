@@ -1,4 +1,4 @@
-"""Commands of the measured servers: places filled in, ports chosen, our config written."""
+"""Commands of the measured servers, with filled placeholders, free ports and our config."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUR_PORT = 8600
 
 
 def open_rival_environment(rival: Rival, parent: Path) -> Environment:
-    """Install the environment of a rival if it is missing. Raise BenchmarkError."""
+    """Return the environment of a rival. Install it if it is missing. Raise BenchmarkError."""
     if rival.environment is None:
         return current_environment()
     return open_environment(rival.environment, parent)
@@ -34,7 +34,10 @@ def open_rival_environment(rival: Rival, parent: Path) -> Environment:
 def build_rival_command(
     rival: Rival, environment: Environment, materials: Materials
 ) -> ServerCommand:
-    """Fill the places of a rival's command; prepares what it names. Raise ServeError."""
+    """Fill the placeholders of a rival's command. Prepare the materials that it names.
+
+    Raise ServeError.
+    """
     ports = {place: find_free_port(port, OUR_PORT) for place, port in PORT_PLACES.items()}
     own = {"python": str(environment.python), "bin": str(environment.python.parent)}
     own |= {place: str(port) for place, port in ports.items()}
@@ -49,7 +52,7 @@ def build_rival_command(
 
 
 class _Places(dict[str, str]):
-    """Places of one command; those of Materials are looked up when they are used."""
+    """Placeholders of one command. Attributes of Materials are read on first use."""
 
     def __init__(self, own: Mapping[str, str], materials: Materials) -> None:
         super().__init__(own)
@@ -67,9 +70,10 @@ def list_our_apis(model: LocalModel, generator: LocalModel | None) -> list[Api]:
 def build_our_command(
     config: Path, store: Path, models: Sequence[LocalModel], directory: Path
 ) -> ServerCommand:
-    """Write `config` with these models only to `directory`; return the command that serves it.
+    """Write `config` with only `models` to `directory`. Return the command that serves it.
 
-    All other settings stay. Raise BenchmarkError for a config that cannot be read.
+    `store` replaces the config's store. All other settings stay. Raise BenchmarkError for a config
+    that cannot be read.
     """
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))

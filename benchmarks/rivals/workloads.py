@@ -1,4 +1,4 @@
-"""Workloads: the same texts for every server, in the same order."""
+"""Workloads of the benchmark. Every server gets the same texts in the same order."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from benchmarks.common.errors import BenchmarkError
 
 TextRequest = tuple[str, ...]  # texts of one request
 
-REQUESTS = 2_048  # distinct requests of a workload; afterwards they repeat
-LIST_SIZE = 32  # texts of a request of `lists`
+REQUESTS = 2_048  # distinct requests of a workload, which then repeat
+LIST_SIZE = 32  # texts per request of the workload `lists`
 PARAGRAPH_TOKENS, LONG_PARAGRAPH_TOKENS, DOCUMENT_TOKENS = 75, 128, 512
-# Share of each length in `mixed`: sentences, both paragraphs, documents.
+# Percent of each length in the workload `mixed`: sentences, paragraphs of 75 tokens, paragraphs of
+# 128 tokens, documents.
 MIXED_WEIGHTS = (60, 20, 15, 5)
 PROMPT_SENTENCES = 3
-MAX_GENERATION_CONNECTIONS = 8  # the KV slots of the default config; more would only wait
+MAX_GENERATION_CONNECTIONS = 8  # KV slots of the default config; more connections would only wait
 
 GENERATION = "generation"
 
 
 @dataclass(frozen=True, slots=True)
 class TextWorkload:
-    """Requests of a workload. `tokens` is the mean per text, special tokens included."""
+    """Requests of a workload. `tokens` is the mean per text, including special tokens."""
 
     name: str
     requests: tuple[TextRequest, ...]
     tokens: float
-    max_connections: int | None = None  # levels with more are left out
+    max_connections: int | None = None  # levels with more connections are skipped
 
     @property
     def texts_per_request(self) -> int:
@@ -41,9 +42,9 @@ class TextWorkload:
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """Shuffled sentences, and texts of given lengths made of them.
+    """Shuffled sentences, and texts of given lengths joined from them.
 
-    `max_tokens` is the limit of the model. No text is longer, so that no server truncates.
+    `max_tokens` is the limit of the model. No joined text is longer, so that no server truncates.
     """
 
     sentences: Sequence[str]
@@ -52,21 +53,21 @@ class TextSource:
     rng: random.Random
 
     def sample_sentences(self) -> Iterator[str]:
-        """Yield the sentences in order, again and again."""
+        """Yield the sentences in order, in an endless cycle."""
         if not self.sentences:
             raise BenchmarkError("there are no sentences", hint="name a data set with --data DIR")
         while True:
             yield from self.sentences
 
     def join_to(self, tokens: int) -> Iterator[str]:
-        """Yield texts of joined sentences with at most `tokens` tokens, and about as many."""
+        """Yield texts of joined sentences with nearly `tokens` tokens, but not more."""
         limit = min(tokens, self.max_tokens)
         while True:
             joined = [self.rng.choice(self.sentences)]
             total = self.count_tokens(joined[0])
             while True:
                 sentence = self.rng.choice(self.sentences)
-                total += self.count_tokens(sentence)  # counts two special tokens too many
+                total += self.count_tokens(sentence)  # includes two special tokens per sentence
                 if total > limit:
                     break
                 joined.append(sentence)
@@ -85,7 +86,7 @@ class TextSource:
             yield next(texts)
 
     def prompts(self) -> Iterator[str]:
-        """Yield prompts for generation: a few sentences."""
+        """Yield prompts of PROMPT_SENTENCES sentences for generation."""
         while True:
             yield " ".join(self.rng.choice(self.sentences) for _ in range(PROMPT_SENTENCES))
 

@@ -1,1 +1,1 @@
-"""Processes that benchmarks start and measure: servers of rivals, our own server and its parts."""
+"""Server processes that benchmarks start and measure: servers of rivals and our own server."""

@@ -1,4 +1,4 @@
-"""The server under test: started for the benchmark, on a port of its own."""
+"""The server under test, which a benchmark starts on a free port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cluster.default_config import CONFIG_NAME
 from cluster.processes import find_free_port
 
 PREFERRED_PORT = 8600
-READY_TIMEOUT_S = 60.0  # until the server is ready again for the next fault
+READY_TIMEOUT_S = 60.0  # limit until the server is ready
 POLL_S = 0.1
 
 
@@ -32,7 +32,7 @@ class Server:
     launcher: int  # pid
 
     async def wait_until_complete(self) -> None:
-        """Wait until processes of every kind run and the server is ready. Raise BenchmarkError."""
+        """Wait until a process of every kind runs and the server is ready. Raise BenchmarkError."""
         deadline_s = time.perf_counter() + READY_TIMEOUT_S
         while True:
             missing = [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]
@@ -50,7 +50,7 @@ class Server:
 
 @contextmanager
 def start_server(config: Path, logs: Path) -> Iterator[Server]:
-    """Start a server with a copy of `config` on a port of its own; end it afterwards.
+    """Start a server with a copy of `config` on a free port. End it afterwards.
 
     The launcher writes to `<logs>/hundredfold.log`.
     """

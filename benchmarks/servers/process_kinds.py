@@ -1,4 +1,4 @@
-"""The kinds of processes of a server, and the processes of one kind."""
+"""Kinds of server processes, and the search for processes of a kind."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ACTION_NAMES = {"kill": "kill -9", "stop": "SIGSTOP"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind:
-    """Processes whose command line contains `words`, and what their loss may cost.
+    """Processes whose command line contains `words`, and the allowed cost of their loss.
 
-    Requests are lost at most for `max_disturbed_s` after the fault; None: all but 0.1 % are
-    answered.
+    Requests may be lost for up to `max_disturbed_s` after the fault. None: at most 0.1 % of the
+    requests may be lost.
     """
 
     name: str
@@ -27,8 +27,8 @@ class ProcessKind:
 
 
 REPLICA = "ray::ServeReplica:hundredfold:"
-PORT_S = 2.0  # the port itself goes
-RESTART_S = 20.0  # all of Ray and Serve starts again
+PORT_S = 2.0  # loss of HAProxy or its manager, which affects the port for clients
+RESTART_S = 20.0  # restart of Ray and Serve
 KINDS = (
     ProcessKind("encoder", f"{REPLICA}CpuEncoder"),
     ProcessKind("tokenizer", f"{REPLICA}Tokenizer"),
@@ -44,16 +44,16 @@ KINDS = (
 
 
 def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
-    """Return the live processes of a kind that the launcher started, the oldest first.
-
-    Each child of the launcher leads a session, in which everything stays that it starts.
-    """
+    """Return the live processes of a kind that the launcher started, the oldest first."""
     found = [one for one in find_members(launcher) if kind.words in _read_command(one)]
     return sorted(found, key=psutil.Process.create_time)
 
 
 def find_members(launcher: int) -> Iterator[psutil.Process]:
-    """Find the live processes that the launcher started."""
+    """Yield the live processes that the launcher started.
+
+    Each child of the launcher leads a process session. All descendants of the child stay in it.
+    """
     try:
         sessions = {child.pid for child in psutil.Process(launcher).children()}
     except psutil.Error:

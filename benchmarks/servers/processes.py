@@ -1,4 +1,4 @@
-"""Server processes: started on loopback, waited for, and ended with everything they started."""
+"""Server processes on loopback: start, readiness, and end with all their descendants."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cluster.processes import ProcessSession, kill_remaining, start_session
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.2
-_LOG_LINES = 3  # of the end of a log, in messages
+_LOG_LINES = 3  # last lines of a log that messages quote
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """Command of a server. It is ready when `GET ready_path` returns 200."""
+    """Command of a server. The server is ready when `GET ready_path` returns 200."""
 
     name: str
     arguments: Sequence[str]
@@ -38,7 +38,7 @@ class ServerCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running server; `pid` is None for one that this command did not start."""
+    """A running server. `pid` is None for a server that this command did not start."""
 
     address: ServerAddress
     pid: int | None = None
@@ -59,10 +59,10 @@ class ServerProcess:
 
 @contextmanager
 def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[ServerProcess]:
-    """Start a server and yield it when it is ready; end it and all its descendants.
+    """Start a server and yield it when it is ready. End it and all its descendants afterwards.
 
-    The log is `<logs>/<name>.log`; the server works in `directory`, where some write files. Raise
-    BenchmarkError if it does not start.
+    The log is `<logs>/<name>.log`. The server's working directory is `directory`, because some
+    servers write files there. Raise BenchmarkError if the server does not start.
     """
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{command.name}.log"
@@ -84,9 +84,10 @@ def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[
 
 @contextmanager
 def stop_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does.
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does.
 
-    The event loops of the load client cancel their work for SIGINT only.
+    The event loops of the load client cancel their tasks for SIGINT only. SIGHUP is the signal of
+    a closed terminal.
     """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -94,7 +95,7 @@ def stop_signals_interrupt() -> Iterator[None]:
 
     handlers = {signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # Background jobs of a shell start with SIGINT ignored.
+    # A shell starts background jobs with SIGINT ignored.
     previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -104,7 +105,7 @@ def stop_signals_interrupt() -> Iterator[None]:
 
 
 def wait_ready(command: ServerCommand, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for the health check. Raise BenchmarkError if it takes too long or the process ends."""
+    """Wait until the server is ready. Raise BenchmarkError after a timeout or the process's end."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not is_ready(command.port, command.ready_path):
         if process.poll() is not None:
@@ -132,7 +133,7 @@ def is_ready(port: int, path: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
-    """End a server by SIGTERM, then kill its remaining descendants, other sessions included."""
+    """End a server by SIGTERM. Then kill its remaining descendants, even in other sessions."""
     descendants: list[psutil.Process] = []
     with suppress(psutil.Error):
         descendants = psutil.Process(process.pid).children(recursive=True)
@@ -141,7 +142,7 @@ def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
         process.wait(STOP_TIMEOUT_S)
     for descendant in descendants:
         with suppress(psutil.Error):
-            descendant.kill()  # does nothing if the pid belongs to a later process
+            descendant.kill()  # psutil does nothing if a later process has this pid
     kill_remaining([session])
     psutil.wait_procs(descendants, timeout=STOP_TIMEOUT_S)
     process.wait()

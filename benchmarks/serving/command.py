@@ -1,9 +1,9 @@
 """Load on a running server: requests per second and latency at several numbers of connections.
 
-Closed loop of single-sentence feature-extraction requests that bypass the response cache;
-`--cached N` repeats N cached sentences instead. Rounds are interleaved (1, 16, 64, 1, 16, 64, ...),
-so that a change of the machine's speed affects all levels equally. `--with-engine` measures the raw
-engine between the levels, while the server is idle.
+A closed loop sends feature-extraction requests with one sentence each. Requests bypass the response
+cache; `--cached N` repeats N cached sentences instead. Every round measures all levels (1, 16, 64,
+1, 16, 64, ...), so that a change of the machine's speed affects all levels equally. `--with-engine`
+measures the raw engine after the levels of each round, while the server is idle.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from deployments.machine import usable_cores
 from deployments.plan.resolution import SEPARATOR
 
 TASK = TaskName.FEATURE_EXTRACTION
-CHECKED_RESPONSES = 200  # per level, compared after the timing
+CHECKED_RESPONSES = 200  # responses per level that are compared after the timing
 
 
 @dataclass(frozen=True, slots=True)
 class ServingBenchmark:
-    """The measurements of every round, and their values so far."""
+    """The measurements that every round repeats, and their values so far."""
 
     address: ServerAddress
     window_s: float
@@ -157,7 +157,7 @@ def shuffle(sentences: Sentences, seed: int) -> Sentences:
 def build_workloads(
     address: ServerAddress, texts: Sequence[str], arguments: argparse.Namespace
 ) -> dict[int, Workload]:
-    """Build a workload per level; each stores the responses to the same sample of sentences."""
+    """Build a workload per level. Each stores the responses to the same sample of sentences."""
     path = task_path(TASK, arguments.model)
     use_cache = arguments.cached is not None
     bodies = [build_inference_body(text, use_cache=use_cache) for text in texts]
@@ -180,7 +180,10 @@ def require_hits(responses: Iterable[Mapping[int, bytes]]) -> None:
 
 
 def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:
-    """Open the served version; None if the store lacks it, an error with `--with-engine`."""
+    """Open the served version of the model.
+
+    If the store lacks it, return None, or raise BenchmarkError with `--with-engine`.
+    """
     try:
         return LocalModel.open(arguments.store, f"{arguments.model}{SEPARATOR}{version}")
     except BenchmarkError as exc:
@@ -191,7 +194,7 @@ def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | Non
 
 
 def open_engine(local: LocalModel, texts: Sequence[str]) -> RawEngine:
-    """Open and warm up the raw engine on the same sentences."""
+    """Open and warm up the raw engine on `texts`."""
     engine = RawEngine(local, texts, usable_cores())
     engine.warm_up(SENTENCES_PER_BATCH)
     return engine
@@ -204,7 +207,7 @@ def compare_responses(
     texts: Sequence[str],
     arguments: argparse.Namespace,
 ) -> tuple[CosineCheck, ...]:
-    """Compare the stored responses with the correct ones; check and close the raw engine."""
+    """Compare the stored responses with the correct responses. Check and close the raw engine."""
     expected = (
         local_expectation(local, usable_cores())
         if local

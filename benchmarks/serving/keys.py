@@ -1,7 +1,7 @@
-"""API keys: latency of refusals, cost of keys under load, and the share of a key above its limit.
+"""Benchmark of API keys: latency of refusals, cost under load, and precision of a rate limit.
 
-The command starts a server of its own. Phases with and without keys alternate: the key file is
-taken out of the configuration of the running server and put back.
+The command starts its own server. Phases with and without keys alternate. To switch, the command
+removes the key file from the configuration of the running server, or adds it again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ TASK = TaskName.FEATURE_EXTRACTION.value
 LOG_NAME = "hundredfold.log"
 NOISY_PER_MINUTE = 1_200
 NOISY_CONNECTIONS = 4
-WARM_UP_REFUSALS = 1_000  # of each kind: the server has just started
-SETTLE_S = 10.0  # in which the noisy key uses up what it has saved
+WARM_UP_REFUSALS = 1_000  # per kind, not counted: the server has just started
+SETTLE_S = 10.0  # warm-up in which the noisy key empties its token bucket
 CHANGE_TIMEOUT_S = 30.0
 MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
 
@@ -72,7 +72,7 @@ class KeysResults:
 
     @property
     def cost(self) -> float:
-        """Share of the throughput that keys cost: the median over the rounds."""
+        """Share of the throughput that is lost with keys: the median over the rounds."""
         pairs = zip(self.with_keys, self.without_keys, strict=True)
         return 1 - statistics.median(keyed / free for keyed, free in pairs)
 
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class KeySet:
-    """A key file with a key for each client of the benchmark."""
+    """A key file with one key for each client of the benchmark."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,10 +129,10 @@ class KeySet:
 
 
 class LiveSettings:
-    """The configuration of a running server, changed by Ray Serve's REST API as `serve deploy`."""
+    """Configuration of a running server, changed over Ray Serve's REST API like `serve deploy`."""
 
     def __init__(self, log: Path, config: Path, port: int) -> None:
-        """`log`: the output of the launcher, which names the dashboard. Raise BenchmarkError."""
+        """Find the dashboard in `log`, the output of the launcher. Raise BenchmarkError."""
         found = re.search(r"dashboard on ([\d.:]+)", log.read_text(encoding="utf-8"))
         if found is None:
             raise BenchmarkError(f"`{log}` names no dashboard", hint="see why the start failed")
@@ -141,7 +141,7 @@ class LiveSettings:
         self._document["http_options"]["port"] = port
 
     def set_key_file(self, path: Path | None) -> None:
-        """Raise BenchmarkError."""
+        """Deploy the configuration with key file `path`; None: no keys. Raise BenchmarkError."""
         (application,) = self._document["applications"]
         ingress = next(d for d in application["deployments"] if d["name"] == "Ingress")
         ingress["user_config"]["key_file"] = None if path is None else str(path)
@@ -196,7 +196,7 @@ def measure(
 
 
 def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | None) -> None:
-    """Require keys, or none, and wait until the server does. Raise BenchmarkError."""
+    """Apply a key file, or none, and wait until the server uses it. Raise BenchmarkError."""
     wanted = 200 if path is None else 401
     if ask_status(address) == wanted:
         return
@@ -209,7 +209,7 @@ def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | Non
 
 
 def ask_status(address: ServerAddress) -> int:
-    """Return the status of a list of models without a key."""
+    """Return the status of a request for the list of models without a key."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=30)
     try:
         connection.request("GET", f"{address.prefix}/v1/models?limit=1")
@@ -223,7 +223,10 @@ def ask_status(address: ServerAddress) -> int:
 def measure_refusals(
     address: ServerAddress, path: str, count: int
 ) -> dict[str, Mapping[str, float]]:
-    """Ask with no key, an unknown one and one of another form in turns, one connection each."""
+    """Measure refusals of no key, an unknown key and a malformed key in turns.
+
+    Each kind has its own connection. Return percentiles by kind.
+    """
     cases = {"no key": None, "unknown key": generate_key(), "another form": "x" * 40}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     with ExitStack() as stack:
@@ -265,7 +268,7 @@ def load(
 async def measure_noisy(
     address: ServerAddress, quiet: Sequence[bytes], noisy: Sequence[bytes], seconds: float
 ) -> dict[str, Any]:
-    """Let a key ask without a pause, beside a client without limits."""
+    """Measure a noisy client above its rate limit, and a quiet client alone and beside it."""
     plan = LoadPlan(connections=1, seconds=seconds, warm_up_s=2.0)
     alone = await run_load(address, Workload(quiet), plan)
     loud = LoadPlan(connections=NOISY_CONNECTIONS, seconds=seconds, warm_up_s=SETTLE_S)

@@ -1,8 +1,8 @@
 """Load generator: a closed loop over keep-alive connections that measures its own CPU time.
 
-It shares the cores with the server, so its CPU time lowers the result. Requests are built before
-the timing starts, responses are parsed for status and end only, and sampled responses are stored
-as raw bytes and checked afterwards.
+The load generator shares the cores with the server, so its CPU time lowers the result. Requests are
+built before the timing. During the timing, only status and end of responses are parsed. Sampled
+responses are stored as raw bytes and checked afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LoadPlan:
 
     connections: int
     seconds: float  # the measured window
-    warm_up_s: float = 1.0  # the same load before it, not measured
+    warm_up_s: float = 1.0  # the same load before the window, not measured
     drain_s: float = 30.0  # timeout of the last responses after the window
 
 
@@ -38,15 +38,15 @@ class LoadPlan:
 class LoadResult:
     """Results of one phase.
 
-    `failures` counts statuses other than 200 and lost requests by reason, warm-up included. All
-    other values cover the measured window only.
+    `failures` counts statuses other than 200 and lost requests by reason, including the warm-up.
+    All other values cover the measured window only.
     """
 
     connections: int
     seconds: float
-    latencies_s: NDArray[np.float64]  # of the responses with status 200
+    latencies_s: NDArray[np.float64]  # only responses with status 200
     failures: Mapping[str, int]
-    cpu_s: float  # of this process
+    cpu_s: float  # CPU time of this process
 
     @property
     def requests_per_s(self) -> float:
@@ -54,7 +54,7 @@ class LoadResult:
 
 
 class Workload:
-    """Endless cycle of requests, shared by all connections and continued across phases.
+    """Endless cycle of requests that all connections share and later phases continue.
 
     `responses` stores the first raw response to each request of `sample`, by index.
     """
@@ -72,7 +72,7 @@ class Workload:
         return index, self._requests[index]
 
     def claim_sample(self, index: int) -> bool:
-        """Return True once for each index of the sample: store this response."""
+        """Return whether to store the response: True once for each index of the sample."""
         if index not in self._unclaimed:
             return False
         self._unclaimed.discard(index)
@@ -80,7 +80,7 @@ class Workload:
 
 
 async def run_load(address: ServerAddress, workload: Workload, plan: LoadPlan) -> LoadResult:
-    """Run one warm-up and one window; return after `drain_s` at the latest."""
+    """Run one warm-up and one window. Return at most `drain_s` after the window."""
     begin_s = time.perf_counter() + plan.warm_up_s
     recorder = _LoadRecorder(begin_s, begin_s + plan.seconds)
     clients = [
@@ -117,7 +117,7 @@ class _LoadRecorder:
 
 
 async def _run_client(address: ServerAddress, workload: Workload, recorder: _LoadRecorder) -> None:
-    """Keep one connection open until the window ends; reconnect after a loss."""
+    """Keep one connection open until the window ends. Reconnect after a loss."""
     loop = asyncio.get_running_loop()
     while time.perf_counter() < recorder.end_s:
         try:
@@ -138,7 +138,7 @@ async def _run_client(address: ServerAddress, workload: Workload, recorder: _Loa
 
 
 class _ClosedLoopConnection(asyncio.Protocol):
-    """One request at a time; `on_message_complete` sends the next one."""
+    """Connection with one request at a time. `on_message_complete` sends the next request."""
 
     __slots__ = (
         "_parser",

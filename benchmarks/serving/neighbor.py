@@ -1,7 +1,7 @@
-"""Noisy neighbor: latency of a quiet client alone, and beside one with several times its load.
+"""Noisy neighbor: latency of a quiet client alone, and beside a client with several times its load.
 
-Closed loops of single sentences that bypass the response cache; the clients differ by their API
-key. Rounds alternate between the quiet client alone and both together.
+Both clients run closed loops of single sentences that bypass the response cache. They have
+different API keys. Every round measures the quiet client alone, then both clients together.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from benchmarks.serving.results import LoadLevel
 from deployments.artifacts.types import TaskName
 
 TASK = TaskName.FEATURE_EXTRACTION
-MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the other, relative to that alone
+MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the loud client / p99 alone
 KEY_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class NeighborResults:
-    """As written to the result file."""
+    """Results of the neighbor benchmark, as written to the result file."""
 
     url: str
     clients: Mapping[str, LoadLevel]
@@ -113,7 +113,11 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
 
 
 def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
-    """The share of the quiet client is half, or what its closed loop sends at twice the latency."""
+    """Evaluate slowdown and share of the quiet client.
+
+    Its fair share is half of all requests/s, or its rate alone / MAX_SLOWDOWN if this is less. The
+    rate of a closed loop cannot be higher at MAX_SLOWDOWN times the latency.
+    """
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median
     rates = quiet.requests_per_s.median, loud.requests_per_s.median

@@ -1,8 +1,8 @@
-"""CPU time and wake-ups per request of each process of a running server, and samples of its stacks.
+"""Profile of a running server: CPU time and wake-ups per request of each process, and stacks.
 
-The load is that of `serving`: a closed loop of sentences without the response cache. The server
-must run on this host. `--samples` adds the functions that py-spy sees in each replica, and writes
-their stacks in the collapsed format that flame graph tools read.
+The load is the closed loop of `bench serving`: sentences without the response cache. The server
+must run on this host. `--samples` adds the functions that py-spy samples in each replica. It writes
+their stacks in the collapsed format of flame graph tools.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure every number of connections. Raises BenchmarkError."""
+    """Measure the load at every number of connections. Raise BenchmarkError."""
     metadata = start_run("profile", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     texts = load_sentences(arguments.data, arguments.seed).texts
@@ -69,23 +69,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessCost:
-    """CPU time and wake-ups of one kind of process in the window."""
+    """CPU time and wake-ups of one kind of process during the load."""
 
     process: str  # a deployment, `haproxy`, or OTHER_RAY
     cpu_ms_per_request: float
     wake_ups_per_request: float
-    threads: Mapping[str, float]  # milliseconds per request of the busiest threads, by name
+    threads: Mapping[str, float]  # thread name -> ms per request; busiest threads only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLevel:
-    """One number of connections."""
+    """Results at one number of connections."""
 
     connections: int
     requests: int
     p50_ms: float
     processes: Sequence[ProcessCost]  # the most expensive first
-    functions: Mapping[str, Sequence[FunctionShare]]  # by deployment; empty without samples
+    functions: Mapping[str, Sequence[FunctionShare]]  # by deployment; empty without `--samples`
 
     def tables(self) -> Iterable[Table]:
         name = f"{self.connections} connections, p50 {self.p50_ms:.2f} ms"
@@ -111,13 +111,17 @@ def measure_level(
     connections: int,
     arguments: argparse.Namespace,
 ) -> ProfileLevel:
-    """Run the load twice if stacks are sampled: sampling slows the server down."""
+    """Run a warm-up, the measured load, and with `--samples` another load for the stacks.
+
+    Stacks need their own load, because sampling slows the server down.
+    """
     plan = LoadPlan(connections=connections, seconds=arguments.seconds, warm_up_s=0.5)
     uvloop.run(run_load(address, Workload(requests), plan))
     before = read_threads()
     result = uvloop.run(run_load(address, Workload(requests), plan))
     after = read_threads()
-    # The window has no warm-up of its own: the counters cover all requests of the second run.
+    # The counters also cover the warm-up phase of this run, so its requests are added at the same
+    # rate.
     served = round(len(result.latencies_s) * (plan.seconds + plan.warm_up_s) / plan.seconds)
     if not served:
         raise BenchmarkError(f"no response: {dict(result.failures)}", hint="look at the server")
@@ -140,14 +144,14 @@ class ThreadUsage(NamedTuple):
     """Counters of a thread since its start."""
 
     cpu_s: float = 0.0
-    wake_ups: int = 0  # how often it waited: its voluntary context switches
+    wake_ups: int = 0  # voluntary context switches: each is a wait
 
 
-Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # by kind, process, thread, name
+Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # key: kind, pid, thread, name
 
 
 def read_threads() -> Threads:
-    """Read the counters of each thread of the server. Raises BenchmarkError without replicas."""
+    """Read the counters of each thread of the server. Raise BenchmarkError without replicas."""
     threads: dict[tuple[str, int, int, str], ThreadUsage] = {}
     for process in psutil.process_iter():
         try:
@@ -169,7 +173,7 @@ def read_threads() -> Threads:
 
 
 def classify_process(command: str, name: str) -> str | None:
-    """Return the deployment of a replica, `haproxy`, OTHER_RAY, or None for other programs."""
+    """Return the deployment of a replica, `haproxy` or OTHER_RAY. None: another program."""
     if replica := REPLICA.match(command):
         return replica[1]
     if name == "haproxy":
@@ -195,7 +199,7 @@ def _read_wake_ups(pid: int, thread: int) -> int:
 
 
 def summarize_costs(before: Threads, after: Threads, requests: int) -> list[ProcessCost]:
-    """Sum the differences by kind of process and by name of thread, per request."""
+    """Sum the counters per request, by kind of process and by name of thread."""
     totals: defaultdict[str, float] = defaultdict(float)
     wake_ups: Counter[str] = Counter()
     threads: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -223,7 +227,7 @@ def most_first(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionShare:
-    """Share of the samples in which a function ran: itself, and with all it called."""
+    """Shares of the samples: `own` in the function itself, `total` including its callees."""
 
     function: str
     total: float
@@ -248,10 +252,10 @@ def count_functions(collapsed: str) -> list[FunctionShare]:
 
 
 class sampling:
-    """Sample every replica during the block; yields the files of stacks by deployment.
+    """Samples the stacks of every replica during a `with` block.
 
-    Only threads that hold the interpreter's lock are sampled: forward passes do not count, and
-    waiting threads would hide the work. Raises BenchmarkError without py-spy.
+    The block gets the files of stacks by deployment. Only threads that hold the GIL are sampled.
+    This excludes forward passes and waiting threads. Raises BenchmarkError without py-spy.
     """
 
     def __init__(self, out: Path, connections: int, seconds: float) -> None:

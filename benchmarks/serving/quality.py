@@ -1,6 +1,6 @@
 """Accuracy of the HTTP API: STS-B Spearman correlation, SST-2 accuracy, SQuAD F1.
 
-Texts are sent as JSON in batches, so that the metrics cover every layer of the server.
+Texts are sent to a running server in batches, so that the metrics cover all its layers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ServedModelClient:
         return self.client.describe_model(self.model_id)
 
     def compute_type(self, task: str, inputs: Any = "warm-up") -> str | None:
-        """Send one request. Return device and precision, such as `cpu-int8`."""
+        """Send one request. Return the served device and precision, such as `cpu-int8`."""
         response = self.client.infer(task, self.model_id, [inputs], use_gpu=self.use_gpu)
         return response.compute_type
 
@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute every metric whose data exists. Raise BenchmarkError."""
+    """Compute the metrics. Skip SQuAD without data. Raise BenchmarkError."""
     metadata = start_run("quality", arguments.command_line, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
     pairs = read_scored_pairs(data / STSB_NAME)
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def score_similarity(served: ServedModelClient, pairs: Sequence[ScoredPair]) -> Score:
-    """Compute the Spearman correlation of the cosines of embeddings with the human scores."""
+    """Compute the Spearman correlation between embedding cosines and human scores."""
     task = TaskName.FEATURE_EXTRACTION
     texts = [text for pair in pairs for text in (pair.left, pair.right)]
     log_progress(f"{served.model_id}: {len(texts)} sentences")

@@ -19,13 +19,13 @@ from benchmarks.serving.load import LoadResult
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """Results of one number of connections. Summaries are over the rounds."""
+    """Results at one number of connections, summarized over the rounds."""
 
     connections: int
-    requests: int  # with status 200, in all windows
+    requests: int  # responses with status 200 in all windows
     requests_per_s: RoundSummary
-    latency_ms: Mapping[str, RoundSummary]  # p50, p90, p95, p99; empty if a round had no response
-    failures: Mapping[str, int]  # by status or reason, warm-up included
+    latency_ms: Mapping[str, RoundSummary]  # p50 to p99; empty if a round had no response
+    failures: Mapping[str, int]  # by status or reason, including warm-ups
     client_cpu_s_per_request: float | None  # CPU time of the load generator
 
     @classmethod
@@ -68,14 +68,14 @@ class ServingResults:
     window_s: float
     levels: tuple[LoadLevel, ...]
     engine: tuple[EngineThroughput, ...]
-    served_over_engine: float | None  # the level with most connections over the best core split
+    served_over_engine: float | None  # ratio at the most connections
     checks: tuple[CosineCheck, ...]
 
 
 def served_over_engine(
     levels: Sequence[LoadLevel], engine: Sequence[EngineThroughput]
 ) -> float | None:
-    """Divide requests/s of the level with most connections by the best raw sentences/s."""
+    """Divide requests/s at the most connections by sentences/s of the best core split."""
     if not engine:
         return None
     served = max(levels, key=lambda level: level.connections).requests_per_s.median

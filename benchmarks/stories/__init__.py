@@ -1,1 +1,1 @@
-"""The stories of this project, told with measured figures: what each technique is worth."""
+"""Stories: measured gains of each technique of this project."""

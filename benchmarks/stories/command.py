@@ -1,9 +1,11 @@
-"""Stories: what each technique is worth, measured.
+"""Stories: benchmarks that measure the gain of each technique.
 
-a: 10 and 100 times, technique by technique. b: the stages of a model for questions from PyTorch to
-int8. c: a GPT-2 with and without bound memory and KV cache. Each part starts what it needs and
-writes a result file with tables and plots. docs/stories.md is made from copies of these files in
-docs/results (`python -m benchmarks tables`).
+Story a goes from a naive deployment to ours, technique by technique. Story b takes a
+question-answering model from PyTorch to int8, stage by stage. Story c runs a GPT-2 with and without
+bound memory and KV cache.
+
+Each story starts the servers that it needs. It writes a result file with tables, and plots.
+`python -m benchmarks tables` copies tables from the files in docs/results to docs/stories.md.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from deployments.artifacts.types import TaskName
 from deployments.machine import usable_cores
 
 DEFAULT_PRUNING = 0.2
-# Points of F1 that a stage may lose.
+# Maximum drop of F1 by a stage, in points.
 DEFAULT_MAX_DROP = 5.0
 QUIET = "nothing else ran on the machine"
 
@@ -150,7 +152,11 @@ def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniqu
 
 
 def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stages.StageResults:
-    """Questions that rate heads are those of the demo model; others measure F1, if there are."""
+    """Seal and measure all stages of a reader.
+
+    The demo model's questions rate the heads for pruning. Questions of `--data`, or of the default
+    directory, measure F1. Without either, the demo model's questions measure F1 too.
+    """
     model = LocalModel.open(arguments.store, arguments.reader)
     if model.manifest.tasks[0] != TaskName.QUESTION_ANSWERING:
         raise BenchmarkError(
@@ -190,7 +196,7 @@ def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stage
 
 
 def find_calibration() -> Path:
-    """Return the questions of the demo model."""
+    """Return the file of the demo model's questions."""
     path = find_demo_model(DEFAULT_READER).evaluation
     if path is None:
         raise SourceNotFound(f"`{DEFAULT_READER}` has no questions", hint="this is a bug")

@@ -1,7 +1,7 @@
 """Story c: a GPT-2 with numpy arrays or bound memory as inputs, with and without a KV cache.
 
-Weights are random, because times do not depend on them. All systems run one fp32 graph; the logits
-of each are compared with those of the first.
+Weights are random, because times do not depend on them. All systems run the same fp32 graph. The
+logits of each system are compared with the logits of the first system.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from deployments.engines.decoder import LOGITS_FROM, DecoderSpec, Logits
 from deployments.engines.onnx_decoder import OnnxDecoder
 
 NUMPY, BOUND = "numpy", "IO binding"
-STEPS = 6  # tokens that are timed per system, context and round
+STEPS = 6  # decode steps per system, context and round; the first is not timed
 MAX_LOGITS_DIFFERENCE = 1e-3  # relative to the largest logit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptShape:
-    """Sizes of the model; the defaults are those of the smallest GPT-2."""
+    """Sizes of the model. The defaults are the sizes of the smallest GPT-2."""
 
     layers: int = 12
     heads: int = 12
@@ -45,17 +45,17 @@ class GptShape:
 
 
 GPT2 = GptShape()
-CONTEXTS = (32, 64, 128, 256, 512, 960)  # tokens before those that are timed
+CONTEXTS = (32, 64, 128, 256, 512, 960)  # tokens before the timed steps
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingTimes:
-    """One system: ms per token by the number of tokens before it."""
+    """Results of one system: ms per token by context length."""
 
     io: str
     kv_cache: bool
     ms_per_token: Mapping[str, RoundSummary]
-    logits_difference: float  # the largest, relative to the largest logit of the first system
+    logits_difference: float  # maximum difference from the first system / its largest logit
 
     @property
     def name(self) -> str:
@@ -80,16 +80,16 @@ class DecodingSystem(Protocol):
     kv_cache: bool
 
     def start(self, ids: Sequence[int]) -> None:
-        """Forget the previous sequence and take the first tokens of another."""
+        """Replace the sequence by the tokens `ids`."""
         ...
 
     def step(self, token: int) -> Logits:
-        """Append a token. Return the logits of the next one, [V]."""
+        """Append a token. Return the logits of the next token, [V]."""
         ...
 
 
 class NumpySystem:
-    """`session.run` with numpy arrays, which returns the KV cache as new arrays in every step."""
+    """System over `session.run` with numpy arrays. Every step returns a new KV cache."""
 
     io = NUMPY
 
@@ -126,7 +126,7 @@ class NumpySystem:
 
 
 class BoundSystem:
-    """The engine of the server: inputs, outputs and KV cache are bound to memory that stays."""
+    """System over the server's engine, which binds inputs, outputs and KV cache to fixed memory."""
 
     io = BOUND
 
@@ -197,7 +197,7 @@ def open_decoder(shape: GptShape, threads: int, seed: int) -> Iterator[OnnxDecod
 def measure_decoding(
     shape: GptShape, contexts: Sequence[int], *, threads: int, rounds: int, seed: int, note: str
 ) -> DecodingResults:
-    """Measure all systems in interleaved rounds. Raise BenchmarkError for wrong logits."""
+    """Measure all systems in turns in every round. Raise BenchmarkError for wrong logits."""
     with open_decoder(shape, threads, seed) as decoder:
         systems: list[DecodingSystem] = [
             kind(decoder, kv_cache=kv_cache)
@@ -234,7 +234,7 @@ def measure_decoding(
 def compare_logits(
     systems: Sequence[DecodingSystem], ids: Sequence[int], token: int
 ) -> list[float]:
-    """Return the difference of each system to the first. Raise BenchmarkError if it is large."""
+    """Return the difference of each system from the first. Raise BenchmarkError if one is large."""
     logits = []
     for system in systems:
         system.start(ids)
@@ -250,7 +250,7 @@ def compare_logits(
 
 
 def time_steps(system: DecodingSystem, ids: Sequence[int], tokens: Sequence[int]) -> float:
-    """Return the median ms of the steps after `ids`, after one that is not timed."""
+    """Return the median ms of the steps after `ids`. Do not time the first step."""
     system.start(ids)
     seconds = []
     for token in tokens:

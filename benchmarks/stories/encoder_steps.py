@@ -1,4 +1,4 @@
-"""The steps of story a for sentence vectors: each adds one technique to the step before."""
+"""Steps of story a for embeddings. Each step adds one technique to the previous step."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ Tokenize = Callable[[str], TokenizedItem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderStep:
-    """One way to compute the vectors of a sequence of requests with one text each."""
+    """One way to compute the embeddings of a sequence of requests with one text each."""
 
     name: str
     what: str
     tokenize: Tokenize
     engine: EncoderEngine
     padded_tokens: int = 0  # 0: no padding
-    has_cache: bool = False  # repeats of a text are answered without a pass
-    passes: int = 0  # concurrent passes of batches; 0: one pass per request, one after the other
+    has_cache: bool = False  # repeated texts need no forward pass
+    passes: int = 0  # concurrent passes of batches; 0: one sequential pass per request
 
     def time_requests(self, texts: Sequence[str]) -> float:
-        """Compute all requests once, with an empty cache. Return the seconds."""
+        """Compute all requests once. The cache is empty at the start. Return the seconds."""
         wait_until_idle()
         started_s = time.perf_counter()
         distinct = list(dict.fromkeys(texts)) if self.has_cache else texts
@@ -86,7 +86,7 @@ class EncoderStep:
 def open_encoder_steps(
     model: LocalModel, store: Path, scratch: Path, texts: Sequence[str]
 ) -> Iterator[list[EncoderStep]]:
-    """Rebuild the graphs behind the sealed one and open every step. Raise ServeError."""
+    """Rebuild the stages that precede the sealed graph, and open every step. Raise ServeError."""
     request = ReportRequest(artifact=model.directory, store=store)
     modes = TimingModes.of(request)
     with ExitStack() as stack:
@@ -126,7 +126,7 @@ def open_encoder_steps(
 
 
 def _build_stages(model: LocalModel, scratch: Path, modes: TimingModes) -> dict[str, Stage]:
-    """Return the stages of the model's report by name; the served one is `served`."""
+    """Return the stages of the model's report by name. `served` is the served stage."""
     target = TuningTarget(model.directory, model.manifest, Device.CPU, modes.single_pass)
     served = read_served_variants(target)
     if served is None:
@@ -164,7 +164,7 @@ def _open_fast_tokenizer(model: LocalModel) -> Tokenize:
 
 
 def _open_slow_tokenizer(model: LocalModel, scratch: Path) -> Tokenize:
-    """Open transformers' tokenizer in Python with the vocabulary of the model."""
+    """Open the pure-Python tokenizer of transformers with the model's vocabulary."""
     from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
     vocabulary = open_tokenizer(model.directory).get_vocab()

@@ -1,7 +1,8 @@
-"""Story b: a model for questions from PyTorch to int8, served stage by stage.
+"""Story b: a question-answering model from PyTorch to int8, served stage by stage.
 
-Every stage is sealed as a model of its own, through the accuracy gate, and answers over HTTP: the
-same server, the same questions, in turns. Stages are cumulative: all after the first are pruned.
+Every stage passes the accuracy gate and is sealed as its own model. One server serves all stages
+over HTTP. They answer the same questions in turns. Each stage adds a technique to the previous
+stage, except the last CPU stage, which is int8 without pruning.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from deployments.tokenization.encodings import open_tokenizer
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens of a request
 REQUESTS = 50  # sequential requests per stage and length
-_BLOCK = 10  # requests of one stage before the next one's turn
+_BLOCK = 10  # consecutive requests to a stage before the next stage's turn
 _FILLER = "a"  # one token in most vocabularies
 _QUESTION = "Which river runs through the old town?"
 TASK = TaskName.QUESTION_ANSWERING.value
@@ -39,7 +40,7 @@ TASK = TaskName.QUESTION_ANSWERING.value
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Sequential requests of one length."""
+    """Latency of sequential requests of one length."""
 
     requests: int
     mean_ms: float
@@ -49,7 +50,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStage:
-    """One stage; without measurements if this host cannot run it."""
+    """Results of one stage. Measurements are None if this host cannot run the stage."""
 
     name: str
     what: str
@@ -58,7 +59,7 @@ class MeasuredStage:
     f1: float | None = None
     exact_match: float | None = None
     latencies: Mapping[str, Latency] | None = None  # by tokens
-    reason: str | None = None  # why it is not measured
+    reason: str | None = None  # why the stage is not measured
 
 
 def describe_unmeasured(name: str, reason: str) -> MeasuredStage:
@@ -74,8 +75,8 @@ class StageResults:
 
     model_id: str
     pruned: float
-    data: str  # that F1 was measured on
-    calibration: str  # that rated heads and columns
+    data: str  # data set that measures F1
+    calibration: str  # data set that rates heads and columns for pruning
     questions: int
     threads: int
     note: str
@@ -90,7 +91,7 @@ def measure_stages(
     lengths: Sequence[int],
     out: Path,
 ) -> list[MeasuredStage]:
-    """Serve all stages, measure latencies in turns and score the answers. Raise BenchmarkError."""
+    """Serve all stages, measure latencies in turns, and score answers. Raise BenchmarkError."""
     with serve(stages, store, out) as client:
         times = time_requests(client, stages, lengths)
         measured = []
@@ -114,7 +115,7 @@ def measure_stages(
 
 @contextmanager
 def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Client]:
-    """Start a server of all stages: one pass at a time, on all cores."""
+    """Start a server with all stages that runs one pass at a time on all cores."""
     encoder = {
         "intra_op_threads": usable_cores(),
         "concurrent_passes": 1,
@@ -130,11 +131,11 @@ def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Cli
 def time_requests(
     client: Client, stages: Sequence[SealedStage], lengths: Sequence[int]
 ) -> dict[str, dict[str, list[float]]]:
-    """Return ms of each request by stage and tokens. The cache is bypassed."""
+    """Return the ms of each request by stage and tokens. Bypass the response cache."""
     times: dict[str, dict[str, list[float]]] = {stage.name: {} for stage in stages}
     for tokens in lengths:
         inputs = build_inputs(stages[0].directory, tokens)
-        for stage in stages:  # warm up, and load what is loaded on demand
+        for stage in stages:  # warm up, and load models that load on demand
             infer(client, stage, inputs)
         for block in range(-(-REQUESTS // _BLOCK)):
             for stage in rotate(stages, block):
@@ -145,7 +146,7 @@ def time_requests(
 
 
 def rotate(stages: Sequence[SealedStage], turn: int) -> list[SealedStage]:
-    """Return the stages so that each is first in turn."""
+    """Rotate the stages by `turn`, so that each stage comes first in some turn."""
     first = turn % len(stages)
     return [*stages[first:], *stages[:first]]
 
@@ -155,7 +156,7 @@ def infer(client: Client, stage: SealedStage, inputs: Mapping[str, str]) -> None
 
 
 def time_block(client: Client, stage: SealedStage, inputs: Mapping[str, str]) -> list[float]:
-    """Return ms of sequential requests, after one that is not timed."""
+    """Return the ms of sequential requests. Do not time the first request."""
     infer(client, stage, inputs)
     times = []
     for _ in range(_BLOCK):
@@ -166,7 +167,7 @@ def time_block(client: Client, stage: SealedStage, inputs: Mapping[str, str]) ->
 
 
 def build_inputs(directory: Path, tokens: int) -> dict[str, str]:
-    """Return a question and a context of exactly so many tokens, special tokens included.
+    """Return a question and a context of exactly `tokens` tokens, including special tokens.
 
     Raise BenchmarkError if no text has this length.
     """
@@ -231,7 +232,7 @@ def build_tables(results: StageResults) -> list[Table]:
 
 
 def plot_stages(out: Path, run: RunMetadata, results: StageResults) -> list[Path]:
-    """Plot latency by length, and F1 over size. Return the paths."""
+    """Plot latency by length, and F1 by model size. Return the paths."""
     title = f"{results.model_id}: {REQUESTS} sequential requests over HTTP per stage and length"
     figure, (latencies, sizes) = create_figure(run, title)
     for color, stage in zip(COLORS, results.stages, strict=False):

@@ -1,4 +1,4 @@
-"""The stages of story b, sealed one by one: graphs of one checkpoint, before and after pruning."""
+"""Stages of story b as sealed models: graphs of one checkpoint, before and after pruning."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.store import publish
 from deployments.artifacts.types import Device
 
-# Of the questions, for the accuracy gate; the served answers are scored on all.
+# The accuracy gate uses this sample of the questions. Served answers are scored on all questions.
 _SAMPLING = ExampleSampling(limit=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRecipe:
-    """One stage of the served_stages."""
+    """One stage of story b: a candidate of the original or the pruned checkpoint."""
 
     name: str
     what: str
@@ -69,12 +69,12 @@ def list_stages() -> tuple[StageRecipe, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedStage:
-    """A stage as a model of a store."""
+    """A stage that is sealed as a model of a store."""
 
     name: str
     what: str
     model_id: str
-    directory: Path  # of the artifact
+    directory: Path  # directory of the artifact
     device: Device
     parameters: int
     size_bytes: int
@@ -94,9 +94,10 @@ class StagePlan:
 def seal_stages(
     plan: StagePlan, root: Path, store: Path
 ) -> tuple[list[SealedStage], dict[str, str]]:
-    """Seal the stages that pass the accuracy gate in `store`; return the reasons of the others.
+    """Seal the stages that pass the accuracy gate. Return failures by stage name.
 
-    `root` takes the files of the builds. Raise BuildError, also if the pruned model does not pass.
+    `store` receives the artifacts, `root` the files of the builds. Raise BuildError, also if the
+    pruned model does not pass.
     """
     sealed: list[SealedStage] = []
     refused: dict[str, str] = {}
@@ -138,7 +139,7 @@ def write_questions(questions: Sequence[SquadQuestion], path: Path) -> Path:
 def _start(
     plan: StagePlan, workspace: Workspace, progress: BuildProgress, *, is_pruned: bool
 ) -> EncoderBuild:
-    """Prepare the original or the pruned model. Exports of the two must not be shared."""
+    """Prepare the original or the pruned model. Each needs its own workspace for exports."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     steps = StepRunner(workspace, progress)
     sources = workspace.directory("sources")

@@ -1,7 +1,7 @@
-"""Story a: 10 and 100 times. A naive deployment and ours, technique by technique.
+"""Story a: from a naive deployment to ours, technique by technique, 10 and 100 times faster.
 
-Requests with one sentence each, some of them repeated, and answers of one prompt each. All steps
-run in this process, in turns; the server over HTTP is measured besides.
+Embedding requests have one sentence each; some repeat. Generation requests have one prompt each.
+All steps run in this process, in turns. A server over HTTP is measured separately.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from build_artifacts.types import Tokens
 from deployments.config import SchedulingSettings
 from deployments.machine import usable_cores
 
-REQUESTS = 150  # of one sentence
+REQUESTS = 150  # requests of one sentence
 ZIPF_EXPONENT = 1.0
-STREAMS = 8  # prompts at the same time, in the last step
+STREAMS = 8  # concurrent prompts of the last step
 PROMPT_TOKENS, NEW_TOKENS = 64, 24
 CONNECTIONS = 64
-_SINGLE_PROMPTS = 2  # of steps that generate one answer after the other
+_SINGLE_PROMPTS = 2  # prompts of steps that generate sequentially
 
 Measurement = Callable[[], float]  # requests or tokens per second
 
@@ -58,13 +58,13 @@ class StepRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueResults:
-    """Results of one run. Every step adds to the one before."""
+    """Results of one run. Every step adds a technique to the previous step."""
 
     embedder: str
     generator: str | None
     sentences: str
     requests: int
-    distinct: int  # texts among the requests; the others repeat one
+    distinct: int  # distinct texts among the requests
     note: str
     embedding: tuple[StepRate, ...]
     generation: tuple[StepRate, ...]
@@ -72,7 +72,7 @@ class TechniqueResults:
 
 
 def sample_requests(texts: Sequence[str], count: int, seed: int) -> list[str]:
-    """Draw texts whose popularity falls with their rank, which is random."""
+    """Draw texts from a Zipf distribution over a random ranking of the texts."""
     rng = np.random.default_rng(seed)
     distinct = list(dict.fromkeys(texts))
     weights = 1.0 / np.arange(1, len(distinct) + 1) ** ZIPF_EXPONENT
@@ -92,7 +92,7 @@ def _measure_rate(step: EncoderStep, texts: Sequence[str]) -> float:
 
 
 def run_rounds(measurements: Mapping[str, Measurement], rounds: int) -> dict[str, RoundSummary]:
-    """Measure all in turns. The first values are not counted."""
+    """Run all measurements in turns. Ignore the first value of each as a warm-up."""
     for measure in measurements.values():
         measure()
     values: dict[str, list[float]] = {name: [] for name in measurements}
@@ -110,7 +110,7 @@ class GenerationStep:
     name: str
     what: str
     system: System
-    streams: int  # at the same time
+    streams: int  # concurrent
 
     def tokens_per_s(self, prompts: Sequence[Tokens]) -> float:
         if self.streams > 1:
@@ -168,7 +168,10 @@ def measure_generation(
 def measure_served(
     model: LocalModel, store: Path, texts: Sequence[str], *, rounds: int, out: Path, root: Path
 ) -> RoundSummary:
-    """Measure requests/s of a server with one model, at CONNECTIONS. Raise BenchmarkError."""
+    """Measure requests/s of a server with one model and CONNECTIONS connections.
+
+    Raise BenchmarkError.
+    """
     config = write_encoder_config(root, store.resolve(), [model.manifest.id], {})
     with start_server(config, out) as server:
         path = model_path(model.manifest.id)
@@ -223,7 +226,7 @@ def plot_techniques(out: Path, run: RunMetadata, results: TechniqueResults) -> l
 
 
 def _draw_waterfall(axes: Any, steps: Sequence[StepRate], unit: str) -> None:
-    """Draw what each step adds on a logarithmic axis, where equal factors have equal heights."""
+    """Draw the gain of each step on a logarithmic axis, where equal factors have equal heights."""
     rates = [step.per_s.median for step in steps]
     floor = rates[0] / 2
     for position, rate in enumerate(rates):

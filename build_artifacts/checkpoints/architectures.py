@@ -110,8 +110,8 @@ _UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
     "big_bird": _check_big_bird,
 }
 
-# MobileBERT concatenates neighboring tokens, and tracing with two tokens specializes on one
-# neighbor. The exported graph is correct for two tokens.
+# MobileBERT concatenates each token with two neighbors. A graph traced with two tokens would have
+# one neighbor only. A graph traced with three tokens is also correct for two.
 _MIN_TRACE_TOKENS: Mapping[str, int] = {"mobilebert": 3}
 
 # Offset of the first position for models that number positions after the padding id.

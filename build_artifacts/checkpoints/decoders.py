@@ -49,9 +49,9 @@ _TOKENIZER_FILES = (
 
 
 def check_decoder(config: TransformersConfig) -> int | None:
-    """Raise UnsupportedModel, with the architecture and the reason, unless it can be built.
+    """Raise UnsupportedModel, with the reason, unless the model can be built.
 
-    Returns a context limit of the graph that the config does not state, or None.
+    Returns the context limit of the exported graph if it is lower than the config states, or None.
     """
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
@@ -65,7 +65,8 @@ def check_decoder(config: TransformersConfig) -> int | None:
             "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
             hint="build from the unquantized checkpoint",
         )
-    # The graph selects one of two RoPE tables by the capacity of the cache, not by the text length.
+    # A longrope graph selects its RoPE table by the capacity of the cache, not by the text length.
+    # The limit keeps texts within the range of the shorter table.
     rope = getattr(config, "rope_parameters", None) or {}
     is_split = rope.get("rope_type") == "longrope"
     return int(config.original_max_position_embeddings) if is_split else None
@@ -159,6 +160,6 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ..
 
 
 def iterate_token_ids(value: Json) -> Iterator[int]:
-    """Yield the ids of a value that holds one id, several or none."""
+    """Yield the token ids in a config value: a list, a single id or null."""
     values: list[Any] = value if isinstance(value, list) else [value]
     yield from (value for value in values if isinstance(value, int) and value >= 0)

@@ -52,7 +52,7 @@ def check_encoder_decoder(config: TransformersConfig) -> None:
 
 
 def load_generation_settings(weights: Path, config: TransformersConfig) -> GenerationSettings:
-    """Load the generation config of transformers, from its own file or from config.json."""
+    """Load transformers' generation config from generation_config.json, else from config.json."""
     from transformers import GenerationConfig
 
     if is_plain_file(weights / GENERATION_CONFIG_NAME):
@@ -97,8 +97,8 @@ def read_encoder_decoder_config(
 def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
     """Read the ids of the tokenizer's language tokens by language code.
 
-    Empty unless the tokenizer adds exactly one language token to a text: without it the source
-    language of a request would have no effect.
+    Empty unless the tokenizer adds exactly one language token to a text. Without that token, the
+    source language of a request would have no effect.
     """
     if config.model_type not in MULTILINGUAL or not is_plain_file(weights / TOKENIZER_NAME):
         return {}
@@ -148,7 +148,10 @@ def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
 
 
 def _read_task_prefixes(config: TransformersConfig) -> dict[str, str]:
-    """Return the prefix per task; none for translation when several language pairs have one."""
+    """Return the prefix of each task.
+
+    A task with several prefixes, such as translation with one per language pair, has no entry.
+    """
     value = getattr(config, "task_specific_params", None) or {}
     prefixes: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:

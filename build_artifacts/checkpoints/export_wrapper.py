@@ -55,7 +55,7 @@ def _has_token_types(model: TorchModel) -> bool:
 
 
 def _export_class(base: type, answer: OutputFunction) -> type:
-    """Create a subclass of `base`: the exporter identifies architectures by class."""
+    """Create a subclass of `base`, because the exporter identifies architectures by class."""
     inner: Any = base
 
     def forward(
@@ -79,8 +79,8 @@ def _export_class(base: type, answer: OutputFunction) -> type:
 def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
     """Make `encoder` return only the vectors at `positions`, as one text of M tokens.
 
-    The vocabulary projection, the widest product of the model, then runs for mask tokens only. None
-    keeps all vectors.
+    The vocabulary projection, the widest MatMul of the model, then runs for mask tokens only. With
+    `positions` None, `encoder` returns all vectors.
     """
     if positions is None:
         yield
@@ -100,14 +100,14 @@ def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
 
 def _with_token_outputs(pool: OutputFunction) -> OutputFunction:
     def both(out: Any, mask: Any) -> Any:
-        # In the model's dtype: a conversion would cost a pass over the tensor even when unused.
+        # The token vectors keep the model's dtype: a conversion would take time even if unused.
         return pool(out, mask), out.last_hidden_state
 
     return both
 
 
 def _mean(out: Any, mask: Any) -> Any:
-    # In float32: a sum over 512 half-precision values loses digits.
+    # Sum in float32: a sum of 512 half-precision values loses digits.
     weight = mask.unsqueeze(-1).float()
     return (out.last_hidden_state.float() * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
 

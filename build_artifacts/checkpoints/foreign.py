@@ -9,12 +9,12 @@ from build_artifacts.errors import BuildError, UnsafeSource, UnsupportedModel
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 GGUF_SUFFIX = ".gguf"
 ONNX_SUFFIX = ".onnx"
-# File stems that trainers write next to the weights; pickled, but not weights.
+# Stems of pickled files that trainers write next to the weights. These files hold no weights.
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
 
 def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
-    """Return the error for a directory without safetensors; None if it has some or no weights."""
+    """Return the error for a directory with pickled or GGUF weights only, else None."""
     files = sorted({name.rpartition("/")[2] for name in names})
     if any(name.endswith(".safetensors") for name in files):
         return None

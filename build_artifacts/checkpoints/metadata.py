@@ -43,7 +43,8 @@ from deployments.tasks import find_head, list_task_names
 from deployments.tasks.zero_shot import has_entailment_label
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
-LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)  # of models with one score
+# Tasks that a model with a single score supports.
+LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)
 
 ProblemType = Literal["single_label", "multi_label", "regression"]
 
@@ -191,8 +192,8 @@ def _load_config(weights: Path) -> TransformersConfig:
 
 
 def _read_problem_type(config: TransformersConfig) -> ProblemType:
-    # A single label means regression only if the config says so: transformers' pipeline applies a
-    # sigmoid to its logit.
+    # A single label means regression only if the config says so. Otherwise transformers' pipeline
+    # applies a sigmoid to the logit.
     if config.problem_type == "regression":
         return "regression"
     several = config.problem_type == "multi_label_classification"

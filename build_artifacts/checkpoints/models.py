@@ -10,8 +10,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
 
-# Weights that a checkpoint may lack. Pooling of vectors does not use the model's pooler; some
-# classifiers do.
+# Weights that a checkpoint may lack, by head. The head VECTOR does not use the model's pooler,
+# whereas some classifiers do.
 _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     **dict.fromkeys(ModelHead, ("embeddings.position_ids",)),
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
@@ -49,7 +49,7 @@ def load_model(
     import transformers
 
     how = {}
-    if quantization is not None:  # transformers would otherwise use a GPU and keep its memory
+    if quantization is not None:  # otherwise transformers would occupy GPU memory
         how = {"quantization_config": quantization, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
     try:
@@ -80,5 +80,5 @@ def _find_used(keys: Iterable[str], head: ModelHead) -> list[str]:
 
 
 def first_line(exc: BaseException) -> str:
-    """Return the first line of the message, or the exception type without a message."""
+    """Return the first line of the message, or the exception type if there is no message."""
     return (str(exc).strip() or type(exc).__name__).splitlines()[0]

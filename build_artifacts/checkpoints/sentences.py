@@ -21,7 +21,8 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 Pooling = Literal["mean", "cls", "last"]
 SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
-# Pooling modes by their older name, a flag, and their newer name.
+# Pooling by its names in configs. Older configs have flags such as `pooling_mode_mean_tokens`, and
+# newer configs have names such as `mean`.
 _POOLINGS: Mapping[str, Pooling] = {
     "mean_tokens": "mean",
     "mean": "mean",

@@ -12,7 +12,7 @@ from build_artifacts.errors import BuildError
 
 
 class CompactionMismatch(BuildError):
-    """The compaction belongs to another model. The model is unchanged."""
+    """Error for a compaction of another model. The given model stays unchanged."""
 
     code = "compaction_misfit"
 
@@ -20,8 +20,8 @@ class CompactionMismatch(BuildError):
 def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
     """Remove the parts in `compaction` from `model`, in place. Outputs stay the same.
 
-    The model may have another precision than in `find`. It can run and be exported, but not saved:
-    its config has the old sizes. Raises CompactionMismatch.
+    The precision may differ from that of the model in `find`. The compacted model can run and be
+    exported, but not saved, because its config has the old sizes. Raises CompactionMismatch.
     """
     _check_same_model(model, compaction)
     layers = encoder_layers(model)

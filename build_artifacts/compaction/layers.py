@@ -1,10 +1,10 @@
 """Uniform view of encoder layers: groups of channels between two linear layers.
 
-A group is an attention head or a single feed-forward channel. A channel is constant when its row in
-`source` or its column in `sink` is zero. Attention weights sum to one, so a head with zero value
-weights always returns its value bias. A feed-forward channel with zero weights returns its
-activated bias. Removal adds this contribution to the bias of `sink`. Zero queries or keys make a
-head average its values, which is not constant.
+A group is an attention head or a single feed-forward channel, between the linear layers `source`
+and `sink`. A channel is constant when its row in `source` or its column in `sink` is zero.
+Attention weights sum to one, so a head with zero value weights always returns its value bias. A
+feed-forward channel with zero weights returns its activated bias. Removal adds this contribution to
+the bias of `sink`. A head with zero query or key weights averages its values and is not constant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ChannelGroups:
         return tuple(units.nonzero().flatten().tolist())
 
     def removable(self) -> tuple[int, ...]:
-        """Return the constant groups, except the first when all are constant."""
+        """Return the constant groups. If all groups are constant, the first one stays."""
         constant = self.constant()
         return constant[1:] if len(constant) == self.count else constant
 
@@ -61,7 +61,7 @@ class ChannelGroups:
         gone[list(units)] = True
         gone = gone.repeat_interleave(self.width)
         with torch.no_grad():
-            # In double precision: the bias may sum thousands of channels.
+            # Sum in double precision: the bias may collect thousands of channels.
             added = self.activation(self.source.bias.float())[gone].double()
             bias = self.sink.bias.double() + self.sink.weight[:, gone].double() @ added
             self.sink.bias.copy_(bias)
@@ -95,7 +95,7 @@ class EncoderLayer:
 
 
 def encoder_layers(model: TorchModel) -> tuple[EncoderLayer, ...]:
-    """Return the layers of `model`; empty for unknown architectures or different modules."""
+    """Return the layers of `model`; empty if the architecture or a layer's modules are unknown."""
     layout = LAYOUTS.get(model.config.model_type)
     if layout is None:
         return ()
@@ -110,7 +110,7 @@ def _open_layer(layer: Any, layout: ArchitectureLayout) -> EncoderLayer | None:
 
     modules = dict(layer.named_modules())
     scores = (*layout.scores, *(path for path in layout.optional_scores if path in modules))
-    # Exactly this type: subclasses, quantized or with an adapter, compute something else.
+    # Accept only nn.Linear itself: subclasses for quantization or adapters compute something else.
     linears = {
         path: module
         for path, module in modules.items()

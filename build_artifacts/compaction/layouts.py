@@ -21,7 +21,7 @@ class ArchitectureLayout:
     layers: str = "encoder.layer"
     attention: str = "attention.self"  # module with the number of heads
     scores: tuple[str, ...] = ("attention.self.query", "attention.self.key")
-    # Further projections of this kind that some configs disable.
+    # Further query and key projections, which some configs disable.
     optional_scores: tuple[str, ...] = ()
     value: str = "attention.self.value"
     attention_output: str = (

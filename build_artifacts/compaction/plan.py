@@ -33,10 +33,10 @@ class LayerReduction(FrozenModel):
 
 
 class Compaction(FrozenModel):
-    """Attention heads and feed-forward channels of an encoder with constant output.
+    """Attention heads and feed-forward channels with constant output in one encoder.
 
-    `reductions` lists only affected layers, in ascending order. Unknown architectures count no
-    heads and no channels. Parameters include the head of the model.
+    `reductions` lists only affected layers, in ascending order. For an unknown architecture, the
+    counts of heads and channels are 0. The parameter counts include the head of the model.
     """
 
     architecture: str  # `model_type` of the config

@@ -1,9 +1,9 @@
 """Entry point that runs onnxruntime-genai's model builder (0.18) with adapted configs.
 
-transformers 5 stores RoPE parameters per layer type for models such as Gemma 3. The builder expects
-the parameters of global layers at the top level and the base frequency of local layers next to
-them, and fails otherwise. For LayerNorm, the builder reads epsilon only under the name that RMSNorm
-uses; without it the builder takes its own default.
+transformers 5 stores RoPE parameters per layer type for models such as Gemma 3. The builder fails
+unless the parameters of global layers and the base frequency of local layers are at the top level.
+The builder reads the epsilon of LayerNorm only under RMSNorm's name, `rms_norm_eps`. Without that
+name, the builder uses its own default.
 """
 
 from __future__ import annotations

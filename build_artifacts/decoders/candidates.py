@@ -62,7 +62,7 @@ class DecoderGraphs:
             self._quantize_kv_cache(recipe, into)
             return megabytes(into / weights)
 
-        # Compiled at the start of an engine: the program is the same.
+        # `compile` does not change the program: torch compiles it when an engine starts.
         run = recipe.run.model_copy(update={"compile": False})
         key = f"export-{digest_decoder_recipe(replace(recipe, run=run))}"
         return self.steps.run_cached(key, "export", describe_recipe(recipe), work) / name
@@ -134,5 +134,5 @@ def describe_recipe(recipe: DecoderRecipe) -> str:
 
 
 def digest_decoder_recipe(recipe: DecoderRecipe) -> str:
-    """Digest the fields that determine graph and result of the gate."""
+    """Digest the recipe fields that determine the graph and its gate result."""
     return compute_digest(replace(recipe, name="", other_options=()))[:12]

@@ -21,12 +21,13 @@ from build_artifacts.decoders.torch_export import export_checkpoint, export_prog
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe
 
-# File of a torch program with its weights, or of the weights of a checkpoint.
+# File name of a torch program, which contains its weights, and of a checkpoint's weights.
 PROGRAM_NAME = "model.safetensors"
 # Bits per weight of graphs from `graphs/`, by precision; None keeps float weights.
 _WEIGHT_BITS: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 _DecoderSizes = tuple[int, int, int, int]  # layers, KV heads, head size, vocabulary size
-# Full-length KV caches in every layer, so that all slots have one shape.
+# Sliding-window layers get full-length KV caches too, so that the caches of all layers have one
+# shape.
 _BUILDER_OPTIONS = "windowed_kv_cache=false"
 
 

@@ -20,7 +20,7 @@ ATTENTION = "GroupQueryAttention"
 class WeightColumns(NamedTuple):
     """Columns of the weights and the bias of one linear layer."""
 
-    tables: tuple[str, ...]  # weight and bias; empty without a private linear layer
+    tables: tuple[str, ...]  # weight and bias; empty if the layer is missing or shared
     first: int
     heads: int
     size: int  # per head
@@ -136,7 +136,7 @@ class FloatGraph:
         return (producer.input[1],) if is_own else ()
 
     def scale_columns(self, tables: Sequence[str], first: int, factors: FloatArray) -> None:
-        """Multiply the channels from `first` on. Channels are the last axis of every tensor."""
+        """Multiply channels by `factors`, from channel `first` on. Channels are the last axis."""
         for name in tables:
             values = self.table(name).copy()
             values[..., first : first + len(factors)] *= factors

@@ -26,7 +26,7 @@ _HEADER = (
     "8 SLOTS",
     "PREFILL",
 )
-_MAX_SHOWN_CHARACTERS = 100  # of an answer
+_MAX_SHOWN_CHARACTERS = 100  # longer answers are cut
 
 
 class SampleAnswer(FrozenModel):

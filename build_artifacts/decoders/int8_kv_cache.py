@@ -2,10 +2,11 @@
 
 Each channel of each head has a fixed scale, computed from the KV caches of calibration texts.
 
-ONNX Runtime's int8 attention computes each token separately, with at most one thread per head. For
-decode steps this makes the result of a token bit-identical alone, in a batch and in front of draft
-tokens, so a step can verify several drafts. For prompts it takes three times as long as float
-attention. The graph therefore contains both branches, and the input `is_prefill` selects one:
+ONNX Runtime's int8 attention computes each token separately, with at most one thread per head. In
+decode steps, a token therefore has bit-identical results alone, in a batch and before draft tokens,
+so a decode step can verify several draft tokens. For prompts, int8 attention takes three times as
+long as float attention. The graph therefore contains a branch for decode steps and a branch for
+prefill. The input `is_prefill` selects the branch:
 
     decode:   query, key, value -> GroupQueryAttention over the int8 cache
     prefill:  apply RoPE to key and value, round, write to the cache (TensorScatter), dequantize
@@ -31,7 +32,7 @@ from build_artifacts.types import FloatArray
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
 MAX_INT8 = 127
-_MARGIN = 1.1  # for values larger than those of the calibration texts
+_MARGIN = 1.1  # headroom for values larger than in the calibration texts
 _MIN_SCALE = 1e-6  # scale of channels that are always zero
 
 
@@ -39,7 +40,11 @@ class ChannelScales:
     """Running scales of the channels of one cache."""
 
     def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
-        """The first 2 x `pairs` channels rotate in pairs: in two halves, or neighbors."""
+        """Set the RoPE layout: the first 2 x `pairs` channels rotate in pairs.
+
+        A pair is two neighbors if `interleaved`, otherwise one channel of each half. Both channels
+        of a pair share a scale.
+        """
         self._pairs, self._interleaved = pairs, interleaved
         self._largest: FloatArray = np.zeros((), np.float32)
 
@@ -56,7 +61,7 @@ class ChannelScales:
 
     @property
     def table(self) -> FloatArray:
-        """Scales, [heads, size]."""
+        """Scale of each channel, [heads, size]."""
         scales: FloatArray = np.maximum(self._largest * _MARGIN / MAX_INT8, _MIN_SCALE)
         return scales.astype(np.float32)
 
@@ -64,7 +69,7 @@ class ChannelScales:
 def collect_scales(
     texts: Iterable[Mapping[str, FloatArray]], scales: Mapping[str, ChannelScales]
 ) -> Mapping[str, FloatArray]:
-    """Return the scales of all caches by name after all texts."""
+    """Update `scales` with the caches of all texts and return the scale tables by name."""
     for text in texts:
         for name, scale in scales.items():
             scale.update(text[name])
@@ -83,8 +88,8 @@ _KNOWN_ATTRIBUTES = {
 }
 _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
-# Token counts of the one slot that a prefill reads: cached tokens, [1]; cached and new tokens, a
-# scalar.
+# Token counts of a prefill, which reads one slot: the cached tokens, [1], and the sum of cached and
+# new tokens, a scalar.
 _DONE, _ALL = "memory_done", "memory_all"
 _FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
 _LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
@@ -159,7 +164,7 @@ class _Int8KvCacheWriter:
     def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[FloatArray]) -> None:
         """Replace an attention node by an If with both branches. `name` prefixes the new tensors.
 
-        `scales` belong to the keys and the values, [heads, size].
+        `scales` are those of the keys and those of the values, [heads, size] each.
         """
         import onnx
 
@@ -326,7 +331,7 @@ def _build_decode_branch(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
 def _subgraph(
     name: str, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> onnx.GraphProto:
-    """Build a branch with outputs in float, int8 and int8: attention and both caches."""
+    """Build a branch with three outputs: attention in float, key and value caches in int8."""
     import onnx
 
     types = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.INT8)

@@ -29,8 +29,8 @@ _TOKENS_AXIS = 1
 def slice_logits(graph: Path, architecture: str) -> None:
     """Give `graph` the input `logits_from`, [1]: the first token to compute logits for.
 
-    A Slice in front of the head limits the head to these tokens; 0 keeps all. Weight files stay
-    untouched. Raises UnsupportedModel for a graph that the server cannot feed.
+    A Slice before the head removes all earlier tokens; 0 keeps all tokens. Weight files stay
+    unchanged. Raises UnsupportedModel for a graph that the server cannot feed.
     """
     import onnx
 
@@ -98,7 +98,7 @@ def _walk_back(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.No
 
 
 def _rename_logits_dimension(model: onnx.ModelProto) -> None:
-    """Give the token axis of the logits a name of its own."""
+    """Rename the token axis of the logits, whose size now differs from that of the input."""
     (logits,) = (value for value in model.graph.output if value.name == _LOGITS)
     logits.type.tensor_type.shape.dim[_TOKENS_AXIS].dim_param = "logits_length"
     # Recorded shapes behind the slice are stale; ONNX Runtime infers all shapes.

@@ -1,7 +1,7 @@
 """Parity and throughput of a decoder graph, in prefill and in batched decode steps.
 
-Both are necessary: ONNX Runtime has separate kernels for single tokens. The logits of an int4 graph
-differ by up to 1.0 between them.
+The gate compares both modes, because ONNX Runtime has separate kernels for single tokens. The
+logits of an int4 graph differ by up to 1.0 between prefill and decode steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.engines.decoder import DecoderEngine, TokenColumn
 
-BATCH_SLOTS = 8  # texts, and answers, per batch
+BATCH_SLOTS = 8  # texts or answers per batch
 # Limits of the gate that apply to decoders.
 LIMITS = (
     "next_token_agreement",
@@ -154,7 +154,7 @@ class DecoderParity(NamedTuple):
 def compare_decoder(
     engine: DecoderEngine, reference: DecoderReference, gate: Gate
 ) -> DecoderParity:
-    """Run the texts in prefill and in decode steps, and compare the worse with the gate.
+    """Run the texts in prefill and in decode steps, and apply the gate to the worse values.
 
     `engine` needs BATCH_SLOTS slots that hold the longest text. Raises EngineFailed.
     """
@@ -183,7 +183,7 @@ def compare_decoder(
 def _build_parity(
     metrics: Sequence[ParityMetrics], batched_cosine: float, reference_perplexity: float, gate: Gate
 ) -> DecoderParity:
-    # NaN is below no limit and would pass the comparisons.
+    # Check for NaN first: comparisons with NaN are false, so NaN would violate no limit.
     if not (math.isfinite(batched_cosine) and all(each.is_finite for each in metrics)):
         return DecoderParity(None, None, ("an output is not a finite number",))
     cosines = np.concatenate([each.cosines for each in metrics])
@@ -217,8 +217,9 @@ def decode_texts(
 ) -> Iterator[tuple[list[int], int, FloatArray]]:
     """Run texts in decode steps of up to BATCH_SLOTS slots.
 
-    Yields the n running texts, the position of their token and its logits [n, V], valid until the
-    next step. With `sources` the prefill encodes the source and returns the logits of position 0.
+    Yields the n running texts, the position of their tokens, and the logits [n, V] of these tokens.
+    The logits are valid until the next step. With `sources`, a prefill encodes each source and
+    returns the logits of position 0.
     """
     order = sorted(range(len(texts)), key=lambda text: -len(texts[text]))
     for first in range(0, len(order), BATCH_SLOTS):
@@ -243,7 +244,7 @@ def generate_answers(
     Raises EngineFailed.
     """
     answers = [[int(engine.prefill(slot, ids, 0).argmax())] for slot, ids in enumerate(prompts)]
-    # For an encoder-decoder model a slot holds the start token only.
+    # After the prefill of an encoder-decoder model, a slot holds only the start token.
     has_encoder = engine.info.max_source_tokens is not None
     prompt_lengths: TokenColumn = np.array([1 if has_encoder else len(ids) for ids in prompts])
     for count in range(max_new_tokens - 1):

@@ -38,8 +38,9 @@ _ZERO_POINT = 128  # uint8 zero point: ONNX Runtime's kernels take shifted int8 
 _STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
 # Smaller tensors stay float: quantization saves nothing.
 _MIN_QUANTIZED_VALUES = 1 << 12
-_MARGIN = 1.1  # of a static scale, for values larger than those of the calibration texts
-# Maximum rounding noise of a static scale, relative to the row. A dynamic scale adds 0.01 to 0.03.
+_MARGIN = 1.1  # headroom of a static scale for values larger than in the calibration texts
+# Maximum rounding noise of a static scale, relative to the RMS of the row. A dynamic scale adds
+# 0.01 to 0.03.
 _MAX_NOISE = 0.05
 
 
@@ -88,7 +89,7 @@ class _QuantizedRows(NamedTuple):
     """Names of the values of a quantized activation."""
 
     values: str
-    step: str  # step size
+    step: str  # step size of `values`
     scales: str | None = None  # [.., 1], factor per row; None with a static scale
 
 
@@ -186,7 +187,8 @@ class _PerTokenRewriter:
         sizes, scales, shares = (f"{value}_{part}" for part in ("sizes", "row_scales", "shares"))
         self._node("Abs", [value], sizes)
         self._node("ReduceMax", [sizes, _LAST_AXIS], scales, keepdims=1)
-        # A row of zeros gives NaN here, arbitrary integers next, and zeros after scaling back.
+        # A row of zeros gives NaN here and arbitrary integers in QuantizeLinear. The row scale of 0
+        # makes the output zero.
         self._node("Div", [value, scales], shares)
         self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
         return _QuantizedRows(f"{value}_int8", _STEP, scales)
@@ -235,7 +237,7 @@ def _round_to_int8(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
 
 
 def compute_static_scale(rows: FloatArray) -> np.float32 | None:
-    """Return one scale for all rows [N, K]; None when it is too coarse for most of them.
+    """Return one scale for all rows [N, K]; None when the scale is too coarse for most rows.
 
     Rounding to steps of `scale` adds noise of scale / sqrt(12) per value.
     """

@@ -1,4 +1,4 @@
-"""Outputs of the fp32 torch model on the gate inputs, which candidates are compared with."""
+"""Outputs of the fp32 torch model on the gate inputs: the reference for all candidates."""
 
 from __future__ import annotations
 
@@ -69,9 +69,10 @@ class DecoderReference:
 
     @cached_property
     def next_token_ids(self) -> NDArray[np.int64]:
-        """Target token per position, [N]; -1 after the last token of a passage and in prompts.
+        """Target token per position, [N]; -1 for a position without a target.
 
-        For an encoder-decoder model, the tokens of the answers.
+        Passages have targets, except at their last token. Prompts and their answers have none. The
+        targets of an encoder-decoder model are the tokens of the answers.
         """
         if self.decoder_start_token_id is not None:
             return np.array([token for answer in self.answers for token in answer])
@@ -212,7 +213,8 @@ def _generate_answers(
     mask = torch.zeros_like(ids)
     decoder_start_token_id = _decoder_start_token_id(generation_config)
     for row, prompt in enumerate(prompts):
-        # Encoders take padding on the right; decoders on the left, in front of the answer.
+        # Encoders take padding on the right. Decoders take padding on the left, because the answer
+        # follows the prompt.
         index = (
             slice(len(prompt)) if decoder_start_token_id is not None else slice(-len(prompt), None)
         )

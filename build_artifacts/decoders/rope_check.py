@@ -33,10 +33,10 @@ _ANGLE_ROUNDING = 2.0**-22  # per position
 _DENSE_POSITIONS, _SPARSE_POSITIONS = (
     256,
     256,
-)  # positions to check: the first 256, and 256 up to the last
+)  # positions to check: the first 256, and 256 more up to the last position
 _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
-# For this type the graph computes its table from two others. `check_decoder` limits texts to the
-# range of the shorter one.
+# RoPE type whose graph computes its table from two stored tables. `check_decoder` limits texts to
+# the range of the shorter table.
 _SWITCHING_TYPE = "longrope"
 
 
@@ -111,7 +111,7 @@ class _ReferenceRope:
         how = {} if kind is None else {"layer_type": kind}
         with torch.inference_mode():
             tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
-        # transformers repeats the pairs for both halves of a head.
+        # transformers repeats the values for the second half of a head.
         cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in tables)
         return cosines, sines
 

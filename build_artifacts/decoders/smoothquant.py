@@ -16,7 +16,7 @@ import numpy as np
 from build_artifacts.decoders.float_graph import ATTENTION, AttentionWeights, FloatGraph
 from build_artifacts.types import FloatArray
 
-# Exponent of the activation in the factor. 0.5 to 0.7 are best for SmolLM2-135M.
+# Exponent of the activation size in the smoothing factor. 0.5 to 0.7 are best for SmolLM2-135M.
 _MIGRATION_STRENGTH = 0.6
 _MIN_SIZE = 1e-5  # lower bound of channel and weight magnitudes
 # Inputs that hold the scale and the shift, by operator.
@@ -33,7 +33,7 @@ class _ScaleTarget(NamedTuple):
 
     tables: tuple[str, ...]
     first: int = 0
-    # For attention: value heads, and query heads per value head.
+    # For an attention output: the value heads, and the query heads per value head.
     heads: int = 1
     copies: int = 1
 
@@ -51,8 +51,8 @@ class _ScaleTarget(NamedTuple):
 def smooth_activations(graph: FloatGraph, value: str, observed: FloatArray) -> FloatArray:
     """Smooth an activation given samples `observed` [tokens, K]; return the smoothed samples.
 
-    An activation stays unchanged when nothing can absorb the division or when it has other
-    consumers than MatMuls.
+    An activation stays unchanged if no tensor can absorb the division, or if a consumer is not a
+    MatMul. It also stays unchanged if other nodes share the weights of a consumer.
     """
     divisor = next(_find_scale_targets(graph, value), None)
     products = graph.find_consumers(value)
@@ -76,7 +76,7 @@ def is_bounded(graph: FloatGraph, value: str) -> bool:
     """Return whether a few texts bound the range of the activation.
 
     The output of a norm has a fixed size, and attention averages values. A product of two
-    activations has heavy tails that another text may double.
+    activations has heavy tails: another text may double its largest value.
     """
     producer = graph.find_producer(value)
     return producer is not None and (producer.op_type in _NORMS or producer.op_type == ATTENTION)

@@ -198,6 +198,6 @@ def _trace(
         (),
         example,
         dynamic_shapes=shapes,
-        # By default export adds guards on strides at some sizes, which forbid sizes that work.
+        # By default, torch.export adds guards on strides, which reject some sizes that would work.
         prefer_deferred_runtime_asserts_over_guards=True,
     )

@@ -42,7 +42,7 @@ class EvaluatedModel:
 class ExampleSampling:
     """Subset of a file's examples. Equal seeds select equal examples."""
 
-    limit: int | None = None  # examples (pairs, texts, queries, questions), at most; None: all
+    limit: int | None = None  # maximum number of pairs, texts, queries or questions; None: all
     seed: int = 0
 
     def __post_init__(self) -> None:

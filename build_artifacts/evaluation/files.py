@@ -100,8 +100,8 @@ class Record:
 class FileLayout:
     """The fields of a format and their names in files.
 
-    `orders` lists the column orders of files without a header. The first order applies that has as
-    many columns as the first line and whose `key` column satisfies `fits`.
+    `orders` lists the column orders of files without a header. An order matches if it has as many
+    columns as the first line, and if its `key` column satisfies `fits`. The first match counts.
     """
 
     names: Mapping[str, tuple[str, ...]]  # field -> its possible names in files, lower case

@@ -23,7 +23,7 @@ from deployments.tokenization.encodings import build_item
 
 EXPECTED = "plain text, one sentence per line"
 MASK_EVERY = 7  # tokens; near the 15 % of masks in BERT's training
-# The output of a mask has one logit per vocabulary entry: 1 MB for XLM-R.
+# Limit per sentence: the output of a mask has one logit per vocabulary entry, 1 MB for XLM-R.
 MAX_MASKS = 16
 
 

@@ -27,7 +27,7 @@ MAX_ANSWER_TOKENS = 30
 
 @dataclass(frozen=True, slots=True)
 class QuestionWindow:
-    """The question of an item and the context tokens in it."""
+    """Question index of an item, and the context tokens of the item."""
 
     question: int
     first: int  # index of the first context token

@@ -65,7 +65,7 @@ def _parse_query(record: Record) -> RankedQuery:
 
 
 class RankingEvaluation(Evaluation):
-    """Items are the documents of query 0, then of query 1, and so on: `mrr` decides."""
+    """Evaluation by `mrr`. Items are the documents of query 0, then of query 1, and so on."""
 
     def __init__(self, items: Sequence[TokenizedItem], queries: Sequence[RankedQuery]) -> None:
         super().__init__(items, "mrr")

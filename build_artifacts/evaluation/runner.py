@@ -12,7 +12,8 @@ from deployments.engines.base import EncoderEngine
 from deployments.messages import TokenizedItem
 
 MAX_BATCH_ITEMS = 32
-# Padded tokens, at most: memory grows with them. BERT-large takes gigabytes for 32 x 512.
+# Maximum padded tokens per batch, because memory grows with them. BERT-large takes gigabytes for
+# 32 x 512 tokens.
 MAX_BATCH_TOKENS = 8_192
 
 

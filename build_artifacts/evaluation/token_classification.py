@@ -66,7 +66,7 @@ def _parse_tag(tag: str) -> _Tag | None:
     mark, dash, kind = tag.partition("-")
     if mark in ("B", "I", "E", "S"):
         return _Tag(mark, kind)
-    # An IO tag has no mark, such as `PER`; a dash is part of its name.
+    # An IO tag such as `PER` has no mark. A dash in an IO tag is part of the name.
     return _Tag("I", mark + dash + kind)
 
 
@@ -89,7 +89,7 @@ class TaggedWords:
 
 @dataclass(frozen=True, slots=True)
 class AlignedTags:
-    """First tokens and label ids of the words of an item, without truncated words."""
+    """First token and label id of each word of an item, without truncated words."""
 
     tokens: tuple[int, ...]  # index of each word's first token
     tags: tuple[int, ...]
@@ -145,7 +145,7 @@ def _align(encoding: Encoding, sentence: TaggedWords) -> AlignedTags:
 
 
 class TokenClassificationEvaluation(Evaluation):
-    """The first token of a word decides its label: `entity_f1` decides the score."""
+    """Evaluation by `entity_f1`. The label of a word is the prediction for its first token."""
 
     def __init__(
         self,

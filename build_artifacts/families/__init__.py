@@ -12,7 +12,7 @@ FAMILIES: list[ModelFamily] = [EncoderDecoderFamily(), DecoderFamily(), EncoderF
 
 
 def find_family(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> ModelFamily:
-    """Return the family that builds a checkpoint for `tasks`, the model's own task first."""
+    """Return the family that builds the checkpoint. `tasks` starts with the model's own task."""
     for family in FAMILIES:
         if family.matches(checkpoint, tasks):
             return family

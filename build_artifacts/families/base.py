@@ -41,7 +41,7 @@ S = TypeVar("S")  # how to open a graph: GraphSpec or DecoderSpec
 class BuildBudget:
     """Time and data that a build may use."""
 
-    # s per device for exporting candidates; for generative models evaluating them counts too.
+    # Seconds per device to export candidates. For generative models, evaluation counts too.
     search_seconds: float = 300.0
     tune_seconds: float = 60.0  # 0 disables tuning
     evaluation: Path | None = None  # labeled data for the accuracy gate
@@ -65,8 +65,8 @@ class Attempt(Generic[R]):
     """A recipe, or one of its accuracy fallbacks."""
 
     recipe: R
-    label: str  # in progress lines
-    key: str  # equal for equal graphs
+    label: str  # text for progress lines
+    key: str  # cache key, equal for equal graphs
     excluded_nodes: tuple[str, ...] = ()  # left out of quantization
 
 
@@ -121,17 +121,18 @@ class Ranking(Generic[R]):
     """Candidates of one device in the order of evaluation."""
 
     recipes: Sequence[R]
-    screening: SpeedScreening | None = None  # None: the order of the recipe
+    screening: SpeedScreening | None = None  # None: `recipes` are in the order of the build recipe
 
     def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
-        """Whether `name` is too slow to be worth evaluating after those that are accepted."""
+        """Return whether `name` is too slow for evaluation, compared with the `accepted` graphs."""
         return self.screening is not None and self.screening.is_far_behind(name, accepted)
 
 
 class ModelBuild(ABC, Generic[R, S]):
     """One build of one model; implemented by each family."""
 
-    # Fallbacks that make a graph slower are not worth it when another candidate is accepted.
+    # True if accuracy fallbacks make graphs slower. The search then skips fallbacks as soon as one
+    # candidate is accepted.
     fallbacks_cost_speed: ClassVar[bool] = False
     gate_failed_hint: ClassVar[str]
 
@@ -140,7 +141,7 @@ class ModelBuild(ABC, Generic[R, S]):
 
     @abstractmethod
     def candidates(self, device: Device) -> Sequence[R]:
-        """Recipes for `device` in order of preference."""
+        """Return the recipes for `device` in order of preference."""
 
     @property
     @abstractmethod
@@ -149,7 +150,7 @@ class ModelBuild(ABC, Generic[R, S]):
 
     @abstractmethod
     def attempts(self, recipe: R) -> Iterator[Attempt[R]]:
-        """The recipe as it is, then its accuracy fallbacks; the most accurate comes last."""
+        """Yield the unchanged recipe, then its accuracy fallbacks, the most accurate last."""
 
     @abstractmethod
     def export(self, attempt: Attempt[R]) -> S:
@@ -174,7 +175,7 @@ class ModelFamily(Protocol):
     """Models that are exported, evaluated and measured alike. One entry of `FAMILIES`."""
 
     def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
-        """Whether the family builds the checkpoint for `tasks`, the model's own task first."""
+        """Return whether the family builds the checkpoint. `tasks` starts with the model's own."""
         ...
 
     def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:

@@ -54,7 +54,7 @@ from deployments.machine import usable_cores
 from deployments.tasks import find_head
 from deployments.tuning.host import read_host
 
-# s per graph: medians of the measured loops are steady after one second each.
+# Maximum seconds per graph. Each of the three measured loops is steady after one second.
 _MAX_MEASURE_SECONDS = 4.0
 
 DecoderCandidate = EvaluatedCandidate[DecoderRecipe, DecoderSpec]
@@ -130,13 +130,16 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         return self.context.recipe.decoder_fallback
 
     def attempts(self, recipe: DecoderRecipe) -> Iterator[Attempt[DecoderRecipe]]:
-        """The recipe, its other options, and the most accurate of them without int8 KV cache."""
+        """Yield the recipe, then the recipe with each of its other options.
+
+        The last attempt repeats the most accurate of these recipes without an int8 KV cache.
+        """
         exported = None
         for options in (recipe.options, *recipe.other_options):
             tried = replace(recipe, options=options)
             yield _build_attempt(tried)
             exported = tried if tried in self._specs else exported
-        # An int8 KV cache costs little accuracy, so only the last attempt is repeated without it.
+        # An int8 KV cache costs little accuracy, so only the last attempt does without.
         if exported is not None and self._specs[exported].kv_cache_dtype is not None:
             yield _build_attempt(replace(exported, kv_cache_dtype=None))
 
@@ -185,7 +188,7 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         )
 
     def _measure(self, accepted: Sequence[DecoderCandidate]) -> dict[str, DecoderThroughput]:
-        """Throughput of the graphs whose device this host has, by name."""
+        """Measure the graphs whose device this host has. Return their throughput by name."""
         here = [candidate for candidate in accepted if has_device(candidate.recipe.device)]
         tune_seconds = self.context.budget.tune_seconds
         throughput: dict[str, DecoderThroughput] = {}
@@ -229,12 +232,12 @@ def _build_attempt(recipe: DecoderRecipe) -> Attempt[DecoderRecipe]:
 
 
 def _rank(throughput: DecoderThroughput | None) -> float:
-    """Highest batched throughput first; graphs that were not measured last, in their order."""
+    """Return the sort key: highest batched throughput first, unmeasured graphs last."""
     return -throughput.batched if throughput is not None else 0.0
 
 
 def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCandidate]:
-    """Drop compiled candidates that are not the first of their device: they start slowly."""
+    """Drop compiled candidates, which start slowly, unless they are the first of their device."""
     devices: set[Device] = set()
     kept = []
     for candidate in ranked:
@@ -246,7 +249,7 @@ def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCand
 
 
 def _directory(candidate: DecoderCandidate) -> str:
-    """A directory per graph: only its own weights may be next to it."""
+    """Return the graph's own directory. No weights of other graphs may be next to the graph."""
     return f"graphs/{candidate.recipe.name}"
 
 

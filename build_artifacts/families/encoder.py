@@ -58,7 +58,7 @@ from deployments.tuning.tuner import (
     measure_variants,
 )
 
-# MatMuls that the accuracy fallbacks exclude from int8, up to this share of all MatMuls.
+# Numbers of MatMuls that the accuracy fallbacks exclude from int8, and their maximum share.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
 _SCREENING_NAME = "screening.json"
@@ -113,7 +113,10 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         return self.context.recipe.fallback
 
     def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
-        """The recipe, its other calibrations, then more and more MatMuls excluded from int8."""
+        """Yield the recipe, then its other calibrations.
+
+        The last attempts exclude more and more MatMuls of the recipe from int8.
+        """
         first = _build_attempt(recipe)
         yield first
         if first.key not in self._exported:
@@ -144,7 +147,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             return GateResult(parity=None, reasons=(exc.message,))
         try:
             found = check_engine(engine, self.prepared.reference, self._gate, spec.head)
-            # Half precision on a CPU takes minutes and confirms parity to four digits.
+            # Skip the scores of GPU graphs on a CPU: half precision takes minutes there, and the
+            # scores only confirm the parity to four digits.
             is_scored = found.passed and has_device(spec.device)
             scores, reasons = self._score(engine) if is_scored else ({}, found.reasons)
         except EngineFailed as exc:
@@ -154,7 +158,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         return GateResult(parity=found.parity, scores=scores, reasons=reasons)
 
     def _score(self, engine: EncoderEngine) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Metrics on the labeled data, and the limits that they violate."""
+        """Return the metrics on the labeled data, and the violated limits."""
         evaluation = self.prepared.evaluation
         if evaluation is None:
             return {}, ()
@@ -184,7 +188,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             except UnsupportedModel as exc:
                 steps.report_skipped(recipe.name, exc.message)
                 continue
-            # A rewrite without a match in this architecture gives the same graph again.
+            # Recipes give equal graphs if a rewrite matches nothing in this architecture.
             key = (file_sha256(spec.path), spec.engine, spec.options)
             if (same := names.setdefault(key, recipe.name)) == recipe.name:
                 exported[recipe] = spec
@@ -214,7 +218,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         ranked = _fastest_first(accepted, tables)
         names = _name_graphs(ranked)
         prepared, compaction = self.prepared, self.prepared.compaction
-        # Tells which heads and columns each layer lacks.
+        # The file lists the heads and columns that each layer lacks.
         compacted = {COMPACTION_NAME: prepared.reference_dir / COMPACTION_NAME}
         return ArtifactContents(
             identity=identity,
@@ -291,13 +295,13 @@ def _build_attempt(
 def _fastest_first(
     accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
 ) -> list[EncoderCandidate]:
-    """Put the winners of this host first: the best guess for a host without measurements."""
+    """Put the fastest candidates of this host first. Hosts without measurements use this order."""
     winners = {t.selected_variants()[0].candidate for t in tables if t.threads == 1}
     return sorted(accepted, key=lambda candidate: candidate.recipe.name not in winners)
 
 
 def _name_graphs(candidates: Sequence[EncoderCandidate]) -> dict[Path, str]:
-    """File name of each graph in the artifact; candidates with the same graph share it."""
+    """Return the file name of each graph in the artifact. Equal graphs share a file."""
     names: dict[Path, str] = {}
     for candidate in candidates:
         path = candidate.spec.path

@@ -27,5 +27,8 @@ class EncoderDecoderFamily:
 
 class EncoderDecoderBuild(DecoderBuild):
     def attempts(self, recipe: DecoderRecipe) -> Iterator[Attempt[DecoderRecipe]]:
-        """The attempts of a decoder with a float KV cache: int8 does not cover cross-attention."""
+        """Yield the attempts of a decoder, with a float KV cache.
+
+        The int8 KV cache does not support cross-attention.
+        """
         return super().attempts(replace(recipe, kv_cache_dtype=None))

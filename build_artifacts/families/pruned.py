@@ -1,4 +1,4 @@
-"""The pruned model of a build: pruned, run again, and held to the accuracy gate."""
+"""Pruned model of a build: pruning, new reference outputs, and the accuracy gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs
 
-_SAMPLING = ExampleSampling(limit=256)  # of the data of a pruning
+_SAMPLING = ExampleSampling(limit=256)  # sample of the data that rates heads and columns
 
 
 def prepare_pruned(
@@ -24,8 +24,8 @@ def prepare_pruned(
 ) -> PreparedModel:
     """Prune `original`. Raises GateFailed or UnsupportedModel.
 
-    With labeled data the limit is that of the task's metric. Without them it is that of the
-    outputs for the probes, which hardly any pruned model keeps.
+    With labeled data, the gate limits the loss of the task's metric. Without labeled data, the gate
+    limits the difference of the outputs for the probes. Hardly any pruned model passes that limit.
     """
     pruned = cached_prune(steps, original, pruning.fraction, load_calibration(original, pruning))
     reasons = _find_violations(original, pruned, gate)

@@ -1,13 +1,13 @@
 """Importance of attention heads and feed-forward columns, measured on calibration items.
 
-The importance of a group is the mean over the items of |sum of activation x gradient|, the first
-order of the change of the loss without the group: Michel, Levy and Neubig, "Are Sixteen Heads
-Really Better than One?" (2019) for heads, Molchanov et al., "Importance Estimation for Neural
-Network Pruning" (2019) for columns.
+The importance of a group is the mean over the items of |sum of activation x gradient|. This mean
+approximates, to first order, the change of the loss without the group. The method for heads is from
+Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?" (2019). The method for columns
+is from Molchanov et al., "Importance Estimation for Neural Network Pruning" (2019).
 
-The loss is the negative log-likelihood of an answer drawn from the output of the model itself, as
-in the Fisher information of Kwon et al., "A Fast Post-Training Pruning Framework for Transformers"
-(2022). So the items need no labels, and every task is rated alike.
+The loss is the negative log-likelihood of an answer that is drawn from the model's own output. The
+Fisher information of Kwon et al. uses the same loss ("A Fast Post-Training Pruning Framework for
+Transformers", 2022). The items therefore need no labels, and all tasks share one method.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from deployments.batching.batches import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.messages import TokenizedItem
 
-_SEED = 0  # of the drawn answers: equal items give equal importances
+_SEED = 0  # seed of the drawn answers, so that equal items give equal importances
 
 
 class GroupStatistics(NamedTuple):
-    """Importance of the channel groups of one layer, from the items."""
+    """Statistics of the channel groups of one layer over all items."""
 
     importance: TorchTensor  # float64 [groups]
-    moments: TorchTensor  # [C + 1, C + 1], sum over tokens of x times x for (channels, 1)
+    moments: TorchTensor  # [C + 1, C + 1], sum of x times x^T over tokens; x is (channels, 1)
 
 
 class LayerStatistics(NamedTuple):
-    """Importance of the heads and columns of one encoder layer, from the items."""
+    """Statistics of the heads and columns of one encoder layer over all items."""
 
     heads: GroupStatistics
     columns: GroupStatistics
@@ -48,7 +48,10 @@ def measure(
     metadata: CheckpointMetadata,
     items: Sequence[TokenizedItem],
 ) -> list[LayerStatistics]:
-    """Run `items`, each unpadded, forward and backward through the fp32 `model`; unchanged."""
+    """Run each of `items`, unpadded, forward and backward through the fp32 `model`.
+
+    The model stays unchanged.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(_SEED)
@@ -73,7 +76,7 @@ def measure(
 
 
 class _Observer:
-    """Collects what flows into `groups.sink`."""
+    """Observer of the activations that enter `groups.sink`."""
 
     def __init__(self, groups: ChannelGroups) -> None:
         import torch
@@ -108,8 +111,9 @@ def _draw_log_likelihood(
 ) -> TorchTensor:
     """Draw an answer from the `outputs` of an item and return its log-likelihood, a scalar.
 
-    Choices follow the softmax; spans draw start and end. Vectors and scores follow a normal
-    distribution around the output, whose gradient is that of a random projection.
+    Labels and tokens are drawn from the softmax, and so are the start and the end of a span.
+    Vectors and scores are drawn from a normal distribution around the output. Its log-likelihood
+    has the gradient of a random projection.
     """
     import torch
 

@@ -1,9 +1,11 @@
-"""Sets the least important heads and columns of an encoder to zero, whole.
+"""Structured pruning: sets the least important heads and columns of an encoder to zero.
 
-Heads compete over all layers. Every layer loses the same number of columns, and retains a multiple
-of `_COLUMNS`: passes reuse the memory of one layer for the next, and kernels fill whole registers.
-The retained channels take over what they can tell about the removed ones, by least squares on the
-calibration items (the mask tuning of Kwon et al., 2022, with a full matrix instead of scales).
+Heads are ranked over all layers. Every layer loses the same number of columns, so that passes reuse
+the memory of one layer for the next. Every layer retains a multiple of `_COLUMNS` columns, so that
+kernels fill whole registers.
+
+The retained channels approximate the removed channels by least squares on the calibration items.
+This is the mask tuning of Kwon et al., 2022, with a full matrix instead of scales.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from deployments.artifacts.manifest import PruningSource
 from deployments.messages import TokenizedItem
 
 _COLUMNS = 16
-_RIDGE = 1e-3  # of the mean square of a channel
+_RIDGE = 1e-3  # ridge of the least squares, relative to the mean square of a channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ def _select_columns(groups: ChannelGroups, importance: TorchTensor, fraction: fl
 
 
 def _remove(groups: ChannelGroups, removed: Sequence[int], moments: TorchTensor) -> None:
-    """Give the contribution of `removed` groups to the others, then zero their columns.
+    """Move the contribution of `removed` groups to the other groups, then zero their columns.
 
     `moments` has the sums of products of the channels and a constant 1, [C + 1, C + 1].
     """
@@ -104,7 +106,7 @@ def _remove(groups: ChannelGroups, removed: Sequence[int], moments: TorchTensor)
     gone = torch.zeros(groups.count, dtype=torch.bool)
     gone[list(removed)] = True
     gone = gone.repeat_interleave(groups.width)
-    kept = torch.cat([~gone, torch.tensor([True])])  # the constant stands for the bias
+    kept = torch.cat([~gone, torch.tensor([True])])  # the constant 1 represents the bias
     gone = torch.cat([gone, torch.tensor([False])])
     squares = moments[kept][:, kept].double()
     ridge = _RIDGE * squares.diagonal()[:-1].mean() + torch.finfo(torch.float32).tiny

@@ -40,9 +40,10 @@ def split_runs(runs: int) -> tuple[int, ...]:
 
 
 def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
-    """Limit `runs` to the time budget. One run of every engine takes `pass_s` together.
+    """Limit `runs` to the time budget. `pass_s` is the total time of one run of every engine.
 
-    Every block costs one untimed run more. The result is at least MIN_RUNS, unless `runs` is less.
+    Each block has one additional untimed run. The result is at least MIN_RUNS, unless `runs` is
+    less.
     """
     fitting = int(budget_s / max(pass_s, 1e-9)) - BLOCKS
     return min(runs, max(MIN_RUNS, fitting))
@@ -241,7 +242,7 @@ class StageMeasurement:
     def _open_engines(
         self, stages: Sequence[Stage], modes: Mapping[str, EncoderSettings]
     ) -> Iterator[dict[str, EncoderEngine]]:
-        """Open the engine of every stage; yield those that opened. Close them at the end."""
+        """Open the engine of every stage and yield the opened engines. Close them at the end."""
         engines: dict[str, EncoderEngine] = {}
         opened: list[EncoderEngine] = []
         try:
@@ -275,8 +276,8 @@ class StageMeasurement:
 
     def _verify(self, engine: EncoderEngine) -> StageAccuracy:
         inputs = self.inputs
-        # One item a pass. The build compared batched outputs already, and batches of mixed lengths
-        # would take most of the time here.
+        # Run one item per pass. The build already compared batched outputs, and batches of mixed
+        # lengths would take most of the time here.
         outputs = run_probes(engine, inputs.reference.items, 1)
         result = compare_outputs(inputs.reference, outputs, outputs, inputs.gate, inputs.head)
         if result.parity is None:
@@ -309,7 +310,7 @@ class StageMeasurement:
 
 
 def group_by_memory(stages: Sequence[Stage], available_bytes: int) -> list[list[Stage]]:
-    """Group the stages in order, as many as memory allows and at least one."""
+    """Group the stages in order. A group has as many stages as memory allows, at least one."""
     groups: list[list[Stage]] = []
     used_bytes = 0
     for stage in stages:

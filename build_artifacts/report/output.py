@@ -85,7 +85,7 @@ def _format_method(report: Report) -> str:
 
 
 def _format_cut_runs(report: Report) -> list[str]:
-    """Return a line with the runs by length if the budget did not suffice for all of them."""
+    """Return a line with the runs by length if the time budget reduced them, else no line."""
     options = report.conditions.options
     if min(report.runs.values()) >= options.runs:
         return []

@@ -76,8 +76,8 @@ def rebuild_prepared(
 ) -> PreparedModel:
     """Prepare the model of `rebuild_checkpoint`, pruned as in the build.
 
-    `prune_data` is the file of the build; without it `find_pruning` looks for one. Raises
-    BuildError if a part is missing or has changed.
+    `prune_data` is the file that the build used. Without it, `find_pruning` searches for the file.
+    Raises BuildError if a part is missing or has changed.
     """
     checkpoint = rebuild_checkpoint(manifest, steps, sources, hub, adapter)
     metadata = read_metadata(checkpoint, manifest.tasks)
@@ -89,9 +89,10 @@ def rebuild_prepared(
 
 
 def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
-    """Return the pruning of a build, whose data are `given`, else none or those of a demo model.
+    """Return the pruning of a build, with the data file `given`.
 
-    Raises SourceNotFound if they are not the data of the build.
+    Without `given`, try a pruning without data, then the data of the demo models. Raises
+    SourceNotFound if no file has the digest of the build.
     """
     demo_data = dict.fromkeys(model.evaluation for model in ALL_DEMO_MODELS)
     for data in (given,) if given else (None, *filter(None, demo_data)):
@@ -194,9 +195,9 @@ class RebuiltStages:
     def build_baselines(
         self, served: ServedVariants | None, scores: Mapping[str, float]
     ) -> Iterator[Stage]:
-        """Yield the stages from the original to the float graph behind the served graph.
+        """Yield the stages from the original model to the float graph behind the served graph.
 
-        `scores` are those of the original.
+        `scores` are the metrics of the original model.
         """
         metadata, compaction = self._prepared.metadata, self._prepared.compaction
         original = (self._prepared.original or self._prepared).weights
@@ -219,7 +220,7 @@ class RebuiltStages:
             yield from self._optimized_stage(served)
 
     def build_common_recipe(self, served: ServedVariants | None) -> Iterator[Stage]:
-        """Yield the most common recipe for comparison, unless it is the served graph."""
+        """Yield a stage of the most common int8 recipe, for comparison, unless it is served."""
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
             what = "the common recipe: fused, then quantized"
@@ -232,7 +233,7 @@ class RebuiltStages:
             self.skipped["optimized"] = f"this release has no recipe for a graph `{candidate.name}`"
             return
         if recipe.quantization is None and recipe.precision == "fp32":
-            return  # the served graph itself
+            return  # the served graph is the float graph
         float_recipe = replace(
             recipe,
             name="optimized",
@@ -253,7 +254,7 @@ class RebuiltStages:
         def open_torch(settings: EncoderSettings) -> EncoderEngine:
             return TorchReferenceEngine(load(), self._prepared.metadata, settings.intra_op_threads)
 
-        # Concurrent passes would share the single thread pool of torch.
+        # No concurrent passes, because they would share the single thread pool of torch.
         settings = self._modes.single_pass
         return Stage(
             name=name,

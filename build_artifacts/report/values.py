@@ -43,7 +43,7 @@ class ReportRequest:
     evaluation: Path | None = None
     sampling: ExampleSampling = ALL_EXAMPLES
     adapter: Path | None = None  # directory of the adapter
-    prune_data: Path | None = None  # of the build
+    prune_data: Path | None = None  # data with which the build rated heads and columns
     gpu: EncoderSettings = GPU_SETTINGS
 
 
@@ -194,9 +194,9 @@ class StageResult(ReportModel):
     what: str  # description in a few words
     is_baseline_path: bool  # False: measured for comparison only
     size_bytes: int = Field(ge=0)  # weights on disk
-    cosine: float  # mean, of unbatched probes to the sealed fp32 reference
-    agreement: float | None  # top-1, of models with labels (see `manifest.Parity`)
-    # Of the accuracy gate; None for stages that are not sealed.
+    cosine: float  # mean cosine of unbatched probes to the sealed fp32 reference
+    agreement: float | None  # top-1 agreement of models with labels (see `manifest.Parity`)
+    # Results of the accuracy gate; None for stages that are not sealed.
     batched_cosine_worst: float | None = None
     batched_top1_agreement: float | None = None
     scores: dict[str, float]  # metrics of the task; empty without labeled data

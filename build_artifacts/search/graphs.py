@@ -33,7 +33,7 @@ from deployments.tuning.measure import build_batch
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
-# Share of the largest output. Other kernels add in another order.
+# Maximum change of an output, as a share of the largest output. Other kernels sum in another order.
 _MAX_REWRITE_DIFFERENCE = 1e-3
 _PROGRAM_NAME = "program.safetensors"
 _RANKING_NAME = "ranking.json"
@@ -49,7 +49,7 @@ class CandidateGraphs:
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
         """Build the graph, with `excluded_nodes` left out of quantization.
 
-        Raises UnsupportedModel when the model cannot be exported that way.
+        Raises UnsupportedModel if the model cannot be exported by this recipe.
         """
         if isinstance(recipe.source, TorchProgramRecipe):
             return self._program(recipe.source)
@@ -66,7 +66,7 @@ class CandidateGraphs:
         return self._rewrite(exported, recipe, recipe.rewrites) if recipe.rewrites else exported
 
     def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:
-        """Names of the MatMuls of the graph, the most sensitive to int8 first."""
+        """Return the names of the graph's MatMuls, the most sensitive to int8 first."""
         float_graph = self.float_graph(recipe)
 
         def work(into: Path) -> str:
@@ -121,9 +121,9 @@ class CandidateGraphs:
         return self._steps.run_cached(key, "rewrite", detail, work) / _GRAPH_NAME
 
     def _difference(self, before: Path, after: Path) -> float:
-        """Largest difference between outputs of two graphs, as a share of the largest output."""
+        """Return the largest output difference of two graphs, as a share of the largest output."""
         metadata, items = self._prepared.metadata, self._prepared.reference.items
-        # One item longer than any window of local attention, and a padded batch.
+        # Compare one item that is longer than any local attention window, and a padded batch.
         long = build_batch(items, Shape(items=1, tokens=min(metadata.max_tokens, _LONG_TOKENS)))
         batches = [long, collate(items[:_CHECK_BATCH_ITEMS])]
         return largest_difference(before, after, batches, metadata.mask_token)
@@ -158,7 +158,7 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
         options=_limit_buckets(recipe.options, prepared.metadata.max_tokens),
         head=prepared.metadata.head,
         mask_token=prepared.metadata.mask_token,
-        host_folder=graph.parent,  # a build opens each candidate several times
+        host_folder=graph.parent,  # caches engine files: a build opens a candidate several times
     )
 
 

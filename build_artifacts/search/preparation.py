@@ -84,7 +84,7 @@ class PreparedModel:
     metadata: CheckpointMetadata
     reference_dir: Path
     evaluation: Evaluation | None
-    original: PreparedModel | None = None  # before the pruning of this build
+    original: PreparedModel | None = None  # the model before pruning; None: not pruned
 
     @cached_property
     def compaction(self) -> Compaction:
@@ -99,7 +99,7 @@ class PreparedModel:
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
-        """Metrics that candidates are compared with: those of the model before pruning."""
+        """Reference metrics for candidates: the metrics of the model before pruning."""
         return (self.original or self).own_scores
 
     @cached_property
@@ -195,8 +195,8 @@ def prepare(
 ) -> None:
     """Write reference outputs, scores and the compaction plan to `into`.
 
-    The outputs are those of the model before compaction, so the gate detects a compaction that
-    changes them. Raises UnsupportedModel.
+    The model before compaction computes the outputs, so the gate detects a compaction that changes
+    the outputs. Raises UnsupportedModel.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)

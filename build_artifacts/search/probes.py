@@ -1,7 +1,7 @@
 """Texts and pairs of texts for comparing a graph with the reference model.
 
-They have one word to several hundred tokens in several languages and scripts, with code, numbers,
-emoji and opinions. Lengths alternate, so that batches contain padding.
+The texts have one word to several hundred tokens. They contain several languages and scripts, code,
+numbers, emoji and opinions. Lengths alternate, so that batches contain padding.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from deployments.tasks import TASKS
 from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import CachingTokenizer
 
-# The reference holds one logit per mask and vocabulary entry. Probes with masks are therefore
-# truncated, and the number of masks is limited by the size of all logits (BERT: four masks per
-# probe). Each probe has at least one mask, which takes 64 MB for XLM-R.
+# The reference stores one logit per mask and vocabulary entry. Probes with masks are therefore
+# truncated, and the total size of the logits limits the number of masks: BERT has four per probe.
+# Each probe has at least one mask. With one mask per probe, the logits of XLM-R take 64 MB.
 MASKED_PROBE_TOKENS = 128
 MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
@@ -74,7 +74,7 @@ def _special_ids(directory: Path) -> NDArray[np.int32]:
 def _mask_tokens(
     item: TokenizedItem, mask_token: int, special: NDArray[np.int32], max_masks: int
 ) -> TokenizedItem:
-    """Replace every seventh token that is not special, at most `max_masks`, by the mask."""
+    """Mask every seventh token that is not special. Reduce the masks to at most `max_masks`."""
     candidates = np.flatnonzero(~np.isin(item.ids, special))
     masked = candidates[::WORDS_PER_MASK]
     masked = masked[:: max(1, -(-len(masked) // max_masks))]

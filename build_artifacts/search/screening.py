@@ -27,7 +27,7 @@ _SHAPES = (
     Shape(items=8, tokens=128),
 )
 _SECONDS = 25.0
-# A graph slower than the fastest accepted one by this factor is not evaluated.
+# The gate skips a graph that is slower than the fastest accepted graph by more than this factor.
 _MAX_SLOWDOWN = 1.4
 
 
@@ -39,23 +39,26 @@ class SpeedScreening(BaseModel):
     times_ms: dict[str, tuple[float, ...]]  # by graph name; one value per shape
 
     def mean_ms(self, name: str) -> float:
-        """Geometric mean over the shapes: a factor counts the same at every length."""
+        """Return the geometric mean over the shapes, so that a factor counts equally at each."""
         times = self.times_ms[name]
         return exp(sum(map(log, times)) / len(times))
 
     def ranked_names(self) -> list[str]:
-        """Graphs that are fastest at some shape, then the others; each group by mean latency."""
+        """Return first the graphs that are fastest at some shape, then the other graphs.
+
+        Both groups are sorted by mean latency.
+        """
         fastest = self.fastest()
         return sorted(self.times_ms, key=lambda name: (name not in fastest, self.mean_ms(name)))
 
     def fastest(self) -> set[str]:
-        """The graphs that are fastest at some shape."""
+        """Return the graphs that are fastest at some shape."""
         columns = zip(*self.times_ms.values(), strict=True)
         names = list(self.times_ms)
         return {names[column.index(min(column))] for column in columns}
 
     def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
-        """Whether an accepted graph makes `name` useless: never fastest and much slower."""
+        """Return whether `name` is fastest at no shape and much slower than an accepted graph."""
         if not accepted or name in self.fastest():
             return False
         return self.mean_ms(name) > min(map(self.mean_ms, accepted)) * _MAX_SLOWDOWN
@@ -72,8 +75,8 @@ def screen_speed(
 ) -> SpeedScreening:
     """Measure `specs`, all of one device, in interleaved order.
 
-    Graphs that do not run with `settings` are skipped, and so are graphs for which the memory does
-    not suffice. Raises EngineFailed when it does not suffice for the first.
+    Skip graphs that do not run with `settings` or do not fit into memory. Raises EngineFailed if
+    the first graph does not fit into memory.
     """
     fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(fitting))

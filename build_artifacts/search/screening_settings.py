@@ -9,7 +9,7 @@ _CUDA = "CUDAExecutionProvider"
 
 
 def has_device(device: Device) -> bool:
-    """Whether this host can measure graphs for `device`."""
+    """Return whether this host can measure graphs for `device`."""
     if device is Device.CPU:
         return True
     import onnxruntime
@@ -18,7 +18,7 @@ def has_device(device: Device) -> bool:
 
 
 def engine_settings(device: Device, threads: int) -> EncoderSettings:
-    """Settings with `threads` threads per forward pass, on the CPU if `device` is missing.
+    """Return settings with `threads` threads per forward pass, on the CPU if `device` is missing.
 
     A GPU graph computes the same numbers on the CPU provider, only slowly.
     """

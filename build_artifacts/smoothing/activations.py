@@ -1,4 +1,4 @@
-"""Changes of the float graph that make activations fit into bytes; its outputs stay the same."""
+"""Changes of a float graph that fit its activations into bytes and preserve its outputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _LAYER_NORM = "LayerNormalization"
 _NORMS = (_LAYER_NORM, "RMSNormalization")
-# Functions that return their input where it is large. Sigmoids approximate GELU well enough to
-# compare ranges.
+# Activation functions that return large inputs unchanged. The sigmoid approximation of GELU is
+# exact enough to compare ranges.
 _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "Relu": lambda values: np.maximum(values, 0),
     "Gelu": lambda values: values / (1 + np.exp(np.clip(-1.702 * values, -80, 80))),
@@ -33,7 +33,7 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """The products before and after a layer of neurons, and its width without copies."""
+    """The products before and after a layer of neurons, and the layer's width without copies."""
 
     neurons: Product
     reader: Product
@@ -41,7 +41,7 @@ class _NeuronLayer(NamedTuple):
 
 
 class ActivationSmoother:
-    """Smooths the activations that the `products` of one graph read."""
+    """Smoother of the activations that the `products` of one graph read."""
 
     def __init__(self, editor: GraphEditor, products: Sequence[Product]) -> None:
         self._editor = editor
@@ -49,7 +49,7 @@ class ActivationSmoother:
         self._copied: list[_NeuronLayer] = []
 
     def can_smooth(self, source: ir.Value, readers: Sequence[Product]) -> bool:
-        """Return whether a few texts tell the range of `source`, once it is smoothed."""
+        """Return whether a few texts determine the range of `source` after smoothing."""
         return is_attention_output(source) or (
             not source.is_graph_output()
             and (
@@ -63,8 +63,8 @@ class ActivationSmoother:
     def smooth(self, source: ir.Value, readers: Sequence[Product], seen: Observed) -> ByteRange:
         """Change the producer of `source` and all readers; return the range of the result."""
         if is_attention_output(source):
-            # Evening it through the value projection fits only the texts seen: the worst cosine of
-            # MiniLM on others becomes .970.
+            # Do not smooth through the value projection: this would fit only the calibration texts.
+            # On other texts, the worst cosine of MiniLM would be .970.
             return choose_range(seen, [product.weights for product in readers])
         neurons = self._find_neurons(source, readers)
         if neurons is not None:
@@ -72,10 +72,10 @@ class ActivationSmoother:
         return self._even(source, readers, seen)
 
     def equalize_widths(self) -> None:
-        """Give layers of neurons with the same width the same width again, after `smooth`.
+        """Pad the layers of neurons that had equal widths before `smooth` to equal widths again.
 
-        Passes reuse the memory of one layer for the next. With other sizes they allocate new pages:
-        a pass of 32 x 16 tokens of MiniLM took up to 24 % longer.
+        A forward pass reuses the memory of one layer for the next. With different widths, it
+        allocates new pages: a pass of 32 x 16 tokens of MiniLM took up to 24 % longer.
         """
         widest: dict[int, int] = {}
         for layer in self._copied:
@@ -125,7 +125,7 @@ class ActivationSmoother:
     def _restore_for_others(
         self, source: ir.Value, readers: Sequence[Product], factors: FloatArray, shift: FloatArray
     ) -> None:
-        """Give consumers other than `readers`, such as the residual Add, the former values."""
+        """Restore the original values for consumers other than `readers`, such as residual Adds."""
         nodes = {product.node for product in readers}
         others = [use for use in source.uses() if use.node not in nodes]
         producer = source.producer()
@@ -149,7 +149,7 @@ class ActivationSmoother:
             use.node.replace_input_with(use.idx, shifted if addend is None else restored)
 
     def _find_addend(self, source: ir.Value, node: ir.Node) -> Product | None:
-        """Return the product that `node` adds to `source`, if nothing else reads it."""
+        """Return the product that `node` adds to `source`, if no other node reads the product."""
         if node.op_type != "Add":
             return None
         other = next((value for value in node.inputs if value is not source), None)
@@ -160,9 +160,9 @@ class ActivationSmoother:
     def _find_gated(
         self, source: ir.Value, readers: Sequence[Product]
     ) -> tuple[Product, int] | None:
-        """Return the product that a gated layer multiplies by its activation, and its first column.
+        """Return the product in the linear half of a gated layer, and the half's first column.
 
-        None if `source` is not such a multiplication, or has other readers.
+        None if `source` is not the output of a gated layer, or if `source` has other readers.
         """
         node = source.producer()
         if node is None or node.op_type != "Mul" or len(source.uses()) != len(readers):
@@ -177,7 +177,7 @@ class ActivationSmoother:
         return None
 
     def _find_split(self, part: ir.Value) -> tuple[Product, int] | None:
-        """Return the product that a Split cuts into parts such as `part`, and its first column."""
+        """Return the product that a Split cuts into parts, and the first column of `part`."""
         split = part.producer()
         if split is None or split.op_type != "Split" or "num_outputs" not in split.attributes:
             return None
@@ -188,7 +188,7 @@ class ActivationSmoother:
         return product, index * (product.weights.shape[1] // len(split.outputs))
 
     def _find_neurons(self, source: ir.Value, readers: Sequence[Product]) -> Product | None:
-        """Return the product whose rectified output only the single reader consumes."""
+        """Return the product before the rectifier that produces `source` for a single reader."""
         node = source.producer()
         if node is None or node.op_type not in _RECTIFIERS or len(readers) != 1:
             return None

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 CalibrationInputs = Mapping[str, NDArray[np.int64]]
 
-# Tokens whose values are stored. BERT-large needs 700 KB for each. 512 tokens give MiniLM the same
-# accuracy and take twice the time.
+# Number of tokens whose values are stored. BERT-large needs 700 KB per token. 512 tokens give
+# MiniLM the same accuracy and take twice the time.
 _SAMPLED_TOKENS = 256
 
 
@@ -67,7 +67,7 @@ def observe(
 def _run(
     model: onnx.ModelProto, names: Sequence[str], feeds: Iterable[CalibrationInputs]
 ) -> Iterable[dict[str, FloatArray]]:
-    """Yield the values [tokens, K] by name, for one text after the other."""
+    """Yield the values [tokens, K] of each text by name."""
     import onnxruntime as ort
     from onnx import helper
 

@@ -17,7 +17,7 @@ _ORT_OPERATORS = {"MatMulIntegerToFloat"}
 
 
 class GraphEditor:
-    """Adds nodes and constants to one model; their names must be new."""
+    """Editor that adds nodes and constants to one model. Their names must be new."""
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph

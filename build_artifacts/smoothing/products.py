@@ -1,4 +1,4 @@
-"""MatMuls with constant weights in a float graph, and what produces their activations."""
+"""MatMuls with constant weights in a float graph, and the producers of their activations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Operators that return their first input, reordered or with some values replaced by zeros.
 _MOVES_VALUES = {"Reshape": 0, "Transpose": 0, "Identity": 0, "Cast": 0, "Where": 2}
-# Heads of labels and spans are smaller and stay float.
+# Minimum size of a wide head. Heads of labels and spans are smaller and stay float.
 _MIN_WIDE_HEAD_VALUES = 1 << 20
 _ATTENTION = ("Attention", "MultiHeadAttention")
 
@@ -25,14 +25,14 @@ _ATTENTION = ("Attention", "MultiHeadAttention")
 class Product:
     """A MatMul of activations [.., K] with constant weights [K, N], and the bias added to it.
 
-    `weights` and `bias` may be changed; the graph gets them when the product is written.
+    Callers may change `weights` and `bias`. ProductWriter.write stores them in the graph.
     """
 
     node: ir.Node
     source: ir.Value
     weights: FloatArray
     bias: FloatArray
-    output: ir.Value  # of the Add of the bias, or of the MatMul
+    output: ir.Value  # output of the Add of the bias, or of the MatMul without a bias
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Product:
 def find_products(model: ir.Model) -> list[Product]:
     """Return the products of the layers in graph order, without those of the head.
 
-    The output of a layer is added to a residual stream; that of a head is not.
+    The graph adds the output of a layer to a residual stream, but not the output of a head.
     """
     inside = _find_ancestors(
         node.outputs[0]
@@ -75,7 +75,7 @@ def group_by_source(products: Iterable[Product]) -> Mapping[ir.Value, list[Produ
 
 
 def is_attention_output(value: ir.Value) -> bool:
-    """Return whether each number is a weighted mean of values, so that it has their range."""
+    """Return whether attention computes `value`: weighted means, within the range of the inputs."""
     node = value.producer()
     while node is not None and node.op_type in _MOVES_VALUES:
         moved = node.inputs[_MOVES_VALUES[node.op_type]]
@@ -98,7 +98,7 @@ def array(value: ir.Value | None) -> FloatArray | None:
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """Return the only node that reads `value`, None if there are several or it is an output."""
+    """Return the only node that reads `value`; None for several readers or a graph output."""
     users = value.uses()
     return users[0].node if len(users) == 1 and not value.is_graph_output() else None
 

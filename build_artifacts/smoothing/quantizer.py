@@ -1,16 +1,17 @@
 """Static int8 of an encoder: a token has the same values in every batch.
 
-Dynamic quantization takes one range for all activations of a tensor, so that a text depends on the
-texts beside it. Here ranges are constants from calibration texts. Constant ranges need activations
-without outliers:
+Dynamic quantization uses one range for a whole tensor, so the output of a text depends on the other
+texts in the batch. Here, ranges are constants from calibration texts. Constant ranges require
+activations without outliers:
 
-- The output of a norm is centered and evened channel by channel. The norm divides by the factors,
-  the weights of the products that read it take them, and the residual stream is scaled back.
-- The product that a gated layer multiplies takes the factors into its columns.
+- Outputs of norms are centered and equalized: each channel is divided by a factor. The norm absorbs
+  the division, the weights of the reading products absorb the factors, and the residual stream is
+  scaled back.
+- The linear half of a gated layer absorbs the division in the columns of its product.
 - Neurons whose rectified output exceeds the range of a byte get copies with a smaller bias.
-- The output of attention needs nothing: it consists of means of values.
+- Outputs of attention need no change, because they are means of values.
 
-Products to which none of this applies stay float.
+Products that read other activations stay float.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def quantize_smoothed(
 ) -> list[str]:
     """Write an int8 copy of the float `graph` to `into`, calibrated by `feeds`, one text each.
 
-    Return the names of the MatMuls that stay float and are large: `excluded_nodes`, those of layers
-    whose activations have no constant range, and wide heads.
+    Return the names of the MatMuls that stay float: `excluded_nodes`, layer MatMuls without a
+    constant activation range, and wide heads.
     """
     import onnx
     import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""Choice of scales: the factors that even an activation, and the range of one byte."""
+"""Choice of scales: the factors that equalize the channels of an activation, and byte ranges."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
 _MAX_UINT8, _MAX_INT8 = 255, 127
 # x86 without VNNI adds pairs of products in 16 bits: 2 * 255 * 64 is below 2**15.
 MAX_INT8_WITHOUT_OVERFLOW = 64
-# Ranges of neurons to try for a byte, relative to the largest value.
+# Byte ranges to try for neurons, relative to the largest value.
 _RANGES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1)
-# Slopes of copies to try: a steeper GELU is closer to its input, and represents less of it.
+# Slopes to try for copies. A steeper GELU is closer to its input, but a copy covers less range.
 _SLOPES = (1, 2, 4)
-# Copies of neurons, at most, relative to all of them. Each takes as long as a neuron.
+# Maximum number of copies, relative to the number of neurons. A copy takes as long as a neuron.
 _MAX_COPIES = 1 / 48
 # Kernels compute this many columns at once, so this many copies are always allowed.
 COLUMNS = 16
-# Ranges of other activations to try, relative to that of all observed values.
+# Byte ranges to try for other activations, relative to the range of all observed values.
 _CLIPPED_RANGES = (1.0, 0.9, 0.8, 0.7)
 
 
 class ByteRange(NamedTuple):
-    """A number x is stored as the byte round(x / scale) + zero, limited to 0 and 255."""
+    """Range of a byte, which stores x as round(x / scale) + zero, clipped to 0 to 255."""
 
     scale: np.float32
     zero: np.uint8
 
     @classmethod
     def of(cls, low: float, high: float) -> ByteRange:
-        """The range from `low` to `high`, extended to include zero."""
+        """Return the range from `low` to `high`, extended to include zero."""
         low, high = min(low, 0.0), max(high, 0.0)
         scale = max(high - low, _MIN_SIZE) / _MAX_UINT8
         return cls(np.float32(scale), np.uint8(np.clip(round(-low / scale), 0, _MAX_UINT8)))
 
     @classmethod
     def covering(cls, observed: Observed) -> ByteRange:
-        """The range of all observed values."""
+        """Return the range of all observed values."""
         return cls.of(float(observed.low.min()), float(observed.high.max()))
 
     def round(self, values: FloatArray) -> FloatArray:
@@ -75,7 +75,7 @@ class Int8Weights(NamedTuple):
 
 
 class Evening(NamedTuple):
-    """The activation becomes (x - shift) / factors, both [K]."""
+    """Factors and shift, [K] each, that change an activation x to (x - shift) / factors."""
 
     factors: FloatArray
     shift: FloatArray
@@ -84,8 +84,9 @@ class Evening(NamedTuple):
 def even_channels(observed: Observed, weights: Sequence[FloatArray], *, centered: bool) -> Evening:
     """Choose factors that move differences between channels into the `weights` [K, N] of products.
 
-    This is SmoothQuant (Xiao et al. 2023, https://arxiv.org/abs/2211.10438) with the middle of each
-    channel moved to zero first, if `centered`, and the strength that gives the least error.
+    This is SmoothQuant (Xiao et al. 2023, https://arxiv.org/abs/2211.10438) with two changes. If
+    `centered`, the middle of each channel first moves to zero. The strength is the one with the
+    least error.
     """
     middle = (observed.high + observed.low) / 2
     shift = (middle if centered else 0 * middle).astype(np.float32)
@@ -119,10 +120,10 @@ def choose_range(observed: Observed, weights: Sequence[FloatArray]) -> ByteRange
 
 
 class Saturation(NamedTuple):
-    """Outputs of neurons above `top` are represented by copies of the neurons.
+    """Copies of neurons that represent outputs above `top`.
 
-    With x the input of neuron `neurons[i]`, copy i has activation(slope * (x - offsets[i])), which
-    counts as `slope` times less.
+    Copy i computes activation(slope * (x - offsets[i])), where x is the input of `neurons[i]`. The
+    weights that read the copy are divided by `slope`.
     """
 
     top: float
@@ -136,9 +137,10 @@ def choose_saturation(
 ) -> Saturation:
     """Choose where neurons saturate, so that `weights` [K, N] times bytes has the least error.
 
-    For x well above 0 an `activation` such as GELU returns x. Therefore its value is about the sum
-    of min(activation(x), top), min(activation(x - top), top), ... With slope s the later terms are
-    min(activation(s (x - top)), top) / s, min(activation(s (x - top - top / s)), top) / s, ...
+    For x well above 0, an `activation` such as GELU returns x. Its value is therefore about the sum
+    of min(activation(x), top), min(activation(x - top), top), ... With slope s, the terms after the
+    first are min(activation(s (x - top)), top) / s, min(activation(s (x - top - top / s)), top) / s
+    and so on.
     """
     low, high = float(observed.low.min()), float(observed.high.max())
     exact = observed.sample @ weights

@@ -22,7 +22,7 @@ _MIN_TABLE_VALUES = 1 << 12
 
 
 class ProductWriter:
-    """Writes the products of one graph in the form that `scheme` states."""
+    """Writer of the products of one graph, in the layout of `scheme`."""
 
     def __init__(self, editor: GraphEditor, scheme: SmoothedInt8) -> None:
         self._editor = editor
@@ -32,7 +32,7 @@ class ProductWriter:
         self._restored: dict[str, ir.Value] = {}
 
     def write(self, product: Product, byte_range: ByteRange | None) -> None:
-        """Replace the MatMul and its Add; without a range they stay float."""
+        """Replace the MatMul and its Add. Without `byte_range`, the replacement is float."""
         place = product.output.producer()
         assert place is not None, "bug: a product without a node"
         if byte_range is None:
@@ -81,7 +81,10 @@ class ProductWriter:
         return self._write_matmul(product, self._restored[source], restored, place)
 
     def _round_for_openvino(self, weights: FloatArray) -> Int8Weights:
-        """Leave out a bit where sums overflow: OpenVINO has no precise kernels for such CPUs."""
+        """Round to int8, but to 7 bits on a CPU whose int8 sums overflow.
+
+        OpenVINO has no precise kernels for such a CPU.
+        """
         if read_cpu_info().int8_overflows:
             return Int8Weights.of(weights, limit=MAX_INT8_WITHOUT_OVERFLOW)
         return Int8Weights.of(weights)
@@ -116,14 +119,14 @@ class ProductWriter:
 
 
 def _read_source(product: Product) -> ir.Value:
-    """Return the activation that the MatMul reads now: another product may have been replaced."""
+    """Return the current input of the MatMul, because its producer may have been replaced."""
     source = product.node.inputs[0]
     assert source is not None, "bug: a product without an activation"
     return source
 
 
 def quantize_word_table(model: ir.Model, editor: GraphEditor) -> None:
-    """Store the table that is read by token ids as int8 with a scale per word.
+    """Store the word embedding table as int8, with one scale per word.
 
     A scale for the whole table costs .0008 of MiniLM's mean cosine. The tables of positions and
     types are small and stay float.

@@ -17,7 +17,7 @@ from deployments.builds.sources import sanitize_id
 
 
 def find_directory(ref: str) -> Path | None:
-    """Return the directory `ref`, None when nothing exists there. Raises BuildError otherwise."""
+    """Return the directory `ref`, or None if it does not exist. Raises BuildError for a file."""
     try:
         path = Path(ref).expanduser()
         if path.is_dir():

@@ -1,8 +1,8 @@
 """SOURCE as an ONNX file, local or in a Python package, with the files of its checkpoint.
 
 config.json and the tokenizer are beside the file or, as transformers.js keeps them, one directory
-above. `steps/dequantize_onnx.py` reads the weights later: that is unnecessary for a version that
-the store already has.
+above. `steps/dequantize_onnx.py` reads the weights later, because a version that the store already
+has does not need them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_onnx(ref: str) -> bool:
 
 
 def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
-    """Return the checkpoint, pinned by the digests of the file and of those beside it.
+    """Return the checkpoint, pinned by the digests of the ONNX file and of the other files.
 
     Raises SourceNotFound, SourceUnreadable or UnsafeSource.
     """

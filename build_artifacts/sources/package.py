@@ -48,7 +48,7 @@ class PackageRef:
 
     @classmethod
     def parse(cls, ref: str) -> PackageRef:
-        """Raise SourceNotFound for an invalid reference."""
+        """Parse a `pypi:` reference. Raises SourceNotFound if it is invalid."""
         match = _PATTERN.fullmatch(ref)
         if match is None:
             raise SourceNotFound(

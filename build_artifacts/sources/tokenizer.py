@@ -1,9 +1,9 @@
 """Creation of tokenizer.json from a vocabulary, for checkpoints without it.
 
 The server reads tokenizer.json only. transformers converts `vocab.txt` (BERT) and `vocab.json` with
-`merges.txt` (RoBERTa). For classes that do not read these files it silently creates a vocabulary of
-five special tokens. The conversion is therefore valid only if its tokens and ids equal those of the
-files.
+`merges.txt` (RoBERTa). If the tokenizer class does not read these files, transformers silently
+creates a vocabulary of five special tokens. The conversion is therefore valid only if its tokens
+and ids equal those of the files.
 """
 
 from __future__ import annotations

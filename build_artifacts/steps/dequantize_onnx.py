@@ -1,8 +1,9 @@
 """Conversion of an ONNX graph back to a transformers checkpoint in fp32.
 
-Exporters name a node after its torch module, such as `/bert/pooler/dense/MatMul`, and keep the
-names of parameters that need no transposition. Quantizers append a suffix. Both are undone here:
-weights in blocks of 4 or 8 bits (`MatMulNBits`), tables behind `DequantizeLinear`, and floats.
+Exporters name a node after its torch module, such as `/bert/pooler/dense/MatMul`. They keep the
+names of parameters that need no transposition. Quantizers append a suffix to the names. This module
+derives the torch names and reads three kinds of weights: blocks of 4 or 8 bits (`MatMulNBits`),
+tables behind `DequantizeLinear`, and floats.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def read_weights(file: Path) -> dict[str, WeightArray]:
     try:
         graph = onnx.load(file, load_external_data=False).graph
         tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    except Exception as exc:  # protobuf, and missing data of tensors in other files
+    except Exception as exc:  # protobuf errors, and tensors with external data
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
             hint="pass a graph in one file, without external data",
@@ -82,7 +83,7 @@ def read_weights(file: Path) -> dict[str, WeightArray]:
         for name, value in tensors.items()
         if value.dtype in (np.float16, np.float32)
     }
-    # Rows of a quantized table are gathered first.
+    # The graph gathers rows of a quantized table before it dequantizes the rows.
     sources = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Gather"}
     for node in graph.node:
         read = _READERS.get(node.op_type)
@@ -116,7 +117,7 @@ def _unpack(packed: WeightArray, bits: int) -> WeightArray:
 
 
 def _read_table(node: Node, tensors: Arrays, sources: Names) -> dict[str, WeightArray]:
-    """Read a table behind a DequantizeLinear, which has one scale or one per index of an axis."""
+    """Read a table behind a DequantizeLinear with a single scale or one scale per axis index."""
     name = sources.get(node.input[0], node.input[0])
     if name not in tensors:
         return {}
@@ -131,7 +132,7 @@ def _read_table(node: Node, tensors: Arrays, sources: Names) -> dict[str, Weight
 
 
 def _read_product(node: Node, tensors: Arrays, _sources: Names) -> dict[str, WeightArray]:
-    """Read a float weight, which a MatMul has transposed and a Gemm may have."""
+    """Read a float weight. The weight of a MatMul, or a Gemm without transB, is transposed."""
     weight = tensors[node.input[1]].astype(np.float32)
     as_torch = node.op_type == "Gemm" and _read_integers(node).get("transB", 0)
     return {_parameter_name(node): weight if as_torch else weight.T}
@@ -142,7 +143,7 @@ def _read_integers(node: Node) -> dict[str, int]:
 
 
 def _parameter_name(node: Node) -> str:
-    """Return `bert.pooler.dense.weight` of a node `/bert/pooler/dense/MatMul_Q4`."""
+    """Return `bert.pooler.dense.weight` for a node `/bert/pooler/dense/MatMul_Q4`."""
     module: str = node.name.strip("/").rpartition("/")[0]
     return module.replace("/", ".") + ".weight"
 

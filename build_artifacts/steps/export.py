@@ -1,8 +1,8 @@
 """Export of an encoder model to an ONNX graph.
 
-`input_names` lists the inputs. The first output is that of `wrap_for_export`, in float32. VECTOR
-models have a second output `tokens`, the unpooled vectors; engines that do not request it do not
-compute it. Batch, length and number of masks are dynamic.
+`input_names` lists the inputs. The first output is the output of `wrap_for_export`, in float32.
+VECTOR models have a second output `tokens`, the unpooled vectors. An engine computes this output
+only on request. Batch, length and number of masks are dynamic.
 """
 
 from __future__ import annotations

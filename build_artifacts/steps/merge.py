@@ -75,7 +75,7 @@ def _read_labels(weights: Path) -> list[str]:
 
 
 def _check_complete(model: TorchModel, adapter: Adapter) -> None:
-    """Reject an adapter file that lacks weights, which would be random."""
+    """Reject an adapter file that lacks weights, because the missing weights would be random."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 

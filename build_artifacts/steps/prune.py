@@ -20,12 +20,12 @@ def prune_checkpoint(
     items: Sequence[TokenizedItem],
     into: Path,
 ) -> str:
-    """Write the pruned checkpoint of `weights` to `into`; return what compaction can remove.
+    """Write the pruned checkpoint of `weights` to `into`. Describe the parts to be compacted.
 
-    Any tool can load the result, whose shapes are unchanged. Raises UnsupportedModel.
+    The shapes are unchanged, so any tool can load the result. Raises UnsupportedModel.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     prune(model, fraction, metadata, items)
     model.save_pretrained(into)
-    copy_without_weights(weights, into)  # after the model, whose class may differ in config.json
+    copy_without_weights(weights, into)  # last: the saved config.json may name another class
     return find(model).describe()

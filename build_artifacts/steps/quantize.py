@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 CALIBRATION_ITEMS = 24
 CALIBRATION_TOKENS = 128
 # Entropy calibration searches the range whose 128 levels lose the least information. ONNX Runtime's
-# default of 128 histogram bins allows a single range. The time grows with the square of the bins.
+# default of 128 histogram bins allows only one range. The time grows with the square of the number
+# of bins.
 _ENTROPY_BINS = 512
 # Maximum size of a float graph for NNCF: 1.3 GB (BERT-large) took 17 GB of memory.
 MAX_NNCF_BYTES = 600 << 20
-# Rows of a weight that share a scale in excluded nodes; smaller blocks are slower.
+# Number of weight rows that share a scale in excluded nodes. Smaller blocks are slower.
 EXCLUDED_BLOCK_SIZE = 128
 
 
@@ -97,8 +98,8 @@ def _load_graph(graph: Path) -> onnx.ModelProto:
     import onnx
 
     model = onnx.load(graph)
-    # ONNX Runtime transposes Gemm weights but keeps their recorded shapes, which its shape
-    # inference then rejects. Without recorded shapes it infers them.
+    # ONNX Runtime transposes Gemm weights but keeps the recorded shapes, and its shape inference
+    # then rejects these shapes. Without recorded shapes, ONNX Runtime infers all shapes.
     del model.graph.value_info[:]
     return model
 
@@ -173,7 +174,7 @@ def _quantize_static(
             # Symmetric weights: int8 kernels of other engines require them.
             extra_options={
                 "WeightSymmetric": True,
-                # Consumers quantize the output themselves; this avoids rounding twice.
+                # Consumers quantize their inputs, so a quantized output would be rounded twice.
                 "OpTypesToExcludeOutputQuantization": ["MatMul"],
                 **_FLOAT,
             },
@@ -183,7 +184,7 @@ def _quantize_static(
 
 
 def _find_products_of_activations(model: onnx.ModelProto) -> list[str]:
-    """Names of the MatMuls without constant weights, such as the pooling."""
+    """Return the names of the MatMuls without constant weights, such as the pooling MatMul."""
     constants = {table.name for table in model.graph.initializer}
     products = (node for node in model.graph.node if node.op_type == "MatMul")
     return [node.name for node in products if node.input[1] not in constants]
@@ -248,7 +249,7 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
         preset=nncf.QuantizationPreset.MIXED,
         subset_size=len(feeds),
         advanced_parameters=AdvancedQuantizationParameters(
-            # ENABLE quantizes all weights to 7 bits; the default, FIRST_LAYER, some.
+            # ENABLE quantizes all weights to 7 bits; the default, FIRST_LAYER, only some weights.
             overflow_fix=OverflowFix.ENABLE
             if read_cpu_info().int8_overflows
             else OverflowFix.FIRST_LAYER,
@@ -257,17 +258,18 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
     onnx.save(quantized, into)
 
 
-# ONNX Runtime's default for tensors without an inferred type.
+# ONNX Runtime's option for tensors without an inferred type: 1 means float32.
 _FLOAT = {"DefaultTensorType": 1}
 
 
 def _quantize_weights(
     model: onnx.ModelProto, block: int, nodes: Collection[str] | None, into: Path
 ) -> None:
-    """Replace MatMuls with constant weights, or those in `nodes`, by `MatMulNBits`."""
+    """Replace MatMuls with constant weights by `MatMulNBits`: all, or only those in `nodes`."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    # Its `nodes_to_include` adds to all MatMuls instead of replacing them.
+    # The quantizer's option `nodes_to_include` does not restrict it to these nodes, so exclude the
+    # other MatMuls.
     matmuls = [node.name for node in model.graph.node if node.op_type == "MatMul"]
     quantizer = MatMulNBitsQuantizer(
         model,

@@ -64,7 +64,7 @@ def largest_difference(
 def drop_empty_rows(model: ir.Model) -> int:
     """Remove the Where that zeroes attention for rows without any token to attend to.
 
-    torch defines such rows. Every item here has at least one token.
+    torch defines the result for such rows. They do not occur here: an item has at least one token.
     """
     changed = 0
     for node in _find_nodes(model, "Where"):
@@ -131,10 +131,10 @@ def use_flash_attention(model: ir.Model) -> int:
 
 
 def pool_by_matmul(model: ir.Model) -> int:
-    """Sum the tokens of a text by `MatMul` of its mask with them, instead of Mul and ReduceSum.
+    """Sum the token vectors of a text by a MatMul with its mask, instead of Mul and ReduceSum.
 
-    ReduceSum adds tokens in another order for another length of the batch. MatMul adds them one
-    after the other, and padding adds zeros.
+    The order in which ReduceSum adds tokens depends on the padded length. MatMul adds the tokens
+    one after the other, and padding adds zeros.
     """
     import onnx_ir as ir
 
@@ -164,7 +164,7 @@ def read_mask_directly(model: ir.Model) -> int:
     """Reshape the padding mask of attention to [B, 1, 1, T] instead of gathering its values.
 
     The exporter looks up mask[item, token] with the indices of all items and tokens, which takes
-    fourteen operators. This is 2 % of a pass of MiniLM over 16 tokens.
+    fourteen operators. They take 2 % of a pass of MiniLM over 16 tokens.
     """
     import onnx_ir as ir
 
@@ -194,7 +194,7 @@ def _gathers_pairs(node: ir.Node) -> bool:
 
 
 def _is_range(value: ir.Value | None) -> bool:
-    """Return whether `value` has the numbers 0, 1, ... along one axis and equal ones elsewhere."""
+    """Return whether `value` counts 0, 1, ... along one axis and is constant along the others."""
     node = value.producer() if value is not None else None
     while node is not None and node.op_type in ("Unsqueeze", "Expand"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -235,7 +235,7 @@ def _is_mask_column(value: ir.Value) -> bool:
 
 
 def _add_branches(model: ir.Model, attention: ir.Node, is_full: ir.Value) -> None:
-    """Replace `attention` by an If with two branches: without a mask and unchanged."""
+    """Replace `attention` by an If: attention without a mask, or the unchanged attention."""
     import onnx_ir as ir
 
     scale = attention.attributes.get("scale")

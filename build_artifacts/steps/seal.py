@@ -1,4 +1,4 @@
-"""The last step: candidates that passed become an artifact, published whole or not at all."""
+"""Last step of a build: accepted candidates become an artifact, published completely or not."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class ArtifactContents:
 
     identity: ArtifactIdentity
     metadata: CheckpointMetadata
-    candidates: tuple[Candidate, ...]  # of each device in order, the default candidate first
+    candidates: tuple[Candidate, ...]  # in order per device, the default candidate first
     gate: Gate
     scores: Mapping[str, float]
     files: Mapping[str, Path]  # to copy, by their names in the artifact
     texts: Mapping[str, str] = field(default_factory=dict)  # to write, by their names
-    cost_tables: tuple[CostTable, ...] = ()  # of this host
+    cost_tables: tuple[CostTable, ...] = ()  # measured on this host
     pruned: str | None = None
 
 

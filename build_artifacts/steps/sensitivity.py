@@ -75,7 +75,7 @@ def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
 def _read_activations(
     model: object, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
 ) -> Mapping[str, Matrix]:
-    """Return inner values for one padded batch by name, [tokens, K] each."""
+    """Return the activations `names` for one padded batch, [tokens, K] each."""
     import onnx
     import onnxruntime as ort
     from onnx import helper

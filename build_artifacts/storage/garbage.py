@@ -1,13 +1,15 @@
-"""Garbage collection of a store: versions that nothing names and remains of builds.
+"""Garbage collection of a store: versions without a name, and remains of builds.
 
-An alias is a plain file in a model's directory that contains only a version, such as `latest`, or
-one of the plan. The versions that a rollback returns to stay too: without a promotion, the one
-before the latest. A version stays while a build of its
-model runs, or while a process holds an exclusive lock on one of its files. Links are neither
-followed nor removed.
+The plan and aliases name versions. An alias is a plain file in a model's directory, such as
+`latest`, that contains only a version. A version stays in these cases:
 
-Replicas keep what they have loaded. Pass the versions that a server's configuration pins by number
-in `keep`.
+- An alias or the plan names it, or the argument `keep` contains it.
+- A rollback returns to it. Without a promotion, this is the version before the latest.
+- A build of its model runs.
+- A process holds an exclusive lock on one of its files.
+
+Links are neither followed nor removed. Replicas keep the models that they have loaded. Pass the
+versions that a server's configuration pins by number in `keep`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import SEPARATOR, list_rollback_versions, sealed_ns, split_name
 
 ABANDONED_AFTER_S = 7 * 86_400.0
-# Writers rename a temporary file within milliseconds.
+# Minimum age of an abandoned temporary file. Writers rename a file within milliseconds.
 TEMPORARY_AFTER_S = 3_600.0
 # Name of a build directory; its lock and its log share the name.
 BUILD_DIRECTORY = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
@@ -77,7 +79,7 @@ class DiskUsage:
 
 
 def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Yield builds that no process runs, unchanged for ABANDONED_AFTER_S."""
+    """Yield builds that no process runs and that have not changed for ABANDONED_AFTER_S."""
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
     for name in sorted(names):
         match, root = BUILD_DIRECTORY.fullmatch(name), building / name
@@ -235,7 +237,7 @@ def _read_plan(store: Path) -> Plan:
 
 
 def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
-    """Return the versions that the plan names, and the one to which a rollback returns."""
+    """Return the versions that the plan names, and the version to which a rollback returns."""
     model_id = _model_id(model)
     entry = plan.find(model_id)
     try:

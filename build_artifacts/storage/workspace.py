@@ -36,7 +36,8 @@ def scratch(store: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
-            # Until the new directory is locked, other processes would take it for abandoned.
+            # Hold this lock until the new directory is locked. Otherwise another process could
+            # remove the directory as abandoned.
             with directory_lock(building):
                 for path in find_abandoned_scratch(building):
                     shutil.rmtree(path, ignore_errors=True)
@@ -85,8 +86,8 @@ class Workspace:
         """Return the directory that `work` filled, in this or in an interrupted build.
 
         `work` receives an empty directory that is renamed afterwards, so files must not contain its
-        path. If `work` raises, the directory is removed. If the disk is full then, OSError replaces
-        the exception.
+        path. If `work` raises an exception, the directory is removed. If the disk is full, an
+        OSError replaces the exception.
         """
         done = self._step(name)
         if done.is_dir():
@@ -138,13 +139,13 @@ class Workspace:
 def build_workspace(
     store: Path, model_id: str, version: str, progress: BuildProgress, *, build_inputs: str = ""
 ) -> Iterator[Workspace]:
-    """Open the workspace of one version for one build at a time; other builds wait and report it.
+    """Open the workspace of one version. Other builds of the version wait, and report the wait.
 
-    After waiting, the version may be published already. Steps of an interrupted build are reused
-    if its `build_inputs` were equal.
+    During the wait, the other build may publish the version. Steps of an interrupted build are
+    reused if its `build_inputs` were equal.
 
-    Steps are removed after success and after a BuildError, which would occur again. They stay after
-    any other exception. The log stays after every failure.
+    Steps are removed after success and after a BuildError, which would occur again. Steps stay
+    after any other exception. The log stays after every failure.
     """
     building = store / BUILDING_NAME
     root = build_path(store, model_id, version)

@@ -1,8 +1,8 @@
-"""Tagged sentences of invented people: the labeled data of the model for entities.
+"""Tagged sentences about invented people: data for the accuracy gate of the entity model.
 
     python -m build_artifacts.training.entities > build_artifacts/data/entities.jsonl
 
-Nothing is trained on them. Templates and words are made for this purpose.
+No model is trained on these sentences. Templates and words are made for this purpose.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PLACES = (
 )  # fmt: skip
 _HOSTS = ("example.com", "example.org", "mail.example.net")
 
-# `{name}` and so on are entities; every other word is outside of them.
+# Words in braces, such as `{given}`, are entities. All other words have the tag `O`.
 _TEMPLATES = (
     "My name is {given} {surname} .",
     "Please send the parcel to {given} {surname} , {building} {street} , {city} , {state} {zip} .",

@@ -1,9 +1,9 @@
-"""Labelled data of the adapters trained here, for the accuracy gate of their builds.
+"""Labeled data for the accuracy gate of the adapters that this package trains.
 
     python -m build_artifacts.training.gate_data build_artifacts/data
 
 writes `claims.jsonl` from templates made for this purpose, and `sentences.jsonl` from the questions
-in `questions.json`. Nothing is trained on them.
+in `questions.json`. No model is trained on these files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from build_artifacts.evaluation.squad import read_questions
 _CLAIMS = 240
 _SEED = 11
 
-# A person, and what the person is besides.
+# A person, and a more general name for the same person.
 _PEOPLE = (
     ("A girl", "A child"), ("A violinist", "A musician"), ("A surgeon", "A doctor"),
     ("An old man", "A person"), ("A baker", "Someone"), ("A goalkeeper", "An athlete"),
 )  # fmt: skip
-# An action, another name for it, and one that cannot happen at the same time.
+# An action, a more general name for it, and an action that cannot happen at the same time.
 _ACTIONS = (
     ("is running along", "is moving along", "is asleep beside"),
     ("is painting a picture near", "is making art near", "is swimming far from"),
@@ -35,7 +35,7 @@ _ACTIONS = (
     ("is repairing a red bicycle by", "is fixing a bike by", "is riding a horse by"),
 )
 _PLACES = ("the river", "the market", "a school", "the station", "a wide beach", "the harbor")
-# Details that no sentence above decides.
+# Details that a premise neither entails nor contradicts.
 _DETAILS = ("because of a bet", "before going to work", "for the third time this week")
 
 
@@ -55,7 +55,7 @@ def generate_claims(rng: random.Random) -> Iterator[dict[str, str]]:
 
 
 def list_ranked_sentences(questions: Path) -> Iterator[dict[str, Any]]:
-    """Yield each question with the sentences of its text and the index of the one that answers."""
+    """Yield each question with the sentences of its text and the index of the answer's sentence."""
     for question in read_questions(questions):
         sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", question.context)
         relevant = [i for i, each in enumerate(sentences) if question.golds[0] in each]

@@ -3,10 +3,11 @@ r"""Training of `minilm-nli-lora` on pairs of premise and hypothesis, and its ze
     python -m build_artifacts.training.inference \
         MINILM TRAIN_TSV OPINIONS_TSV TEST_TSV SENTIMENT_TSV DIRECTORY
 
-Lines of TRAIN_TSV and TEST_TSV are `label<TAB>premise<TAB>hypothesis`. Those of OPINIONS_TSV are
-`rating<TAB>sentence`, from -4 to 4; they become premises with hypotheses about the opinion.
-SENTIMENT_TSV has the lines `label<TAB>sentence` of `build_artifacts/data/sst2-dev.tsv` after its
-header. Neither its sentences nor the hypotheses of its test are trained on.
+Lines of TRAIN_TSV and TEST_TSV are `label<TAB>premise<TAB>hypothesis`. Lines of OPINIONS_TSV are
+`rating<TAB>sentence`, with ratings from -4 to 4. The sentences become premises with hypotheses
+about the opinion. SENTIMENT_TSV has a header and the lines `label<TAB>sentence`, as in
+`build_artifacts/data/sst2-dev.tsv`. The training uses neither the sentences of SENTIMENT_TSV nor
+the hypotheses that measure the zero-shot accuracy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ENTAILMENT = LABELS.index("entailment")
 # Hypotheses of the two sentiments. The same texts are embedded for the baseline.
 _SENTIMENTS = ("This movie is bad.", "This movie is good.")
 
-# Hypotheses of the training: a good opinion entails the first of a pair, a bad one the second.
+# Training hypotheses. A good opinion entails the first of a pair, a bad opinion the second.
 _OPINIONS = (
     ("This is good.", "This is bad."),
     ("It is great.", "It is terrible."),
@@ -36,7 +37,7 @@ _OPINIONS = (
     ("This example is positive.", "This example is negative."),
     ("The author is happy.", "The author is unhappy."),
 )
-_CLEAR, _NONE = 1.0, 0.3  # ratings that state an opinion, and that state none
+_CLEAR, _NONE = 1.0, 0.3  # minimum |rating| of an opinion, maximum |rating| of a neutral sentence
 
 Example = tuple[str, str, int]  # premise, hypothesis and label id
 
@@ -47,7 +48,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def read_opinions(path: Path) -> list[Example]:
-    """Return both hypotheses of one kind for each sentence whose rating is clear."""
+    """Return both hypotheses of a random pair for each sentence with a clear or neutral rating."""
     rng = random.Random(0)
     examples: list[Example] = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -102,7 +103,7 @@ def measure_inference(classifier: PairClassifier, examples: Sequence[Example]) -
 def measure_choice(
     classifier: PairClassifier, base: Path, examples: Sequence[Example]
 ) -> dict[str, float]:
-    """Return how often the one claim of a premise that follows is chosen, and by the embeddings."""
+    """Return the accuracy of choosing the only entailed claim, by entailment and by embedding."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(example[0], []).append(example)

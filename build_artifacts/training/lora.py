@@ -1,4 +1,4 @@
-"""Training of LoRA adapters with a new classifier, saved in fp16 as the build merges them."""
+"""Training of LoRA adapters with a new classifier, saved in fp16 for the merge in a build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from build_artifacts.checkpoints.adapter import ADAPTER_STEM, LABELS_NAME
 from build_artifacts.types import TorchTensor
 from deployments.messages import TextPair
 
-_BASE = "sentence-transformers/all-MiniLM-L6-v2"  # peft would save the directory
+_BASE = "sentence-transformers/all-MiniLM-L6-v2"  # peft would store the path of the directory
 
 _MAX_POSITIONS = 512
 
@@ -27,7 +27,7 @@ class LoraSettings:
     max_tokens: int = 128
     learning_rate: float = 5e-4
     steps: int
-    start: Path | None = None  # adapter with equal rank and modules whose LoRA weights come first
+    start: Path | None = None  # initial LoRA weights: an adapter of equal rank and modules
     threads: int = 1
 
 

@@ -1,6 +1,6 @@
 """The task of the model `number-words`: numbers, dates, times and amounts in words.
 
-Expressions are generated, so that the answers are exact and no data has a license.
+Expressions are generated, so the answers are exact and no license of a data set applies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MONTHS = (
     "october", "november", "december",
 )  # fmt: skip
 MAX_NUMBER = 999_999
-_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  # of the months
-_HELD_OUT_SHARE = 20  # one expression of so many is never trained on
+_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  # number of days per month
+_HELD_OUT_SHARE = 20  # one of this many expressions is held out from training
 
 ExpressionWords = tuple[str, str]  # expression and its words
 
@@ -80,7 +80,7 @@ def spell_amount(dollars: int, cents: int) -> str:
 
 
 def generate_pairs(rng: random.Random, *, held_out: bool) -> Iterator[ExpressionWords]:
-    """Yield pairs without end. Held-out expressions are never among the others."""
+    """Yield pairs without end: only held-out expressions, or only expressions for training."""
     while True:
         pair = rng.choice(_KINDS)(rng)
         if is_held_out(pair[0]) == held_out:
@@ -88,7 +88,7 @@ def generate_pairs(rng: random.Random, *, held_out: bool) -> Iterator[Expression
 
 
 def is_held_out(expression: str) -> bool:
-    """Return whether training leaves the expression out; its digest decides."""
+    """Return whether the expression is held out from training, according to its digest."""
     digest = hashlib.sha256(expression.encode()).digest()
     return digest[0] * 256 + digest[1] < 65536 // _HELD_OUT_SHARE
 
@@ -134,7 +134,7 @@ _KINDS: tuple[Callable[[random.Random], ExpressionWords], ...] = (
 
 
 def _draw_number(rng: random.Random) -> int:
-    """Draw numbers of one to six digits equally often; a third of their digits are zeros."""
+    """Draw one to six digits, each count equally often. After the first, a quarter are zeros."""
     digits = [rng.choice("0123456789")]
     for _ in range(rng.randrange(6)):
         digits.append(rng.choice(("0", *"0123456789", "0")))

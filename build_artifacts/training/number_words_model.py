@@ -41,7 +41,7 @@ def create_tokenizer() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from tokenizers.processors import TemplateProcessing
 
-    # A word starts with the mark of its space; a digit or sign is a token of its own.
+    # The token of a word starts with `▁`, the mark of a space. Each digit and sign is one token.
     pieces = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(prepend_scheme="always"),
@@ -147,7 +147,7 @@ def _pad(rows: list[list[int]], value: int) -> list[list[int]]:
 
 
 def measure_exact_match(model: Any, tokenizer: Any, *, beams: int = 1) -> float:
-    """Return the share of held-out expressions whose words are all right."""
+    """Return the share of held-out expressions that the model spells exactly."""
     import torch
 
     pairs = list(islice(generate_pairs(random.Random(2), held_out=True), _HELD_OUT))

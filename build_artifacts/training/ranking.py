@@ -3,9 +3,9 @@ r"""Training of `minilm-rerank-lora` on questions with their passages, against h
     python -m build_artifacts.training.ranking MINILM TRAIN_JSONL TEST_JSONL DIRECTORY \
         --start build_artifacts/adapters/minilm-squad-lora
 
-With `--measure` it measures the adapter in DIRECTORY and trains none. A line has `question` and
-`passage`. The other passages of a file are the negatives: in training those whose embeddings are
-nearest to the question, in the test all of them.
+With `--measure`, the command measures the adapter in DIRECTORY and does not train. A line has
+`question` and `passage`. The negatives of a question are other passages of the same file. Training
+uses the passages whose embeddings are nearest to the question. The test uses all passages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Questions:
 
 
 def sample_groups(data: Questions) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yield batches of questions, each with passages of which the first answers it."""
+    """Yield batches of questions with passages. The first passage answers the question."""
     rng = random.Random(0)
     while True:
         order = list(range(len(data.questions)))
@@ -86,15 +86,15 @@ def train(classifier: PairClassifier, data: Questions) -> None:
 
 
 def measure(classifier: PairClassifier, data: Questions) -> dict[str, float | tuple[float, float]]:
-    """Return MRR and top-1 accuracy of the embeddings, and after reranking their best.
+    """Return MRR and top-1 accuracy of the embeddings, and after reranking the nearest passages.
 
-    The gains have intervals by `bootstrap_gain`.
+    The result also has an interval of each gain, from `bootstrap_gain`.
     """
     nearest = [data.nearest(i, _RERANKED) for i in range(len(data.questions))]
     pairs = [(data.questions[i], data.passages[j]) for i, row in enumerate(nearest) for j in row]
     scores = classifier.predict(pairs)[:, 0].reshape(len(nearest), -1).tolist()
     plain = [[-float(rank) for rank in range(len(row))] for row in nearest]
-    values: dict[tuple[str, str], NDArray[np.float64]] = {}  # of each question
+    values: dict[tuple[str, str], NDArray[np.float64]] = {}  # one value per question
     for name, rows in (("embeddings", plain), ("reranked", scores)):
         hits = [
             rank_documents(row, frozenset(_positions(passages, data.answers[i])))

@@ -1,1 +1,1 @@
-"""The edge of a host: its HAProxy, which outlives the Serve actor that configures it."""
+"""The edge of a host: an HAProxy that survives the end of the Serve actor that configures it."""

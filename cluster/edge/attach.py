@@ -1,7 +1,8 @@
-"""Stands for HAProxy as the child of Serve's actor: `attach.py -db -f CONFIG ...`.
+"""Stand-in for HAProxy that Serve's actor runs as a child: `attach.py -db -f CONFIG ...`.
 
-Hands the configuration to the edge, whose HAProxy serves it, and ends with the actor or when a
-later call replaces it. Runs without site packages, because every change of the routes starts it.
+It passes the configuration to the edge, whose HAProxy serves it. It ends with the actor, or when
+a later call replaces it. It runs without site packages to start fast, because every change of the
+routes starts it.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Return when the edge closes the connection: 0 after service, 1 if it refused."""
+    """Run until the edge closes the connection. Return 1 if the edge refused CONFIG, else 0."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     config = arguments[arguments.index("-f") + 1]
     with socket.socket(socket.AF_UNIX) as edge:

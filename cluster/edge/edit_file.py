@@ -1,7 +1,7 @@
-"""Edits HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
+"""Edit of HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
 
-`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. The error files
-are written next to the configuration.
+`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. It writes the
+error files next to the configuration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MARK = "# edited by hundredfold\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Edit the file in place, once: Ray Serve writes it anew before each start."""
+    """Edit the file in place, at most once. Ray Serve rewrites it before each start."""
     config = Path(arguments[arguments.index("-f") + 1])
     text = config.read_text(encoding="utf-8")
     if text.startswith(MARK):

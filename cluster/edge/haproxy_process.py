@@ -11,20 +11,20 @@ from pathlib import Path
 
 from deployments.errors import ServeError
 
-START_S = 10.0  # until a new process answers on its admin socket
+START_S = 10.0  # limit until a new process answers on its admin socket
 POLL_S = 0.02
-COMMAND_S = 3.0  # until HAProxy has answered an admin command
+COMMAND_S = 3.0  # timeout of an admin command
 
 
 class EdgeError(ServeError):
-    """HAProxy does not start."""
+    """HAProxy could not be started."""
 
     code = "edge_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class HaproxyFiles:
-    """Files of one configuration, which successive processes may use."""
+    """Files of one configuration. A restarted process uses the same files."""
 
     binary: str
     config: Path
@@ -33,7 +33,7 @@ class HaproxyFiles:
 
 
 class HaproxyProcess:
-    """A process that serves. The kernel kills it if the thread that started it ends."""
+    """A serving HAProxy process. The kernel kills it if the thread that started it ends."""
 
     def __init__(self, process: Process, files: HaproxyFiles) -> None:
         self.files = files
@@ -41,7 +41,7 @@ class HaproxyProcess:
 
     @classmethod
     async def start(cls, files: HaproxyFiles, listener_fd: int) -> HaproxyProcess:
-        """Return when the process serves. Raises EdgeError."""
+        """Start a process and wait until it serves. Raise EdgeError."""
         setpriv = shutil.which("setpriv")
         with_parent = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         command = [*with_parent, files.binary, "-db", "-f", str(files.config)]
@@ -53,7 +53,7 @@ class HaproxyProcess:
                     stdout=output,
                     stderr=output,
                     pass_fds=[listener_fd],
-                    start_new_session=True,  # Ctrl-C reaches the launcher only
+                    start_new_session=True,  # so that Ctrl-C reaches the launcher only
                 ),
                 files,
             )
@@ -75,7 +75,7 @@ class HaproxyProcess:
                 writer.close()
 
     async def is_serving(self, timeout_s: float = COMMAND_S) -> bool:
-        """Whether this process, not a predecessor at the same path, answers."""
+        """Whether this process answers on the admin socket, and not an earlier process."""
         try:
             return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n", timeout_s)
         except OSError:
@@ -86,7 +86,7 @@ class HaproxyProcess:
         return await self._process.wait()
 
     def drain(self) -> None:
-        """Accept no more connections and end with the last request."""
+        """Let HAProxy accept no more connections and end after the last request."""
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:

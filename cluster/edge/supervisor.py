@@ -1,13 +1,13 @@
-"""Supervises the HAProxy of a host, in a thread of the launcher.
+"""Supervisor of the HAProxy of a host, in a thread of the launcher.
 
     Serve's HAProxyManager ── attach.py ──(configuration)──> Edge ──> HAProxy on the listener
               └──(admin commands)──> relay of the edge ─────────────────┘
 
-Ray Serve makes HAProxy a child of an actor: the port closes when either ends, and the next actor
-starts with an empty table. Here the launcher keeps the listening socket and HAProxy is its child. A
-HAProxy that ends is started again with the same configuration, while connections wait in the
-backlog of the socket. An actor that ends changes nothing, and the empty table of the next one is
-ignored.
+Ray Serve makes HAProxy a child of an actor. The port closes when actor or HAProxy ends, and a new
+actor starts with an empty routing table. Here the launcher owns the listening socket, and HAProxy
+is a child of the launcher. If HAProxy ends, it is restarted with the same configuration.
+Connections wait in the backlog of the socket meanwhile. If the actor ends, HAProxy keeps serving.
+The edge ignores the empty table of the new actor.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from cluster.edge.haproxy_process import EdgeError, HaproxyFiles, HaproxyProcess
 from deployments.errors import ServeError
 
 HEALTH_PERIOD_S = 0.5
-HEALTH_TIMEOUT_S = 0.5  # twice; with the period and the start a hang costs less than 2 s
-RETRY_S = 0.2  # between two starts of an HAProxy that ends at once
+HEALTH_TIMEOUT_S = 0.5  # two timeouts + period + start: a hang costs less than 2 s
+RETRY_S = 0.2  # pause between failed starts of HAProxy
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 ConnectionHandler = Callable[
@@ -46,14 +46,14 @@ BuildConfig = Callable[[EdgePaths], str]
 
 
 class _Attached(NamedTuple):
-    """The process that stands for HAProxy in Ray Serve, and the connection to it."""
+    """The `attach.py` process that represents HAProxy in Ray Serve, and its connection."""
 
     pid: int
     writer: asyncio.StreamWriter
 
 
 class Edge:
-    """HAProxy on `listener`. `report` receives events, in the thread of the edge."""
+    """HAProxy on `listener`. The thread of the edge passes events to `report`."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Edge:
         report: Callable[[str], None],
         limits: ClientLimits,
     ) -> None:
-        self.directory = directory  # private: sockets, configurations, the log of HAProxy
+        self.directory = directory  # private; holds sockets, configurations and HAProxy's log
         self._listener = listener
         self._haproxy = haproxy
         self._report = report
         self._limits = limits
         self._errors = write_errors(directory)
         self._generation = 0
-        self._routes = ""  # the last configuration of Ray Serve
+        self._routes = ""  # last configuration from Ray Serve
         self._current: HaproxyProcess | None = None
-        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # with those that drain
+        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # includes draining ones
         self._attached: _Attached | None = None
         self._servers: dict[Path, asyncio.Server] = {}
         self._health: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ class Edge:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
 
     def start(self) -> None:
-        """Serve 503 until Ray Serve attaches. Raises EdgeError."""
+        """Start HAProxy, which serves 503 until Ray Serve attaches. Raise EdgeError."""
         self._thread.start()
         self._call(self._start())
 
@@ -94,7 +94,7 @@ class Edge:
 
     @property
     def is_attached(self) -> bool:
-        """Whether Ray Serve configures this HAProxy."""
+        """Whether Ray Serve is attached and configures this HAProxy."""
         return self._attached is not None
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -121,7 +121,7 @@ class Edge:
             path.chmod(0o600)
 
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Apply a configuration of Ray Serve. The connection lasts until the next one."""
+        """Apply a configuration from Ray Serve. Keep the connection until the next one arrives."""
         attached = _Attached(_read_peer_pid(writer), writer)
         with contextlib.suppress(ConnectionError):
             config = Path((await reader.readline()).decode().strip())
@@ -137,12 +137,12 @@ class Edge:
                 if previous is not None:
                     previous.writer.close()
                 await self._listen(admin_socket, self._relay)
-                await reader.read()  # until the process ends
+                await reader.read()  # returns when the attached process ends
                 self._detach(attached, admin_socket)
         writer.close()
 
     def _detach(self, attached: _Attached, admin_socket: Path) -> None:
-        """Refuse admin commands, so that Ray Serve notices the end of the process."""
+        """Close the admin socket, so that Ray Serve notices the end of the attached process."""
         if self._attached is attached:
             self._attached = None
             self._servers.pop(admin_socket).close()
@@ -154,10 +154,10 @@ class Edge:
             self._routes = text
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one admin command to HAProxy, under the pid that Ray Serve knows."""
+        """Pass one admin command to HAProxy. Replace the pid in the answer by the attached pid."""
         with contextlib.suppress(OSError):
             line = await reader.readline()
-            attached = self._attached  # may end while HAProxy answers
+            attached = self._attached  # copied, because it may end while HAProxy answers
             if attached is not None and self._current is not None:
                 answer = await self._current.command(line)
                 pid = b"\nPid: %d\n" % attached.pid
@@ -166,7 +166,7 @@ class Edge:
         writer.close()
 
     async def _replace(self, build: BuildConfig) -> None:
-        """Start HAProxy with a new configuration; its predecessor finishes its requests."""
+        """Start HAProxy with a new configuration. The previous process finishes its requests."""
         async with self._changing:
             self._generation += 1
             files = HaproxyFiles(
@@ -188,7 +188,7 @@ class Edge:
         self._processes[process] = asyncio.create_task(self._watch(process))
 
     async def _watch(self, process: HaproxyProcess) -> None:
-        """Start HAProxy again with the same files if `process` ends while it is the current one."""
+        """Restart HAProxy with the same files if `process` ends while it is the current process."""
         code = await process.wait()
         del self._processes[process]
         if process is not self._current:
@@ -204,21 +204,21 @@ class Edge:
                 await asyncio.sleep(RETRY_S)
 
     async def _check_health(self) -> None:
-        """Kill a HAProxy that hangs or is stopped, so that it is started again."""
+        """Kill HAProxy if it hangs or is stopped, so that `_watch` restarts it."""
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             process = self._current
             if process not in self._processes or await process.is_serving(HEALTH_TIMEOUT_S):
                 continue
-            # A second time, because a busy host may have delayed the first answer. One that was
-            # replaced meanwhile does not answer either, and finishes its requests.
+            # Probe twice, because a busy host may have delayed the first answer. A process that was
+            # replaced meanwhile may not answer either, but it must finish its requests.
             if not await process.is_serving(HEALTH_TIMEOUT_S) and process is self._current:
                 self._report("HAProxy does not answer")
                 process.kill()
 
 
 def control_socket(directory: Path) -> Path:
-    """Return the path where `attach.py` finds the edge."""
+    """Return the path of the socket on which `attach.py` connects to the edge."""
     return directory / "edge.sock"
 
 

@@ -1,1 +1,1 @@
-"""Kubernetes: a KubeRay RayService made from serve_config.yaml and production.yaml."""
+"""Generator of a KubeRay RayService from serve_config.yaml and production.yaml."""

@@ -1,6 +1,6 @@
-"""Whether the worker groups have pods for the replicas of the deployments.
+"""Check that the worker groups have enough pods for the replicas of all deployments.
 
-A replica without a pod of its size stays pending forever; Ray reports no error.
+Ray reports no error for a replica that fits on no pod. The replica stays pending forever.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from cluster.kuberay.overlay import WorkerGroup
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs
 
-# The Ray and Kubernetes label that names the group of a pod.
+# Label in Ray and Kubernetes that names the worker group of a pod.
 POOL_LABEL = "hundredfold/pool"
 SERVE_AUTO_MAX_REPLICAS = 100  # default of Serve for `num_replicas: auto`
-_ROUNDING = 1e-9  # CPUs and GPUs; five replicas of 0.2 CPUs fill one CPU
+_ROUNDING = 1e-9  # tolerance in CPUs and GPUs, so that five replicas of 0.2 CPUs fill one CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ResourceDemand:
     """Resources and replica bounds of one deployment."""
 
     name: str
-    pool: str | None  # the group that its label selector names
+    pool: str | None  # worker group in its label selector
     min_replicas: int
     max_replicas: int
     cpus: float  # per replica
@@ -32,7 +32,7 @@ class ResourceDemand:
 
     @classmethod
     def of(cls, deployment: Mapping[str, Any]) -> ResourceDemand:
-        """Read one item of `deployments` that has passed the linter."""
+        """Read one item of `deployments`, which must have passed the linter."""
         options = deployment.get("ray_actor_options") or {}
         min_replicas, max_replicas = _replica_bounds(deployment)
         return cls(
@@ -48,7 +48,7 @@ class ResourceDemand:
 def find_capacity_errors(
     deployments: Sequence[Mapping[str, Any]], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
-    """Yield a message for each deployment without one matching group and each group too small."""
+    """Yield a message per deployment without exactly one matching group, and per small group."""
     demands_by_group: dict[str, list[ResourceDemand]] = {group.name: [] for group in groups}
     for demand in map(ResourceDemand.of, deployments):
         matching_groups = [group for group in groups if _fits(demand, group)]
@@ -72,7 +72,7 @@ def find_capacity_errors(
 
 
 def find_gpu_memory_errors(args: AppArgs, groups: Sequence[WorkerGroup]) -> Iterator[str]:
-    """Yield a message for each group whose GPUs are too small for the configured bytes."""
+    """Yield a message for each group whose GPUs have less memory than configured."""
     settings = args.generators.get(Device.GPU)
     for group in groups:
         if not group.gpus or group.gpu_memory_gib is None:
@@ -92,9 +92,9 @@ def find_gpu_memory_errors(args: AppArgs, groups: Sequence[WorkerGroup]) -> Iter
 
 
 def count_pods(group: WorkerGroup, replicas: Sequence[tuple[ResourceDemand, int]]) -> int:
-    """Count the pods of `group` that hold these replicas, packed first-fit, largest first."""
+    """Count the pods of `group` that the replicas need, packed first-fit, largest first."""
     sizes = [(d.cpus, d.gpus) for d, count in replicas for _ in range(count)]
-    free: list[tuple[float, float]] = []  # CPUs and GPUs per pod
+    free: list[tuple[float, float]] = []  # free (CPUs, GPUs) of each pod
     for cpus, gpus in sorted(sizes, reverse=True):
         needed_cpus, needed_gpus = cpus - _ROUNDING, gpus - _ROUNDING
         fitting = (i for i, pod in enumerate(free) if pod[0] > needed_cpus and pod[1] > needed_gpus)

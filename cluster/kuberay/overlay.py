@@ -1,4 +1,4 @@
-"""production.yaml: the settings of Kubernetes that differ from a single host."""
+"""Reader of production.yaml, which holds the settings for Kubernetes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Images(_OverlayModel):
 
 
 class Pod(_OverlayModel):
-    """Size of one pod in whole cores and GiB. Requests equal limits."""
+    """Size of one pod in whole cores and GiB. Resource requests equal limits."""
 
     cpu: int = Field(ge=1)
     memory_gib: int = Field(ge=1)
@@ -38,7 +38,7 @@ class WorkerGroup(Pod):
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     image: Literal["cpu", "gpu"]
     gpus: int = Field(0, ge=0)
-    gpu_memory_gib: int | None = Field(None, ge=1)  # of each; None: not checked
+    gpu_memory_gib: int | None = Field(None, ge=1)  # per GPU; None: not checked
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
     idle_timeout_s: int = Field(ge=0)
@@ -51,7 +51,7 @@ class WorkerGroup(Pod):
 
 
 class Production(_OverlayModel):
-    """The whole file. `merge` applies `serve` to serve_config.yaml."""
+    """Content of production.yaml. `merge` applies the field `serve` to serve_config.yaml."""
 
     name: str = Field(pattern=r"^[a-z]([a-z0-9-]{0,45}[a-z0-9])?$")
     images: Images
@@ -62,7 +62,7 @@ class Production(_OverlayModel):
 
 
 def read_production(path: Path) -> Production:
-    """Parse the overlay. Raises InvalidOverlay naming the key, and OSError."""
+    """Parse the overlay. Raise InvalidOverlay, which names the key, and OSError."""
     try:
         return Production.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (ValidationError, yaml.YAMLError) as exc:
@@ -72,8 +72,8 @@ def read_production(path: Path) -> Production:
 def merge(base: Any, changes: Any, path: str = "serve") -> Any:
     """Return a copy of `base` with `changes` applied.
 
-    Mappings merge by key, lists of items with a `name` by item; all other values are replaced.
-    Raises InvalidOverlay for a named item that `base` does not have.
+    Mappings merge by key. Lists of items with a `name` merge by name. `changes` replaces all other
+    values. Raise InvalidOverlay for a named item that `base` does not have.
     """
     if isinstance(base, dict) and isinstance(changes, dict):
         merged = {key: copy.deepcopy(value) for key, value in base.items()}

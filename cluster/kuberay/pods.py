@@ -1,4 +1,4 @@
-"""Pod templates of head and workers. Shared builders keep the two consistent."""
+"""Pod templates of head and workers. Both use the same builders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Manifest = dict[str, Any]
 
 # network-policy.yaml and disruption-budgets.yaml select pods by this label.
 PART_OF = {"app.kubernetes.io/part-of": "hundredfold"}
-USER_ID = 1000  # of the images
+USER_ID = 1000  # user of the images
 GPU_RESOURCE = "nvidia.com/gpu"
 # KubeRay requires these port names.
 HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 METRICS_PORT = 8080
-STOP_S = 55  # s that Ray may take to stop after the drain
+STOP_S = 55  # s for Ray to stop after the drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class ServeEndpoint:
 
     port: int
     store: str  # mount point of the artifacts
-    drain_s: int  # s that a leaving worker keeps endpoint
+    drain_s: int  # s that a terminating worker keeps serving
 
 
 def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:
-    """Build the head group. `num-cpus: 0` keeps replicas off the head."""
+    """Build the head group. `num-cpus: 0` keeps replicas away from the head."""
     container = _build_container("ray-head", production.images.cpu, production.head, endpoint)
     container["ports"] = _build_ports(
         {**HEAD_PORTS, "serve": endpoint.port, "metrics": METRICS_PORT}
@@ -51,12 +51,13 @@ def build_worker_group(
     container = _build_container("ray-worker", image, group, endpoint)
     container["ports"] = _build_ports({"serve": endpoint.port, "metrics": METRICS_PORT})
     container["readinessProbe"] = _build_readiness_probe(endpoint.port)
-    # Kubernetes removes the pod from the Service at once; its HAProxy still serves late requests.
+    # Kubernetes removes a terminating pod from the Service at once. The sleep lets the pod's
+    # HAProxy serve late requests.
     container["lifecycle"] = {
         "preStop": {"exec": {"command": ["/bin/sleep", str(endpoint.drain_s)]}}
     }
     template = _build_template(production, container)
-    # Only the head's autoscaler talks to Kubernetes.
+    # Workers need no token, because only the autoscaler on the head calls the Kubernetes API.
     template["spec"]["automountServiceAccountToken"] = False
     template["spec"]["terminationGracePeriodSeconds"] = endpoint.drain_s + STOP_S
     template["spec"]["topologySpreadConstraints"] = [_build_spread_constraint(group)]
@@ -87,8 +88,8 @@ def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) 
     return {
         "name": name,
         "image": image,
-        # KubeRay's own command bypasses the image's entry point. tini reaps orphaned processes of
-        # HAProxy; `exec` lets `ray start` receive SIGTERM and stop Ray in order.
+        # KubeRay's own command bypasses the image's entry point. tini reaps orphaned HAProxy
+        # processes. `exec` lets `ray start` receive SIGTERM and stop Ray in order.
         "command": ["/usr/bin/tini", "--", "/bin/bash", "-c"],
         "args": ["ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"],
         "env": [{"name": key, "value": value} for key, value in RAY_ENVIRONMENT.items()],
@@ -125,7 +126,7 @@ def _build_ports(ports: Mapping[str, int]) -> list[Manifest]:
 def _build_readiness_probe(port: int) -> Manifest:
     """Build a readiness probe that tolerates slow responses.
 
-    KubeRay's default fails after one slow response, which would remove busy pods from the Service.
+    KubeRay's default probe fails after one slow response and removes busy pods from the Service.
     """
     url = f"http://127.0.0.1:{port}/-/healthz"
     command = f"wget --tries=1 --timeout=4 -q -O- {url} | grep -q success"

@@ -1,4 +1,4 @@
-"""Render the KubeRay RayService from serve_config.yaml and production.yaml."""
+"""Renderer of the KubeRay RayService from serve_config.yaml and production.yaml."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADER = f"""\
 
 
 def render_rayservice(config: Path, production: Path) -> str:
-    """Build the text of rayservice.yaml. Raises InvalidOverlay and OSError."""
+    """Build the text of rayservice.yaml. Raise InvalidOverlay and OSError."""
     overlay = read_production(production)
     merged = merge(yaml.safe_load(config.read_text(encoding="utf-8")), overlay.serve)
     embedded = yaml.safe_dump(merged, sort_keys=False, width=100)
@@ -63,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or compare rayservice.yaml.
+    """Write rayservice.yaml, or compare it with `--check`.
 
-    Returns 0 if written or equal, 1 if different, 2 if it cannot be rendered.
+    Return 0 if the file was written or is equal, 1 if it differs, 2 if rendering failed.
     """
     config = find_config(arguments.config)
     try:
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _BlockText(yaml.SafeDumper):
-    """Write multi-line strings as blocks to keep the embedded config readable."""
+    """YAML dumper that writes multi-line strings as blocks, so that the config stays readable."""
 
 
 def _represent_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -105,7 +105,7 @@ def _read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
             "`args.store` must be the same directory in all applications: the pods mount the "
             "artifacts there"
         )
-    # A leaving worker must outlast the slowest shutdown of its replicas.
+    # A terminating worker must run at least as long as the slowest shutdown of its replicas.
     timeouts = [
         entry.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)
         for app in merged["applications"]
@@ -123,11 +123,12 @@ def _build_rayservice(production: Production, endpoint: ServeEndpoint, embedded:
         "metadata": {
             "name": production.name,
             "labels": dict(PART_OF),
-            # The pods define their own command, which starts KubeRay's `ray start` under tini.
+            # Keeps the command of the pods, which starts KubeRay's `ray start` under tini.
             "annotations": {"ray.io/overwrite-container-cmd": "true"},
         },
         "spec": {
-            # Every CPU worker has a proxy and min_replicas is above zero; the head does not serve.
+            # The head runs no replicas, so it must not get requests. At least one CPU worker with a
+            # proxy always runs, because min_replicas is above zero.
             "excludeHeadPodFromServeSvc": True,
             "serveConfigV2": embedded,
             "rayClusterConfig": {

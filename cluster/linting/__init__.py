@@ -1,1 +1,1 @@
-"""Checks of `hundredfold check`, with the lines of their findings."""
+"""Checks of `hundredfold check`. Their findings have line numbers."""

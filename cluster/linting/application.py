@@ -1,4 +1,4 @@
-"""The parts of a Serve config that this project reads: `args`, `user_config`, deployment names."""
+"""Access to the parts of a Serve config that this project reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMPORT_PATH = "deployments.app:build_app"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentEntry:
-    """One item of an application's `deployments`. `ours` marks deployments of this project."""
+    """One item of an application's `deployments`. `ours`: it belongs to this project."""
 
     path: KeyPath
     name: str
@@ -44,20 +44,20 @@ class ApplicationEntry:
         return self.import_path == IMPORT_PATH
 
     def deployments(self) -> Iterator[DeploymentEntry]:
-        """Yield the entries that are mappings; the schema check reports the others."""
+        """Yield the entries that are mappings. The schema check reports all others."""
         for path, raw in _mappings(self.raw.get("deployments"), (*self.path, "deployments")):
             yield DeploymentEntry(path, str(raw.get("name")), raw, self.ours)
 
 
 def find_applications(config: Any) -> Iterator[ApplicationEntry]:
-    """Yield the applications that are mappings; the schema check reports the others."""
+    """Yield the applications that are mappings. The schema check reports all others."""
     if isinstance(config, dict):
         for path, raw in _mappings(config.get("applications"), ("applications",)):
             yield ApplicationEntry(path, raw)
 
 
 def project_sections(application: ApplicationEntry) -> Iterator[Section]:
-    """Yield the mappings that the settings types of this project read."""
+    """Yield the mappings that settings models of this project read: `args` and `user_config`."""
     if not application.ours:
         return
     yield from sections(AppArgs, application.raw.get("args") or {}, (*application.path, "args"))
@@ -68,7 +68,7 @@ def project_sections(application: ApplicationEntry) -> Iterator[Section]:
 
 
 def find_wrong_names(application: ApplicationEntry) -> Iterator[KeyFinding]:
-    """Yield unknown import paths of this project, and unknown or missing deployments."""
+    """Yield findings about a wrong import path and about unknown or missing deployments."""
     if not application.ours:
         if application.import_path.startswith(IMPORT_PATH.split(".")[0] + "."):
             yield (*application.path, "import_path"), f"the application is `{IMPORT_PATH}`"
@@ -91,24 +91,24 @@ def parse_ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
     """Return the `user_config` of the Ingress; None if it is invalid."""
     try:
         return IngressUserConfig.parse(read_mapping(entry.raw, "user_config"))
-    except BadSetting:  # the schema check reports the keys
+    except BadSetting:  # the schema check reports it
         return None
 
 
 def read_mapping(owner: Any, key: str) -> Mapping[str, Any]:
-    """Return the mapping under `key`; an empty one if there is none."""
+    """Return the mapping under `key`; {} if there is no mapping."""
     value = owner.get(key) if isinstance(owner, dict) else None
     return value if isinstance(value, dict) else {}
 
 
 def read_number(owner: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> float | None:
-    """Return the number under `key`, or its default; None if it is no number."""
+    """Return the number under `key`, or its default. Return None for any other type."""
     value = owner.get(key, defaults.get(key))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _built_deployments(application: ApplicationEntry) -> set[str]:
-    """Names of the deployments that `build_app` creates from `args`; all names if it is invalid."""
+    """Return the deployments that `build_app` creates from `args`; all if `args` is invalid."""
     try:
         args = AppArgs.model_validate(application.raw.get("args") or {})
     except ValidationError:

@@ -13,7 +13,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LintProblem:
-    """One problem. `path` has the form `applications[0].args.models`; lines count from 1."""
+    """One problem. `path` has the form `applications[0].args.models`. Lines count from 1."""
 
     path: str
     line: int
@@ -30,7 +30,7 @@ class UnreadableConfig(Exception):
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """Values of a file, the line of each key and list item, and duplicate keys."""
+    """Values of a YAML file, the line of each key and list item, and duplicate keys."""
 
     value: Any
     lines: Mapping[KeyPath, int]
@@ -53,7 +53,7 @@ def format_path(path: KeyPath) -> str:
 
 
 def read_document(text: str) -> YamlDocument:
-    """Parse one YAML document. Raises UnreadableConfig with the line."""
+    """Parse one YAML document. Raise UnreadableConfig with the line."""
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()

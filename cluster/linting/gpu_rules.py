@@ -1,4 +1,4 @@
-"""Rules about shares of GPUs (`num_gpus`) and their memory."""
+"""Rules about GPU shares (`num_gpus`) and GPU memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GPU_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider"}
 
 
 def check_gpu_rules(application: ApplicationEntry) -> Iterator[KeyFinding]:
-    """Yield every violated rule. The schema check reports what cannot be parsed."""
+    """Yield every violated rule. The schema check reports `args` that cannot be parsed."""
     try:
         args = AppArgs.model_validate(application.raw.get("args") or {})
     except ValidationError:
@@ -49,7 +49,7 @@ def _wrong_share(entry: DeploymentEntry, settings: HardwareSettings) -> Iterator
 
 
 def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFinding]:
-    """Find fractions, which mean to share a GPU, that do not fit on one together."""
+    """Yield fractional shares of encoder and generator that together exceed one GPU."""
     if not entries.keys() >= {ENCODER, GENERATOR}:
         return
     encoder, generator = _read_share(entries[ENCODER]), _read_share(entries[GENERATOR])
@@ -62,7 +62,7 @@ def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFin
 
 
 def _more_than_the_gpu(application: ApplicationEntry, args: AppArgs) -> Iterator[KeyFinding]:
-    """Find limits above `gpu_memory` in bytes. A fraction becomes bytes at the start only."""
+    """Yield limits above `gpu_memory`, if it is in bytes. A fraction is only known at the start."""
     budget = args.gpu_memory
     if budget <= 1:
         return

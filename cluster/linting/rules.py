@@ -1,4 +1,4 @@
-"""Rules between settings that are valid individually."""
+"""Rules that relate several settings, each of which is valid alone."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from deployments.ingress.cluster_state import (
 )
 
 DEFAULT_HOST: str = HTTPOptionsSchema.model_fields["host"].default
-# Deployments without which the cluster is not ready.
+# Deployments that `/ready` requires.
 REQUIRED = (TOKENIZER, ENCODER_DEPLOYMENTS[Device.CPU], GENERATOR_DEPLOYMENTS[Device.CPU])
-# Keys that a deployment with channels must set (docs/decisions/channels.md).
+# Classes that a deployment with channels must configure (docs/decisions/channels.md).
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
 POLICY = "deployments.autoscaling:ScaleOnLoad"
 UNLIMITED = -1
@@ -55,15 +55,15 @@ GENERATORS: Mapping[str, str] = {
 }
 
 
-# Times in which `auto` answers, and the limits of the requests.
+# Target latency of the placement `auto` -> timeout of the requests.
 TARGETS = {"target_s": "timeout_s", "generation_target_s": "generation_timeout_s"}
 
-# A surge would wait for another GPU.
+# Deployments that need no surge in a rollout, because a surge would wait for another GPU.
 GPU_DEPLOYMENTS = {ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device.GPU]}
 
 
 def check_rules(config: Any) -> Iterator[KeyFinding]:
-    """Yield every violated rule. The schema check reports values of a wrong type."""
+    """Yield every violated rule. The schema check reports values of wrong types."""
     for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
@@ -90,7 +90,10 @@ def check_rules(config: Any) -> Iterator[KeyFinding]:
 
 
 def check_exposure(config: Any) -> Iterator[KeyFinding]:
-    """Yield where a config that is applied as it is lets other hosts connect without API keys."""
+    """Yield each Ingress that lets other hosts connect without API keys.
+
+    The check is for configs that Serve applies unchanged.
+    """
     host = read_mapping(config, "http_options").get("host", DEFAULT_HOST)
     if not isinstance(host, str) or is_loopback(host):
         return
@@ -109,7 +112,7 @@ def check_exposure(config: Any) -> Iterator[KeyFinding]:
 
 
 def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[KeyFinding]:
-    """Serve does not validate the prefix when it reads a config."""
+    """Check the route prefix, which Serve does not validate when it reads a config."""
     prefix = application.raw.get("route_prefix")
     if isinstance(prefix, str) and prefix != "/" and not re.fullmatch(r"(/[^/{}]+)+", prefix):
         path = (*application.path, "route_prefix")
@@ -169,7 +172,7 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 
 def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    """Serve's controller creates the policy only after the config is deployed."""
+    """Check the policy's arguments. Serve's controller reads them only after the deployment."""
     policy = read_mapping(read_mapping(entry.raw, "autoscaling_config"), "policy")
     if policy.get("policy_function") != POLICY:
         return
@@ -181,7 +184,7 @@ def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 
 def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
-    """Return what applies to missing keys: Serve's defaults, or those of `build_app`."""
+    """Return the defaults for missing keys: those of `build_app` for generators, else Serve's."""
     if entry.ours and entry.name in GENERATORS:
         return {"max_ongoing_requests": GENERATOR_ONGOING_REQUESTS}
     return DEPLOYMENT_DEFAULTS
@@ -190,7 +193,7 @@ def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
 def _queue_limit_unreachable(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[KeyFinding]:
-    """Check a limit that replaces the one that `build_app` sets."""
+    """Check `max_ongoing_requests` of a generator, if it replaces the value of `build_app`."""
     if "max_ongoing_requests" not in entry.raw:
         return
     device = GENERATORS[entry.name]
@@ -291,7 +294,7 @@ def _placement_without_effect(
 
 
 def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    """Without it Serve stops the last old replica before it knows whether a new one starts."""
+    """Require a surge. Without it Serve stops the last old replica before a new one has started."""
     if entry.name not in GPU_DEPLOYMENTS and not entry.raw.get("max_surge_percent"):
         yield (
             (*entry.path, "max_surge_percent"),

@@ -1,4 +1,4 @@
-"""Check every key of a config with the model that reads it.
+"""Check of every key of a config against the pydantic model that reads it.
 
 All but four of Serve's models ignore unknown keys. Serve validates mappings such as
 `autoscaling_config` only after it has read the file. This module uses Serve's own models.
@@ -23,11 +23,11 @@ from cluster.linting.document import KeyPath
 
 KeyFinding = tuple[KeyPath, str]
 
-# Fields that Serve declares as a dict although a model reads them later.
+# Fields that Serve declares as a dict, with the model that reads them later.
 READ_LATER: Mapping[tuple[type[BaseModel], str], type[BaseModel]] = {
     (ServeApplicationSchema, "autoscaling_policy"): AutoscalingPolicy,
 }
-# Fields without a model, and the keys that Ray reads in them.
+# Fields without a model -> keys that Ray reads in them.
 OPEN_FIELDS: Mapping[str, frozenset[str]] = {
     "runtime_env": frozenset(k for k in RuntimeEnv.known_fields if not k.startswith("_")),
     "fallback_strategy": frozenset({"label_selector"}),
@@ -36,9 +36,9 @@ OPEN_FIELDS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One mapping of the file and the model that reads it.
+    """One mapping of the file, and the model that reads it.
 
-    `is_root` marks sections that no parent section validates, because it accepts any mapping there.
+    `is_root`: no parent section validates this section, because its parent accepts any mapping.
     """
 
     path: KeyPath
@@ -48,12 +48,12 @@ class Section:
 
 
 def sections(model: type[BaseModel], value: Any, path: KeyPath) -> Iterator[Section]:
-    """Yield the mapping at `path` and all mappings in it that a model reads."""
+    """Yield the mapping at `path`, and all nested mappings that a model reads."""
     return _sections(model, value, path, is_root=True)
 
 
 def find_problems(section: Section) -> Iterator[KeyFinding]:
-    """Yield the unknown keys of a section, and its invalid values if it is a root."""
+    """Yield the unknown keys of a section. For a root section, yield invalid values too."""
     known = section.model.model_fields
     for key in section.value:
         if key not in known:
@@ -94,7 +94,7 @@ def _sections_in(annotation: Any, value: Any, path: KeyPath, *, is_root: bool) -
     elif origin is Annotated:
         yield from _sections_in(inner[0], value, path, is_root=is_root)
     elif origin in (Union, UnionType):
-        # `Union[Dict, Model]` accepts every mapping unvalidated.
+        # `Union[Dict, Model]` accepts every mapping without validation by the model.
         accepts_any = any(get_origin(choice) is dict for choice in inner)
         for choice in inner:
             yield from _sections_in(choice, value, path, is_root=is_root or accepts_any)
@@ -122,22 +122,25 @@ def _unknown_in_open_field(
 def _invalid_values(section: Section) -> Iterator[KeyFinding]:
     try:
         with warnings.catch_warnings():
-            # Deprecations that a config cannot avoid in this version of Ray.
+            # A config cannot avoid these deprecations in this version of Ray.
             warnings.simplefilter("ignore")
             section.model.model_validate(copy.deepcopy(section.value))
     except ValidationError as exc:
         for error in exc.errors(include_url=False, include_input=False):
-            if error["type"] != "extra_forbidden":  # reported by `find_problems` with a suggestion
+            if error["type"] != "extra_forbidden":  # `find_problems` reports it
                 location = _locate(section.value, error["loc"], missing=error["type"] == "missing")
                 yield (*section.path, *location), error["msg"].removeprefix("Value error, ")
     except (ImportError, AttributeError, TypeError, NotImplementedError) as exc:
-        # Some validators of Serve import the name in a string or assume the type of a value.
-        # Pydantic does not convert these exceptions.
+        # Some validators of Serve import a named object or assume the type of a value. Pydantic
+        # does not convert their exceptions to ValidationError.
         yield section.path, f"Serve cannot read this: {exc}"
 
 
 def _locate(value: Any, location: tuple[int | str, ...], *, missing: bool) -> KeyPath:
-    """Remove the names of union members, which are not keys of the file, from the location."""
+    """Return the path in the file of an error location of pydantic.
+
+    Locations also contain names of union members, which are no keys of the file.
+    """
     path: list[str | int] = []
     for part in location:
         inside_list = isinstance(value, list) and isinstance(part, int) and part < len(value)

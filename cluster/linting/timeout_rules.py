@@ -1,4 +1,4 @@
-"""Rules between timeouts: of requests, hanging calls, health checks, shutdown and HAProxy."""
+"""Rules that relate timeouts of requests, hanging calls, health checks, shutdown and HAProxy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
 from deployments.transports.channel.hooks import SHUTDOWN_RESERVE_S
 
 HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
-# Serve replaces a replica after this number of failed checks, whose period it varies by a tenth.
+# Serve replaces a replica after this number of failed health checks.
 FAILED_CHECKS = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+# Serve varies the period of health checks by up to a tenth.
 HEALTH_PERIOD_SPREAD = 1.1
 APP_DEFAULTS: Mapping[str, Any] = {"hang_timeout_s": HANG_TIMEOUT_S}
 DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {
@@ -93,7 +94,7 @@ def _timeouts_in_wrong_order(
 def _rollout_cuts_streams(
     entry: DeploymentEntry, settings: IngressUserConfig
 ) -> Iterator[KeyFinding]:
-    """Require that Serve lets a replica finish the longest answer before it kills the replica."""
+    """Require a graceful shutdown that is longer than the longest answer."""
     shutdown_s = read_number(entry.raw, "graceful_shutdown_timeout_s", DEPLOYMENT_DEFAULTS)
     limit_s = settings.generation_timeout_s + SHUTDOWN_RESERVE_S
     if shutdown_s is not None and shutdown_s < limit_s:
@@ -122,7 +123,7 @@ def _found_too_late(
 ) -> Iterator[KeyFinding]:
     """Require that Serve replaces a hanging replica within half of the request timeout.
 
-    Its calls can then be repeated before their deadline.
+    Calls of the hanging replica can then be repeated before their deadline.
     """
     limit_s = settings.timeout_s / 2
     period_s = read_number(entry.raw, "health_check_period_s", DEPLOYMENT_DEFAULTS)

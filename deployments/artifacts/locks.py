@@ -1,7 +1,7 @@
 """Locks between processes; the kernel releases the locks of a killed process.
 
-Advisory locks on files of the store (`flock`). They work between machines if the shared file
-system supports them.
+The locks are advisory locks (`flock`) on files of the store. They work between machines if the
+shared file system supports `flock`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 def exclusive_lock(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the exclusive lock on the file `path`, which is created and removed with the lock.
 
-    Blocks while another process holds the lock, until a signal handler raises. Before blocking,
-    `on_wait` gets a description of the holder, empty if unknown.
+    Blocks while another process holds the lock, or until a signal handler raises. Before blocking,
+    `on_wait` gets a description of the holder, which is empty if the holder is unknown.
     """
     descriptor = _acquire(path, on_wait)
     try:
@@ -46,7 +46,7 @@ def try_exclusive_lock(path: Path) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the exclusive lock on a file or directory; False if it is missing."""
+    """Whether a process holds the exclusive lock on `path`; False if `path` does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -75,7 +75,8 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
             if not _try_lock(descriptor, fcntl.LOCK_EX):
                 on_wait(_read_holder(descriptor))
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The previous holder removed this file; another process may have created a new one.
+            # The previous holder may have removed the file of this lock, and another process may
+            # have created a new file.
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)

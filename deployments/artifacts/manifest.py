@@ -1,8 +1,8 @@
 """Manifest of a sealed artifact, and the checks before an artifact is used.
 
 `ArtifactManifest.read` accepts exactly the sealed files: no changed or additional file, no link and
-no path outside of the directory. `parse` reads the manifest alone: who finds models does not read
-gigabytes, who loads one verifies it.
+no path outside of the directory. It verifies an artifact that is loaded. `parse` reads the manifest
+alone, so that a search for models does not read gigabytes.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ class Gate(FrozenModel):
 
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
-    # The same item unbatched and in a batch with others: cosine of vectors and scores, share of
-    # equal best choices of other heads. int8 whose ranges span the batch fails both.
+    # The next two limits compare the same item unbatched and in a batch with other items. The first
+    # limits the cosine of vectors and scores, the second the share of equal best choices of other
+    # heads. Graphs with int8 ranges that span the batch fail both.
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
-    # Outputs whose two best choices differ by less probability are near-ties. Rounding decides
-    # them in every arithmetic, so both choices count as correct.
+    # If the two best choices of an output differ by less probability than this, the output is a
+    # near-tie. Rounding decides near-ties in every arithmetic, so both choices count as correct.
     near_tie_margin: float = 0.1
-    metric_drop: float = 0.3  # points (hundredths) of the task's metric, with labeled data
-    # Share of equal next tokens of a decoder, near-ties excluded. Lower than `top1_agreement`:
-    # each of hundreds of tokens is one of a whole vocabulary.
+    metric_drop: float = 0.3  # of the task's metric on labeled data, in points (hundredths)
+    # Share of equal next tokens of a decoder, near-ties excluded. The limit is lower than
+    # `top1_agreement`, because each of hundreds of tokens is a choice from a whole vocabulary.
     next_token_agreement: float = 0.9
     perplexity_increase: float = 0.1  # relative to the fp32 perplexity of a decoder
 
@@ -66,10 +67,10 @@ class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
     Cosines compare the whole output of an item. `top1_agreement` is the share of outputs (label,
-    token label, span, masked token) with the same best choice, near-ties excluded: the worse of
-    unbatched and batched. None for vectors and single scores. `batched_cosine_worst` and
-    `batched_top1_agreement` compare each item unbatched and in a padded batch next to long texts
-    and outliers.
+    token label, span, masked token) with the same best choice, near-ties excluded. It is the lower
+    share of the unbatched and the batched run, and None for vectors and single scores.
+    `batched_cosine_worst` and `batched_top1_agreement` compare each item unbatched with the same
+    item in a padded batch, next to long texts and outliers.
     """
 
     cosine_mean: float
@@ -80,19 +81,19 @@ class Parity(FrozenModel):
 
 
 class EngineOptions(FrozenModel):
-    """Options of the engine that runs a graph; tuned together with the graph."""
+    """Options of the engine that runs a graph. They are tuned together with the graph."""
 
     # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads busy-wait within a pass
-    providers: tuple[str, ...] = ()  # empty: those of the encoder
-    # (items, tokens): shapes that batches are padded to. Each has preallocated buffers and on CUDA
-    # a captured graph. Empty: any shape, allocated per pass.
+    providers: tuple[str, ...] = ()  # empty: the providers of the encoder
+    # Shapes (items, tokens) to which batches are padded. Each shape has preallocated buffers and on
+    # CUDA a captured graph. Empty: batches keep their shapes, and buffers are allocated per pass.
     buckets: tuple[tuple[int, int], ...] = ()
     compile: bool = False  # torch only
     # OpenVINO only: precision of all operators that are not int8, if the CPU supports it.
     inference_precision: Literal["fp32", "bf16"] = "fp32"
-    # Generative models on torch and transformers; flash: on transformers only.
+    # For generative models on the engines torch and transformers; `flash` on transformers only.
     attention: Attention = "sdpa"
     kv_offload: bool = False  # transformers only: KV cache in host memory
     tensor_parallel_size: int = Field(1, ge=1)  # transformers only: GPUs per replica
@@ -130,7 +131,7 @@ class PruningSource(FrozenModel):
     """Pruning of the weights by the build."""
 
     fraction: float  # of attention heads and of feed-forward columns
-    data: str | None = None  # sha256 of the file that rated them; None: the probes
+    data: str | None = None  # sha256 of the data that rated heads and columns; None: the probes
 
 
 class ModelSource(FrozenModel):
@@ -176,9 +177,9 @@ class ArtifactManifest(FrozenModel):
 
     @property
     def head(self) -> ModelHead:
-        """Follows from the fields that only models with this head have.
+        """The model's head, derived from fields that only models with this head have.
 
-        The names of the tasks do not tell it: a task may be newer than this module.
+        The task names do not suffice, because a task may be newer than this module.
         """
         if self.generation_config is not None:
             return ModelHead.NEXT_TOKEN
@@ -222,7 +223,9 @@ class ArtifactManifest(FrozenModel):
         return manifest
 
     def verify(self, directory: Path, names: Collection[str] | None = None) -> None:
-        """Check the digests of the files in `names`; None: of all, and that there are no more.
+        """Check the digests of the files in `names`.
+
+        None: check the digests of all files, and that there are no additional files.
 
         Raises PathOutsideArtifact, DigestMismatch or ManifestInvalid.
         """
@@ -247,7 +250,7 @@ class ArtifactManifest(FrozenModel):
 
     @classmethod
     def parse(cls, directory: Path) -> ArtifactManifest:
-        """Parse the manifest in `directory`; its files are not read.
+        """Parse the manifest in `directory` without reading the other files.
 
         Raises ArtifactMissing, ManifestInvalid or ManifestTooNew.
         """

@@ -1,7 +1,7 @@
 """Manifests of the previous schema, in terms of the present one.
 
-Artifacts of the previous schema load without a change of their files. `hundredfold models migrate`
-writes their manifests anew, before the release after this one stops to read them.
+Artifacts of the previous schema load without a change of their files. The next release no longer
+reads the previous schema. `hundredfold models migrate` rewrites such manifests before that.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ PREVIOUS = SCHEMA - 1
 
 
 def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest of the schema PREVIOUS as one of SCHEMA.
+    """Convert a manifest of schema PREVIOUS to SCHEMA.
 
-    Schema 5 has no option `arena`: all sessions share one (engines/onnx_memory.py).
+    Schema 5 has no option `arena`, because all sessions share one arena (engines/onnx_memory.py).
     """
     match raw.get("candidates"):
         case list(candidates):

@@ -27,7 +27,7 @@ BUILDING_NAME = ".building"
 # One optional organization, then a name; never "..", never a leading dot or dash.
 MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
-# A model id never starts with a dot, so no build has such a name.
+# A model id never starts with a dot, so no directory of a build has this prefix.
 SCRATCH_PREFIX = ".scratch-"
 
 
@@ -57,9 +57,9 @@ def find_artifact(store: Path, model_id: str, version: str = LATEST_NAME) -> Pat
 
 
 def name_artifact(directory: Path) -> str:
-    """Return `id@version` for the directory of a sealed version, else its last part.
+    """Return `id@version` for the directory of a sealed version, else the directory's last part.
 
-    For errors, which clients read: they name no path of the host.
+    Error messages use this name, because clients read them and must not see paths of the host.
     """
     if not VERSION.fullmatch(directory.name):
         return directory.name
@@ -82,10 +82,10 @@ def log_path(build: Path) -> Path:
 def publish(
     staged: Path, store: Path, model_id: str, version: str, *, is_latest: bool = True
 ) -> Path:
-    """Rename `staged` to its directory in the store and make it the latest version if it is.
+    """Rename `staged` to its directory in the store. With `is_latest` let `latest` name it.
 
-    The caller holds the lock of the build. An existing version is renamed away first; it is
-    missing for the instant between the two renames.
+    The caller holds the lock of the build. An existing version is renamed away first, so the
+    version is missing for the instant between the two renames.
     """
     target = model_directory(store, model_id) / version
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def publish(
 
 
 def set_latest(store: Path, model_id: str, version: str) -> None:
-    """Make `version` the one that is served by default."""
+    """Let `latest` name `version`."""
     write_atomically(model_directory(store, model_id) / LATEST_NAME, f"{version}\n".encode())
 
 
@@ -106,7 +106,7 @@ def remove_atomically(directory: Path, building: Path) -> None:
     """Rename a directory into `building`, then delete it, so that readers never see half of it.
 
     If the process is killed in between, the next build deletes the rest. Raises OSError if the
-    directory cannot be renamed; then it is unchanged.
+    directory cannot be renamed; then the directory is unchanged.
     """
     renamed = building / f"{SCRATCH_PREFIX}{uuid.uuid4().hex}"
     directory.rename(renamed)
@@ -116,14 +116,15 @@ def remove_atomically(directory: Path, building: Path) -> None:
 def find_abandoned_scratch(building: Path) -> list[Path]:
     """Return the scratch directories of dead processes.
 
-    The caller holds the lock of `building`: a new scratch directory is not locked at once.
+    The caller must hold the lock of `building`. Otherwise a new scratch directory, which is not
+    locked at once, would count as abandoned.
     """
     paths = (path for path in sorted(building.glob(f"{SCRATCH_PREFIX}*")) if not path.is_symlink())
     return [path for path in paths if path.is_dir() and not is_locked(path)]
 
 
 def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
-    """Raise DigestMismatch unless `name` is a plain file of that digest and size."""
+    """Raise DigestMismatch unless `name` is a plain file with this digest and size."""
     path = resolve_inside(directory, name)
     subject = f"{name_artifact(directory)}: `{name}`"
     if path.is_symlink() or not path.is_file():
@@ -136,7 +137,7 @@ def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
-    """Raise DigestMismatch for unsealed files next to a graph, which may load weights from them."""
+    """Raise DigestMismatch for unsealed files next to a graph: it might load weights from them."""
     for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:
@@ -146,7 +147,7 @@ def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> 
 
 
 def resolve_inside(directory: Path, name: str) -> Path:
-    """Return `directory / name`. Raises PathOutsideArtifact if it leaves the directory."""
+    """Return `directory / name`. Raises PathOutsideArtifact if this path leaves the directory."""
     pure = PurePosixPath(name)
     subject = f"{name_artifact(directory)}: `{name}`"
     is_relative = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name

@@ -29,12 +29,12 @@ class TaskName(StrEnum):
     TEXT2TEXT_GENERATION = "text2text-generation"
     SUMMARIZATION = "summarization"
     TRANSLATION = "translation"
-    # Not a name of the hub: its feature-extraction returns one vector per text or one per token,
-    # depending on the model. This task always returns one per token.
+    # The Hugging Face hub does not have this name. There, feature-extraction returns one vector per
+    # text or one per token, depending on the model. This task always returns one per token.
     TOKEN_EMBEDDINGS = "token-embeddings"
 
 
-# Tasks of encoder-decoder models, the most general first; and all generative tasks.
+# Tasks of encoder-decoder models, the most general first. Decoder-only models have TEXT_GENERATION.
 TEXT2TEXT_TASKS = (TaskName.TEXT2TEXT_GENERATION, TaskName.SUMMARIZATION, TaskName.TRANSLATION)
 GENERATIVE_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
 
@@ -47,7 +47,7 @@ class ModelHead(StrEnum):
     TOKENS = "tokens"  # [T, W], logits of the labels of each token
     SPAN = "span"  # [T, 2], logits of a span's start and end
     MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
-    NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary of the token after the last one
+    NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary for the next token
 
 
 class Device(StrEnum):
@@ -60,5 +60,6 @@ class Device(StrEnum):
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]  # nf4: bitsandbytes, 4 bits
 EngineName = str  # a key of deployments.engines.ENGINES
 KvCacheDtype = Literal["int8"]
-# torch's fused kernels, those of the package `flash_attn`, or separate MatMuls of transformers.
+# sdpa: fused kernels of torch. flash: kernels of the package `flash_attn`. eager: separate MatMuls
+# of transformers.
 Attention = Literal["sdpa", "flash", "eager"]

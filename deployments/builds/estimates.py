@@ -1,6 +1,6 @@
 """Progress and remaining time of a build, from the builds that this store has seen.
 
-Without a finished build nothing is known, and nothing is claimed.
+Before this store has a finished build, nothing is measured and no estimate is given.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.builds.record import STAGES, BuildDurations, BuildRecord, BuildState
 
-NEIGHBORS = 3  # builds of the most similar size that an estimate is the median of
+NEIGHBORS = 3  # an estimate is the median of this many builds of the most similar size
 
 
 class BuildStatus(BaseModel):
@@ -25,13 +25,13 @@ class BuildStatus(BaseModel):
     state: BuildState
     # null: no build of this store has finished, so nothing is measured
     percent: int | None = None
-    estimated_time: float | None = None  # s until it is ready; null as for `percent`
+    estimated_time: float | None = None  # s until the model is ready; null as for `percent`
     reason: str = ""
     step: str = ""
     source: str = ""
     version: str | None = None
     ahead: int = 0  # builds that go first
-    elapsed_s: float = 0.0  # from its queuing to its end, so far
+    elapsed_s: float = 0.0  # since it was queued, until its end or now
     since_end_s: float = 0.0
 
 
@@ -71,9 +71,10 @@ def build_status(
 def expect_seconds(
     record: BuildRecord, history: Sequence[BuildDurations]
 ) -> Mapping[BuildState, float]:
-    """Return the seconds of each stage: the median of the builds with the most similar size.
+    """Return the expected seconds of each stage: the median of the builds of most similar size.
 
-    Of all builds while the size of the source is not known. `history` is not empty.
+    While the size of the source is unknown, return the median of all builds. `history` must not be
+    empty.
     """
     similar = history
     if record.size:
@@ -84,7 +85,7 @@ def expect_seconds(
 
 
 def remaining_s(record: BuildRecord, expected: Mapping[BuildState, float], now_s: float) -> float:
-    """Return the expected seconds that the build still takes; a stage may outlast its estimate."""
+    """Return the expected seconds that the build still takes; an overdue stage counts as 0."""
     spent_s = dict(record.spent_s)
     if record.is_running:
         spent_s[record.state] = spent_s.get(record.state, 0.0) + now_s - record.changed_s

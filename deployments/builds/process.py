@@ -1,6 +1,6 @@
-"""The builder: a process of the compiler that works off the queue of a store, and ends.
+"""The builder: a process of the compiler that runs all builds in the queue of a store, then ends.
 
-The server knows only its command line, so that it needs neither torch nor the compiler.
+The server only runs the builder's command line, so the server needs neither torch nor the compiler.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from deployments.builds.queue import QUEUE_NAME
 _PACKAGES = Path(deployments.__file__).parents[1]
 _COMPILER = ("build_artifacts", "torch")
 LOG_NAME = "builder.log"
-MAX_LOG_BYTES = 1 << 20  # a larger log starts anew
-BUSY = 3  # exit code: another process works off the queue
+MAX_LOG_BYTES = 1 << 20  # a larger log is deleted before the next builder starts
+BUSY = 3  # exit code: another process runs the builds of the queue
 
 
 def has_compiler() -> bool:
@@ -27,10 +27,10 @@ def has_compiler() -> bool:
 
 
 def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]:
-    """Start a builder. It ends when its standard input is closed. Raises OSError.
+    """Start a builder. The builder ends when its standard input is closed. Raises OSError.
 
-    It stays in the session of this process, so that both are killed together. It works in the
-    directory of the queue: no relative path there is a model by accident.
+    The builder stays in the session of this process, so that both are killed together. It works in
+    the directory of the queue, where no relative path is a model by accident.
     """
     directory = store / QUEUE_NAME
     directory.mkdir(parents=True, exist_ok=True)

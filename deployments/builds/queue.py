@@ -2,11 +2,11 @@
 
 <store>/.builds/<organization>--<name>.json   BuildRecord of a model
 <store>/.builds/<organization>--<name>.lock   held by the process that builds it
-<store>/.builds/drain.lock                    held by the process that works off the queue
+<store>/.builds/drain.lock                    held by the process that runs the queued builds
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
-A record in a running state whose lock no process holds belongs to a builder that ended: the build
-is queued again, and continues after its last finished step.
+If a record has a running state but no process holds its lock, its builder has ended. The build is
+then queued again, and continues after its last finished step.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 QUEUE_NAME = ".builds"
 DRAIN_LOCK_NAME = "drain.lock"
-MAX_ATTEMPTS = 3  # builders that may end during one build
+MAX_ATTEMPTS = 3  # a build fails after this many builders ended during it
 MAX_QUEUED = 16  # builds that wait or run
-HISTORY_BYTES = 64 << 10  # of the newest durations that are read
+HISTORY_BYTES = 64 << 10  # only this much is read from the end of the history
 MAX_REASON_CHARS = 1_000
 
 
@@ -48,10 +48,10 @@ class BuildQueue:
     def submit(
         self, model_id: str, source: str, *, max_queued: int = MAX_QUEUED
     ) -> tuple[BuildRecord, bool]:
-        """Queue a build; return its record and whether it is new.
+        """Queue a build. Return its record and whether the build is new.
 
-        Concurrent calls for one model queue one build, that of the first source. Raises
-        ManifestInvalid for an invalid id, Overloaded, or StoreNotWritable.
+        Concurrent calls for one model queue only one build, from the source of the first call.
+        Raises ManifestInvalid for an invalid id, Overloaded, or StoreNotWritable.
         """
         path = self._record(model_id)
         with self._changing():
@@ -75,7 +75,7 @@ class BuildQueue:
         return sorted((r for r in records if r and not r.has_ended), key=lambda r: r.queued_s)
 
     def needs_builder(self) -> bool:
-        """Whether a build waits that no process will begin."""
+        """Whether a build waits, but no process runs the queued builds."""
         is_drained = is_locked(self.directory / DRAIN_LOCK_NAME)
         return not is_drained and any(not one.is_running for one in self.pending())
 
@@ -96,13 +96,13 @@ class BuildQueue:
         except OSError:
             return []
         found = []
-        for line in lines:  # the first may be cut
+        for line in lines:  # the first line may be incomplete
             with suppress(ValidationError):
                 found.append(BuildDurations.model_validate_json(line))
         return found
 
     def forget(self, model_id: str) -> bool:
-        """Remove the record of a model unless its build runs. Returns whether it is gone."""
+        """Remove the record of a model unless its build runs. Return whether it was removed."""
         with self._changing(), try_exclusive_lock(self._lock(model_id)) as free:
             if free:
                 self._record(model_id).unlink(missing_ok=True)
@@ -110,7 +110,10 @@ class BuildQueue:
 
     @contextmanager
     def drain_lock(self) -> Iterator[bool]:
-        """Hold the lock of the process that works off the queue; yields False if another does."""
+        """Hold the lock of the process that runs the queued builds.
+
+        Yields False if another process holds it.
+        """
         with self._store_errors():
             self.directory.mkdir(parents=True, exist_ok=True)
         with try_exclusive_lock(self.directory / DRAIN_LOCK_NAME) as free:
@@ -118,9 +121,10 @@ class BuildQueue:
 
     @contextmanager
     def claim(self, model_id: str) -> Iterator[BuildClaim | None]:
-        """Hold the build of a model; yields None if another process does or it has ended.
+        """Hold the lock of a model's build and yield the claim on the build.
 
-        A build whose builders ended MAX_ATTEMPTS times fails here.
+        Yields None if another process holds the lock or the build has ended. A build whose builders
+        ended MAX_ATTEMPTS times fails here.
         """
         with try_exclusive_lock(self._lock(model_id)) as free:
             path = self._record(model_id)
@@ -150,7 +154,7 @@ class BuildQueue:
         record = self._parse(path)
         if record is None or not record.is_running or is_locked(path.with_suffix(".lock")):
             return record
-        record = self._parse(path)  # it may have ended between the two looks
+        record = self._parse(path)  # the build may have ended between reading record and lock
         if record is None or not record.is_running:
             return record
         reason = "its builder ended; the build continues after its last finished step"
@@ -195,7 +199,7 @@ class BuildQueue:
 
 
 class BuildClaim:
-    """One build of the process that holds its lock. Every change is written at once."""
+    """Claim on one build by the process that holds its lock. Every change is written at once."""
 
     def __init__(
         self,
@@ -204,12 +208,12 @@ class BuildClaim:
         now: Callable[[], float],
     ) -> None:
         self.record = record
-        self.is_measured = False  # whether its durations say how long a build takes
+        self.is_measured = False  # whether its durations are stored for later estimates
         self._write = write
         self._now = now
 
     def begin(self) -> None:
-        """Count an attempt; time of earlier ones does not count in the durations."""
+        """Count an attempt. The durations do not include the time of earlier attempts."""
         attempts = self.record.attempts + 1
         self._change(BuildState.PULLING, attempts=attempts, reason="", spent_s={})
 
@@ -218,11 +222,14 @@ class BuildClaim:
         self._change(state, step=step)
 
     def set_size(self, size: int) -> None:
-        """Note the bytes of the source, which estimates compare."""
+        """Note the bytes of the source. Estimates look for builds of similar size."""
         self._change(self.record.state, size=size)
 
     def finish(self, version: str, *, was_stored: bool = False) -> None:
-        """A version that `was_stored` already says nothing about the time of a build."""
+        """Note that the version is ready.
+
+        If it `was_stored` before, its durations say nothing about the time of a build.
+        """
         self._change(BuildState.READY, step="", version=version)
         self.is_measured = not was_stored and self.record.attempts == 1
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class BuildState(StrEnum):
-    """State of a model on its way into the store."""
+    """State of a model whose build is queued, runs or has ended."""
 
     QUEUED = "queued"
     PULLING = "pulling"  # its files are fetched
@@ -19,7 +19,8 @@ class BuildState(StrEnum):
     FAILED = "failed"
 
 
-# In the order of a build; it returns from verifying to building for the next candidate.
+# Stages in the order of a build. After verifying one candidate, a build returns to BUILDING for the
+# next candidate.
 STAGES = (BuildState.PULLING, BuildState.BUILDING, BuildState.VERIFYING)
 ENDS = (BuildState.READY, BuildState.FAILED)
 
@@ -32,8 +33,8 @@ class BuildRecord(BaseModel):
     id: str
     source: str  # as `hundredfold build` takes it
     state: BuildState = BuildState.QUEUED
-    step: str = ""  # of the build, for people
-    reason: str = ""  # why it failed, or waits again
+    step: str = ""  # what the build does now, as text for people
+    reason: str = ""  # why the build failed, or why it waits again
     version: str | None = None  # of a ready model
     attempts: int = 0  # builders that began it
     size: int | None = None  # bytes of the source, once it is pulled
@@ -50,7 +51,7 @@ class BuildRecord(BaseModel):
         return self.state in ENDS
 
     def enter(self, state: BuildState, now_s: float, **changes: object) -> BuildRecord:
-        """Return the record in another state; the time in a stage is added up."""
+        """Return the record in another state. The time in the left stage is added to `spent_s`."""
         spent_s = dict(self.spent_s)
         if self.is_running:
             spent_s[self.state] = spent_s.get(self.state, 0.0) + max(0.0, now_s - self.changed_s)

@@ -1,4 +1,4 @@
-"""Sources of `hundredfold build`, as far as their text alone tells: kind and model id."""
+"""Kind and default model id of a source of `hundredfold build`, derived from its text alone."""
 
 from __future__ import annotations
 

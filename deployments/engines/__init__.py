@@ -32,7 +32,7 @@ __all__ = [
     "open_engine",
 ]
 
-# By the name in the manifest.
+# The keys are the engine names in manifests.
 ENGINES: Mapping[str, EngineKind] = {
     "onnxruntime": ONNXRUNTIME,
     "openvino": OPENVINO,
@@ -42,9 +42,9 @@ ENGINES: Mapping[str, EngineKind] = {
 
 
 def missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
-    """A sentence about what this process lacks to run `target`, or None.
+    """Return a sentence that names what this process lacks to run `target`, or None.
 
-    A GraphSpec is run as an encoder, any other target as a decoder.
+    A GraphSpec runs as an encoder, any other target as a decoder.
     """
     kind = ENGINES.get(target.engine)
     if kind is None:
@@ -73,7 +73,7 @@ def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 
 
 def check_providers(settings: EncoderSettings) -> None:
-    """Raise EngineFailed if this process lacks a provider of `settings`, for any model."""
+    """Raise EngineFailed if ONNX Runtime lacks an execution provider that `settings` names."""
     from deployments.engines.onnx import missing_provider
 
     if missing := missing_provider(settings.providers):

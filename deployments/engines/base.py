@@ -18,10 +18,10 @@ from deployments.errors import EngineFailed
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Raise any exception as EngineFailed about `name`, with the original as its cause.
+    """Convert any exception of the block to EngineFailed about `name`; the original is its cause.
 
-    Engines share no base class: ONNX Runtime derives its exceptions from Exception, OpenVINO's come
-    from pybind, torch and safetensors each have their own.
+    The exceptions of engines share no base class. ONNX Runtime derives its exceptions from
+    Exception, and OpenVINO's exceptions come from pybind. torch and safetensors define their own.
     """
     try:
         yield
@@ -40,12 +40,12 @@ class GraphSpec:
     options: EngineOptions
     head: ModelHead
     mask_token: int | None = None  # for ModelHead.MASKS
-    # Where an engine keeps what it compiles for this kind of host; None: nowhere.
+    # Folder in which an engine keeps what it compiles for this kind of host. None: keep nothing.
     host_folder: Path | None = None
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
-        """The spec of a sealed candidate; `directory` is that of the artifact."""
+        """Return the spec of a sealed candidate; `directory` is the artifact's directory."""
         return cls(
             path=directory / candidate.graph,
             device=candidate.device,

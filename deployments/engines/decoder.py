@@ -22,8 +22,8 @@ from deployments.errors import EngineFailed, ManifestInvalid
 
 # Graph input [1]: the index of the first token with logits.
 LOGITS_FROM = "logits_from"
-# Graph input, a boolean: whether the tokens are a prefill or a decode step. Only graphs that
-# compute the two in different ways have it.
+# Graph input, a boolean: true for a prefill, false for a decode step. Only graphs that compute
+# prefill and decode steps in different ways have this input.
 IS_PREFILL = "is_prefill"
 
 # The two cache arrays of a layer, as in the names of graph inputs and outputs.
@@ -50,7 +50,7 @@ class DecoderSpec:
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
-        """The spec of a sealed candidate; `directory` is that of the artifact."""
+        """Return the spec of a sealed candidate; `directory` is the artifact's directory."""
         if manifest.generation_config is None:
             raise ManifestInvalid(
                 f"Model {manifest.id} has no `generation_config`, so nothing can generate with it"
@@ -90,16 +90,17 @@ class DecoderInfo:
     slots: int
     context: int  # tokens per slot
     vocabulary: int  # V
-    # Tokens per prompt of an encoder-decoder model, None for other models. The prompt is not part
-    # of the slot, which starts with the decoder start token, and is not chunked.
+    # Maximum tokens per prompt of an encoder-decoder model; None for other models. The slot of an
+    # encoder-decoder starts with the decoder start token and does not contain the prompt. The
+    # prompt is not chunked.
     max_source_tokens: int | None = None
-    max_draft_tokens: int = 0  # per verification; 0: `verify` is not supported
+    max_draft_tokens: int = 0  # per `verify` call; 0: `verify` is not supported
 
 
 def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
     """Raise EngineFailed for tokens beyond the context or the vocabulary.
 
-    After an access outside a tensor a GPU fails every later call.
+    An access outside a tensor would make the GPU fail every later call.
     """
     if start + len(ids) > info.context:
         raise EngineFailed(
@@ -124,15 +125,15 @@ class DecoderEngine(Protocol):
     ) -> Logits:
         """Prefill T tokens at position `start` of a slot. Return the logits of the last token, [V].
 
-        With `all_logits` return those of each token, [T, V].
+        With `all_logits` return the logits of all T tokens, [T, V].
         """
         ...
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
-        Slot i has `lengths[i]` valid tokens before the call. A slot may take part with any token if
-        its result is ignored: only the position after its valid tokens is overwritten.
+        Slot i has `lengths[i]` valid tokens before the call. A slot whose result is ignored may get
+        any token, because the call overwrites only the position after the valid tokens.
         """
         ...
 

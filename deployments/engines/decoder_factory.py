@@ -1,4 +1,4 @@
-"""Opening decoders: the candidate for this process, KV slots within the memory limit, warm-up."""
+"""Opening of decoders: choice of the candidate, KV slots within the memory limit, and warm-up."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngin
         raise EngineFailed(f"{spec.path.name}: {reason}")
     context = min(settings.max_context_tokens, spec.max_tokens)
     slots = _count_slots(spec, settings, context)
-    # A decode step has hundreds of small operators. Without spinning, waking a thread between them
-    # takes a third of the step of one slot.
+    # A decode step has hundreds of small operators. Without spinning, waking threads between the
+    # operators takes a third of the time of a step with one slot.
     spec = replace(spec, options=spec.options.model_copy(update={"spinning": True}))
     decoder = find_decoder_factory(spec)(spec, settings, slots=slots, context=context)
     with close_on_error(decoder):
@@ -46,19 +46,19 @@ def _count_slots(spec: DecoderSpec, settings: GeneratorSettings, context: int) -
 
 
 def _measure_slot(spec: DecoderSpec, context: int) -> int:
-    """Return the bytes of a KV slot."""
+    """Return the bytes of a KV slot on each device."""
     config = spec.generation_config
     source = config.encoder_decoder
     tokens = context + (0 if source is None else source.max_source_tokens)
-    # With tensor parallelism each GPU caches its share of the heads.
     slot_bytes = tokens * kv_bytes_per_token(config, _kv_value_bytes(spec))
+    # With tensor parallelism each GPU caches only its share of the heads.
     return slot_bytes // spec.options.tensor_parallel_size
 
 
 def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
-    """Return the bytes of the KV cache that `open_decoder` allocates on the devices, all together.
+    """Return the bytes of the KV cache that `open_decoder` allocates on all devices together.
 
-    A cache in host memory takes none. Raises EngineFailed.
+    Returns 0 for a KV cache in host memory. Raises EngineFailed.
     """
     if spec.options.kv_offload:
         return 0
@@ -78,7 +78,7 @@ def close_on_error(decoder: DecoderEngine) -> Iterator[None]:
 
 
 def find_decoder_factory(spec: DecoderSpec) -> DecoderFactory:
-    """The factory of the engine of `spec`. Raises EngineFailed if it has no decoders."""
+    """Return the factory of the engine of `spec`. Raises EngineFailed if it runs no decoders."""
     kind = ENGINES.get(spec.engine)
     if kind is None or kind.open_decoder is None:
         raise EngineFailed(f"{spec.path.name}: {spec.engine} does not run generative models")
@@ -88,9 +88,10 @@ def find_decoder_factory(spec: DecoderSpec) -> DecoderFactory:
 def select_candidate(
     manifest: ArtifactManifest, device: Device, hardware: HardwareSettings
 ) -> Candidate | None:
-    """The first, which is the fastest, candidate for `device` that this process can run.
+    """Return the fastest candidate for `device` that this process can run.
 
-    Returns the first candidate if none can run, None if there is no candidate.
+    The candidates are sorted by speed. If this process can run none of them, return the first one.
+    Return None if there is no candidate.
     """
     candidates = manifest.candidates_for(device)
     runnable = (
@@ -106,7 +107,7 @@ def _kv_value_bytes(spec: DecoderSpec) -> int:
 
 
 def _warm_up(decoder: DecoderEngine) -> None:
-    """Run each kind of call once: this packs weights, touches memory and binds the calls."""
+    """Run each kind of call once, to pack weights, touch memory and bind calls before serving."""
     info = decoder.info
     decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)
     for slots in range(1, info.slots + 1):

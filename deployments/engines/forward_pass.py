@@ -21,7 +21,7 @@ class Batch:
     unpooled: bool = False  # request one vector per token from a pooling model
 
     def halves(self) -> tuple[Self, Self]:
-        """Split the items in two batches of the same width."""
+        """Split the items into two batches of the same padded length."""
         middle = len(self.lengths) // 2
         return self._slice(0, middle), self._slice(middle, len(self.lengths))
 
@@ -39,8 +39,9 @@ class Batch:
 class Outputs:
     """Outputs of one forward pass without padding; `items[i]` belongs to item i of the batch.
 
-    Shapes are those of ModelHead: [W], [T_i, W], [T_i, 2] or [M_i, W]. An unpooled batch returns
-    [T_i, W]. A pooling head returns one array [B, W], the sequence of its rows.
+    Each item has the shape that ModelHead states: [W], [T_i, W], [T_i, 2] or [M_i, W]. Items of an
+    unpooled batch are [T_i, W]. For VECTOR and LABELS, `items` is one array [B, W], an item per
+    row.
     """
 
     items: Sequence[NDArray[np.float32]]

@@ -15,7 +15,7 @@ from deployments.errors import EngineFailed
 
 
 class Bucket(NamedTuple):
-    """A preallocated shape: items, tokens per item, and as many mask tokens as items."""
+    """A preallocated shape: items and tokens per item. `items` also limits the mask tokens."""
 
     items: int
     tokens: int
@@ -41,9 +41,9 @@ def empty_arrays(names: Collection[str], bucket: Bucket) -> dict[str, NDArray[np
 def write_padded(arrays: dict[str, NDArray[np.int64]], feeds: Feeds) -> None:
     """Write a batch into `arrays` of a fitting bucket and pad the rest.
 
-    Missing tokens get id 0 and mask 0. Missing items repeat the first one: a fully masked row would
-    divide by zero, and its NaN would reach every row if ranges span the batch (dynamic int8).
-    Missing mask positions refer to the first token.
+    Missing tokens get id 0 and mask 0. Missing items repeat the first item, because softmax over a
+    fully masked row divides by zero. In dynamic int8 graphs, whose ranges span the batch, the NaN
+    would reach every row. Missing mask positions refer to the first token.
     """
     items, tokens = feeds.arrays["input_ids"].shape
     for name, array in feeds.arrays.items():
@@ -89,7 +89,7 @@ class OutputNames:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
-        """From the output names of a graph, in order."""
+        """Select from `names`, all output names of a graph in the graph's order."""
         return cls(names[0], TOKENS_OUTPUT if TOKENS_OUTPUT in names[1:] else None)
 
     def select(self, batch: Batch) -> str:
@@ -110,10 +110,10 @@ def check_inputs(names: Collection[str]) -> None:
 
 
 def build_feeds(batch: Batch, names: Collection[str], mask_token: int | None) -> Feeds:
-    """The inputs `names` of a graph for `batch`.
+    """Return the inputs `names` of a graph for `batch`.
 
-    `mask_positions` are ascending indices into B * T. A batch without mask tokens gets position 0,
-    whose output is dropped.
+    `mask_positions` are ascending indices into the B * T tokens. A batch without mask tokens gets
+    position 0, whose output is dropped.
     """
     arrays = {
         "input_ids": batch.input_ids,
@@ -135,8 +135,8 @@ def split(
     """Split an output into one array per item without padding, as views of `raw`.
 
     `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and unpooled outputs, and
-    [M, W] for MASKS, where M is the sum of `mask_counts` [B], at least 1. A larger B, T or M is
-    padding. Raises EngineFailed for a smaller output.
+    [M, W] for MASKS. M is the sum of `mask_counts` [B], at least 1. If the output has a larger B, T
+    or M, the rest is padding. Raises EngineFailed for a smaller output.
     """
     items, tokens = batch.input_ids.shape
     if head is ModelHead.MASKS:

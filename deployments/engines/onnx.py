@@ -29,14 +29,15 @@ CUDA = "CUDAExecutionProvider"
 
 # Graph id of calls that are neither captured nor replayed.
 UNCAPTURED = "-1"
-# Spin time of idle threads: covers the gaps within a pass and between two decode steps. A longer
-# time would take cores from other processes.
+# Microseconds that idle threads spin, enough for the gaps within a pass and between two decode
+# steps. A longer time would take cores from other processes.
 _SPINNING_US = "500"
 # Balanced sessions divide an operator into blocks of at most a sixteenth of a thread's share. On
 # two cores decode steps took 1 to 16 % less time, with equal logits. Encoders gained nothing.
 _BLOCKS = "16"
-# "captured": CUDA records each call with a graph id once and replays it from then on. "balanced": a
-# thread that is done takes the next block of the operator, so that none waits for a slow one.
+# "captured": CUDA records the first call with each graph id and replays it in later calls.
+# "balanced": a thread that is done takes the next block of the operator, so that no thread waits
+# for a slow thread.
 SessionMode = Literal["plain", "captured", "balanced"]
 
 
@@ -129,15 +130,16 @@ def open_bare_session(
 
 @cache
 def _load_cuda_libraries() -> None:
-    """Load CUDA and cuDNN of PyPI's packages, where the extra `cuda` installed them.
+    """Load CUDA and cuDNN from the PyPI packages that the extra `cuda` installs.
 
-    The dynamic linker does not search site-packages. Without the packages this loads the system's.
+    The dynamic linker does not search site-packages. Without these packages the function loads the
+    libraries of the system.
     """
     ort.preload_dlls()
 
 
 def graph_options(graph_id: str) -> ort.RunOptions:
-    """Options of a call that is captured as, or replays, the CUDA graph `graph_id`."""
+    """Return the options of a call that captures or replays the CUDA graph `graph_id`."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph_id)
     return options
@@ -161,7 +163,7 @@ def _build_session_options(
     if read_cpu_info().int8_overflows:
         options.add_session_config_entry(
             "session.x64quantprecision", "1"
-        )  # slower, but without int8 overflow
+        )  # slower, but int8 sums do not overflow
     if precision == "bf16" and platform.machine() == "aarch64":
         options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     share_arena()

@@ -1,13 +1,15 @@
 """Decoders through ONNX Runtime: graphs in the layout of onnxruntime-genai's model builder.
 
-Their attention (com.microsoft GroupQueryAttention) takes the length of each row from the sums of
-`attention_mask` and appends the new keys and values. Past and present are bound to the same memory,
-so nothing is copied, and one call decodes slots of different lengths. A prefill is a call of its
-own, bound to its slot. Together this is continuous batching on any provider. On CUDA the decode
-step of each number of slots is captured as one graph, if the provider supports it.
+The attention operator of these graphs (com.microsoft GroupQueryAttention) reads the length of each
+row from the sums of `attention_mask`. It appends the new keys and values. Past and present are
+bound to the same memory, so nothing is copied. One call decodes slots of different lengths. A
+prefill is a separate call, bound to one slot. These calls give continuous batching on any execution
+provider. On CUDA the decode step for each number of slots is captured as one CUDA graph, if the
+provider can run the whole step.
 
-A graph with an int8 KV cache has separate branches for prefill and decode steps. Draft tokens are
-verified if its decode branch gives bitwise equal logits for several tokens and for single ones.
+A graph with an int8 KV cache has separate branches for prefill and decode steps. The decoder
+verifies draft tokens only if the decode branch gives bitwise equal logits for several tokens in one
+call and for single tokens.
 
 Inputs: input_ids [B, T], attention_mask [B, context], past_key_values.{layer}.{key,value}
 [B, heads, tokens, size], logits_from [1] (the first of the T tokens with logits), is_prefill (only
@@ -47,8 +49,8 @@ from deployments.errors import EngineFailed
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Further draft tokens are rarely accepted. Each takes a tenth of a decode step of one slot, and
-# half of one if the slot has thousands of tokens.
+# Draft tokens beyond this number are rarely accepted. Each one costs a tenth of the time of a
+# decode step with one slot. With thousands of tokens in the slot it costs half of that time.
 MAX_DRAFT_TOKENS = 8
 
 
@@ -67,8 +69,9 @@ class OnnxDecoder:
         with translate_errors(spec.path.name):
             self.kv_cache = self._create_kv_cache()
         self._decode_calls: dict[int, _BoundCall] = {}  # by number of slots
-        self._verify_calls: dict[int, _BoundCall] = {}  # by number of tokens, for the last slot
-        # All verifications share one array, because logits are large. Unused pages take no memory.
+        self._verify_calls: dict[int, _BoundCall] = {}  # by number of tokens; each binds one slot
+        # All verifications share one array, because logits are large. Pages of the array that no
+        # call writes take no memory.
         self._verify_logits = self._allocate_logits(1, MAX_DRAFT_TOKENS + 1)
         self.has_prefill_branch = IS_PREFILL in {given.name for given in session.get_inputs()}
         if self.has_prefill_branch and self._verifies_exactly():
@@ -124,7 +127,7 @@ class OnnxDecoder:
 
     @property
     def session(self) -> ort.InferenceSession:
-        """Raises EngineFailed once the engine is closed."""
+        """The open session. Raises EngineFailed once the engine is closed."""
         if self._session is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         return self._session
@@ -133,8 +136,9 @@ class OnnxDecoder:
         self, spec: DecoderSpec, hardware: HardwareSettings
     ) -> tuple[ort.InferenceSession, bool]:
         """Open the session. Return whether decode steps are captured as CUDA graphs."""
-        # With more threads than heads, attention splits the context among threads for one slot, but
-        # not for several. The order of sums, and so the rounding, would depend on the batch.
+        # With more threads than heads, attention splits the context of a single slot among threads,
+        # but not the contexts of several slots. The order of sums, and so their rounding, would
+        # depend on the batch.
         heads = spec.generation_config.heads or spec.generation_config.kv_heads
         threads = min(hardware.intra_op_threads, heads)
         hardware = hardware.model_copy(update={"intra_op_threads": threads})
@@ -142,7 +146,7 @@ class OnnxDecoder:
         if CUDA in (spec.options.providers or hardware.providers):
             try:
                 return open_bare_session(*arguments, mode="captured"), True
-            except EngineFailed as exc:  # some operator of the graph runs on the host
+            except EngineFailed as exc:  # CUDA captures no graph with an operator on the host
                 log.info("%s: no CUDA graphs for decode steps: %s", spec.path.name, exc.message)
         return open_bare_session(*arguments, mode="balanced"), False
 
@@ -205,7 +209,7 @@ class _BoundCall:
             kv_cache.bind_input(self._binding, "input_ids", self.ids),
             kv_cache.bind_input(self._binding, "attention_mask", self.mask),
         )
-        # These are constant and are read on the host, whatever the device.
+        # The next two inputs are constant, and ONNX Runtime reads them on the host on any device.
         bind_array(self._binding, self._logits_from, LOGITS_FROM)
         if decoder.has_prefill_branch:
             bind_array(self._binding, self._is_prefill, IS_PREFILL)

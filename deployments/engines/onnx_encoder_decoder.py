@@ -2,9 +2,9 @@
 
 The encoder processes a prompt once and returns the projected keys and values of cross attention:
 cross.{layer}.{key,value} [1, heads, S, size]. A second cache stores them per slot. The decoder has
-the inputs of `onnx_decoder`, this cache [B, heads, C, size], and `cross_mask` [B, C], which is 1 at
-the prompt tokens of a slot. One call therefore decodes slots with prompts and answers of any
-length.
+the inputs of `onnx_decoder` and two more: this cache [B, heads, C, size] and `cross_mask` [B, C]. C
+is `max_source_tokens`, and the mask is 1 at the prompt tokens of a slot. One call therefore decodes
+slots with prompts and answers of any length.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class CrossKvCache(HostKvCache):
         shape = (slots, heads, max_source_tokens, size)
         self.cross_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
         self.mask = np.zeros((slots, max_source_tokens), np.int64)
-        self.sources = np.full(slots, _NO_SOURCE)  # number of the prompt in each slot
+        self.sources = np.full(slots, _NO_SOURCE)  # running number of the prompt in each slot
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         super().bind(binding, first, end)
@@ -111,7 +111,7 @@ class CrossKvCache(HostKvCache):
         bind_array(binding, self.mask[first:end], "cross_mask")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot, and its prompt unless both slots have the same one."""
+        """Copy a slot, and its prompt unless both slots have the same prompt."""
         super().copy(source, target, tokens)
         if self.sources[source] == self.sources[target]:
             return

@@ -1,7 +1,8 @@
-"""ONNX Runtime with memory bound once per bucket, captured as CUDA graphs on CUDA.
+"""ONNX Runtime with memory bound once per bucket; on CUDA, passes are captured as CUDA graphs.
 
-A pass in a bucket allocates nothing and copies only ids and outputs. On CUDA one launch replaces
-hundreds of kernel launches. The CPU provider runs the same code without capture.
+A pass in a bucket allocates nothing and copies only ids and outputs. On CUDA, the launch of one
+CUDA graph replaces hundreds of kernel launches. The CPU provider runs the same code without
+capture.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Buffers:
 
 
 class _BufferPool:
-    """The buffers of one bucket. `acquire` waits until some are free."""
+    """The buffers of one bucket. `acquire` waits until one of them is free."""
 
     def __init__(self) -> None:
         self._free: SimpleQueue[_Buffers] = SimpleQueue()
@@ -78,7 +79,7 @@ class IoBindingEngine:
         captured = first == CUDA
         self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
         self._compiles_shapes = first == TENSORRT
-        # ONNX Runtime cannot capture or replay on several threads of one session.
+        # ONNX Runtime cannot capture or replay CUDA graphs of one session on several threads.
         self._session_lock: AbstractContextManager[object] = (
             threading.Lock() if captured else nullcontext()
         )
@@ -108,12 +109,12 @@ class IoBindingEngine:
         bucket = smallest_fitting(pools, feeds)
         output = self._outputs.select(batch)
         if bucket is None and self._compiles_shapes and len(batch.lengths) > 1:
-            # A shape beyond the buckets would be compiled for minutes.
+            # TensorRT would compile a shape beyond the buckets for minutes, so split the batch.
             return Outputs([row for half in batch.halves() for row in self.run(half).items])
         with translate_errors(self.info.compute_type):
             if bucket is None or batch.unpooled:
-                # Unpooled outputs are rare and large, so they are not bound. They are padded,
-                # because TensorRT spends seconds on every new shape.
+                # Unpooled outputs are rare and large, so they have no bound buffers. Their inputs
+                # are padded nevertheless, because TensorRT spends seconds on every new shape.
                 arrays = pad(feeds, bucket) if bucket else feeds.arrays
                 raw = self._run_unbound(session, output, arrays)
             else:
@@ -138,7 +139,7 @@ class IoBindingEngine:
             for name, value in buffers.inputs.items():
                 value.update_inplace(buffers.staged[name])
             session.run_with_iobinding(buffers.binding, buffers.options)
-            # Copy always: on the CPU the array shares memory with the next pass.
+            # Always copy: on the CPU the array shares memory that the next pass overwrites.
             return np.array(buffers.output.numpy(), dtype=np.float32)
 
     def _bind(self, session: ort.InferenceSession, bucket: Bucket, graph_id: str) -> _Buffers:
@@ -146,10 +147,10 @@ class IoBindingEngine:
         binding = session.io_binding()
         inputs = {}
         for name, array in staged.items():
-            # Copy: on the CPU the value would share memory with the array.
+            # Copy: on the CPU the OrtValue would share the memory of `array`, which updates it.
             inputs[name] = ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device)
             binding.bind_ortvalue_input(name, inputs[name])
-        # An unbound call determines the shape of the output.
+        # The shape of the output is still unknown: the first call allocates the output.
         binding.bind_output(self._outputs.output, self._device)
         with self._session_lock:
             session.run_with_iobinding(binding, graph_options(UNCAPTURED))

@@ -1,10 +1,11 @@
 """KV caches for ONNX Runtime, on the host and on a device, and the transfer of inputs and outputs.
 
-ONNX Runtime has no call that copies device memory. A graph with one Identity does, bound to source
-and target. It copies whole slots, because the contents after the valid tokens do not matter.
+ONNX Runtime has no function that copies device memory. DeviceKvCache therefore runs a graph with
+one Identity node, bound to source and target. The graph copies whole slots, because the contents
+after the valid tokens do not matter.
 
-A host array that is bound for a device is copied once, when it is bound (onnxruntime issue 5857).
-Values that change between calls therefore have a buffer on the device.
+ONNX Runtime copies a host array to the device only once, when the array is bound (onnxruntime issue
+5857). Values that change between calls therefore have a buffer on the device.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ class KvCache(Protocol):
         ...
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
-        """Bind an input. The result copies `values` to its buffer."""
+        """Bind an input. The returned function copies `values` to the buffer of the input."""
         ...
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> Transfer:
-        """Bind an output. The result copies its buffer to `values`."""
+        """Bind an output. The returned function copies the buffer of the output to `values`."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -140,7 +141,7 @@ def _describe_array(array: NDArray[np.generic]) -> tuple[object, ...]:
 
 
 def _transfer_nothing() -> None:
-    """On the host a call reads and writes the arrays themselves."""
+    """Do nothing: on the host a call reads and writes the bound arrays themselves."""
 
 
 def copy_slot(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
@@ -204,7 +205,7 @@ class DeviceKvCache:
             self._copy(self._slot_address(array, source), self._slot_address(array, target))
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap two slots, all of their tokens."""
+        """Swap all tokens of two slots."""
         spare = self._spare.data_ptr()
         for array in self._arrays:
             self._copy(self._slot_address(array, first), spare)
@@ -228,7 +229,7 @@ class DeviceKvCache:
 def _open_copier(
     dtype: np.dtype[np.generic], shape: tuple[int, ...], provider: str
 ) -> ort.InferenceSession:
-    """A session of one Identity. The extra for GPUs includes the package `onnx`."""
+    """Open a session of one Identity node. The extra for GPUs includes the package `onnx`."""
     from onnx import helper
 
     values = [

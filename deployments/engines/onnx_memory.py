@@ -1,8 +1,8 @@
-"""CPU memory of ONNX Runtime: one arena for all sessions of a process, and when it gets smaller.
+"""CPU memory of ONNX Runtime: one arena for all sessions of a process, and rules to shrink it.
 
-Without an arena each pass maps its buffers anew and the kernel clears their pages, which takes 3
-to 15 % of a pass. An arena keeps what the largest pass needed. The sessions of a process share one,
-so it grows with concurrent passes and not with models.
+Without an arena each pass maps its buffers anew and the kernel clears their pages. That takes 3 to
+15 % of a pass. An arena keeps the memory that the largest pass needed. The sessions of a process
+share one arena, so its size grows with concurrent passes and not with models.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from functools import cache
 
 import onnxruntime as ort
 
-# A larger pass returns its memory: often hundreds of megabytes, while it gains least by keeping it.
+# A pass with more tokens returns its memory, often hundreds of megabytes, at its end. Large passes
+# gain least from memory that is kept.
 MAX_RETAINED_TOKENS = 1_024
-# Memory of a pass is returned after this many passes of less than a quarter of its tokens.
+# Unused memory is returned after this many consecutive passes with fewer than SMALL_SHARE of the
+# tokens of the largest pass.
 SMALL_PASSES = 64
 SMALL_SHARE = 0.25
 
@@ -30,17 +32,17 @@ def share_arena() -> None:
 class ArenaTrimmer:
     """Decides after which passes of a session ONNX Runtime returns unused arena memory.
 
-    The counts take no lock. A pass that another thread hides only delays a return.
+    The counts take no lock. A count that is lost when two threads update it only delays a return.
     """
 
     def __init__(self) -> None:
         self._options = ort.RunOptions()
         self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self._largest = 0  # tokens of the largest pass since the last return
-        self._small = 0  # passes since the last that was not small
+        self._small = 0  # consecutive small passes, see SMALL_SHARE
 
     def options(self, tokens: int) -> ort.RunOptions | None:
-        """Options for a pass of `tokens`, padding included."""
+        """Return the options for a pass of `tokens` tokens, padding included."""
         if tokens <= MAX_RETAINED_TOKENS and not self._is_unused(tokens):
             return None
         self._largest = self._small = 0

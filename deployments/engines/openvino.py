@@ -1,8 +1,8 @@
 """The engine OpenVINO: encoders on the CPU, from ONNX graphs.
 
-It supports plain exports, `Attention` of opset 23 and the fused operators of ONNX Runtime. Static
-int8 (QuantizeLinear, DequantizeLinear) uses int8 kernels. Dynamic int8 (DynamicQuantizeLinear,
-MatMulInteger) does not, and runs slower than fp32.
+OpenVINO supports plain exports, `Attention` of opset 23 and the fused operators of ONNX Runtime.
+Static int8 (QuantizeLinear, DequantizeLinear) uses int8 kernels. Dynamic int8
+(DynamicQuantizeLinear, MatMulInteger) does not use them and is slower than fp32.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ if TYPE_CHECKING:
 Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle requests of one compiled model
 
 DEVICE = "CPU"
-# Kernels are cached per shape, some with a copy of the weights. With OpenVINO's default of 5,000
-# per stream a MiniLM int8 graph grew to 3 GB within 400 shapes. A shape needs about 15.
+# Bounds of the kernel cache. OpenVINO caches kernels per shape, some with a copy of the weights.
+# With its default of 5,000 kernels per stream, a MiniLM int8 graph grew to 3 GB within 400 shapes.
+# One shape needs about 15 kernels.
 _MIN_CACHED_KERNELS = 500
 _KERNELS_PER_SHAPE = 32
 
 
 class OpenVinoEngine:
-    """Encoder engine for one graph, with `concurrent_passes` requests; further calls wait.
+    """Encoder engine for one graph, with `concurrent_passes` infer requests; further passes wait.
 
     A batch is padded to the smallest bucket that fits, because a new shape costs about as much time
-    as the pass. A larger batch runs unpadded. OpenVINO computes and copies every output of a model,
-    so unpooled outputs have a model of their own, compiled on first use.
+    as the pass. A larger batch runs unpadded. OpenVINO computes and copies every output of a model.
+    A second model, compiled on first use, therefore computes the unpooled outputs.
     """
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
@@ -90,8 +91,11 @@ class OpenVinoEngine:
         self._idle = None
 
     def _get_requests(self, idle: dict[str, Requests], output: str) -> Requests:
-        """Idle requests for `output`; compiles the model on first use. Raises EngineFailed."""
-        if output in idle:  # without the lock, because compiling takes seconds
+        """Return the queue of idle requests for `output`. Compile its model on first use.
+
+        Raises EngineFailed.
+        """
+        if output in idle:  # without the lock, which another thread may hold for seconds
             return idle[output]
         with self._compile_lock, translate_errors(self._spec.path.name):
             if output not in idle:
@@ -131,10 +135,10 @@ def _build_config(spec: GraphSpec, settings: EncoderSettings) -> dict[str, Any]:
     return {
         # Set explicitly: the default is bf16 on every CPU that supports it.
         "INFERENCE_PRECISION_HINT": "bf16" if _uses_bf16(spec) else "f32",
-        # Threads of all streams; a stream runs one pass.
+        # The threads of all streams together. A stream runs one pass at a time.
         "INFERENCE_NUM_THREADS": settings.intra_op_threads * settings.concurrent_passes,
         "NUM_STREAMS": settings.concurrent_passes,
-        # With pinning several replicas would share the same cores.
+        # With pinning, the threads of several replicas would share the same cores.
         "ENABLE_CPU_PINNING": False,
         "CPU_RUNTIME_CACHE_CAPACITY": max(
             _MIN_CACHED_KERNELS, _KERNELS_PER_SHAPE * len(spec.options.buckets)
@@ -153,8 +157,8 @@ def _core() -> openvino.Core:
 def disable_telemetry() -> None:
     """Disable the telemetry of OpenVINO and NNCF; call before importing them.
 
-    It would also write a client id to the home directory. There is no telemetry if its package
-    cannot be imported.
+    The telemetry would also write a client id to the home directory. OpenVINO and NNCF run without
+    telemetry if the package `openvino_telemetry` cannot be imported.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 

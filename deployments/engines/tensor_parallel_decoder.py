@@ -1,12 +1,13 @@
 """Tensor parallelism: a decoder whose model is distributed over several GPUs of one replica.
 
-The plan of transformers splits weights by columns or rows. Each GPU computes some of the heads and
-a part of each MatMul, and caches the keys and values of its heads. One process per GPU runs every
-call, and the first one returns the logits. Without GPUs the processes share the CPU, which is for
-tests only.
+The tensor-parallel plan of transformers splits weights by columns or rows. Each GPU computes some
+of the heads and a part of each MatMul, and caches the keys and values of its heads. There is one
+process per GPU. All processes run every call, and the first process returns the logits. Without
+GPUs the processes share the CPU, which is for tests only.
 
 Processes receive calls through pipes. Logits of decode steps return through shared memory, because
-they are large. A failed process may leave the others blocked in a MatMul, so one failure ends all.
+they are large. A failed process may leave the other processes blocked in a MatMul, so one failure
+ends all of them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _ProcessReply(NamedTuple):
     """Result of a call in one process."""
 
     error: str | None = None
-    logits: NDArray[np.float32] | None = None  # if not in shared memory
+    logits: NDArray[np.float32] | None = None  # of a prefill; decode steps use shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class TensorParallelDecoder:
             raise EngineFailed(reason)
         self._logits = _PROCESSES.RawArray("f", slots * spec.vocabulary)
         self._workers: list[_Worker] = []
-        # Exists as long as the processes: on GPUs they may connect as late as in the first MatMul.
+        # The rendezvous file must exist as long as the processes. On GPUs the processes may connect
+        # as late as in the first MatMul.
         self._directory = tempfile.TemporaryDirectory()
         try:
             with translate_errors(spec.path.name):
@@ -138,7 +140,7 @@ class TensorParallelDecoder:
         deadline_s = time.monotonic() + (0.0 if at_once else _SHUTDOWN_TIMEOUT_S)
         for worker in workers:
             worker.process.join(max(0.0, deadline_s - time.monotonic()))
-            worker.process.kill()  # no effect if it has ended
+            worker.process.kill()  # no effect on a process that has ended
         for worker in workers:
             worker.process.join()
         self._directory.cleanup()
@@ -147,7 +149,7 @@ class TensorParallelDecoder:
         if not self._workers:
             raise EngineLost(f"{self.info.compute_type}: the engine is closed")
         for worker in self._workers:
-            # If the process has ended, its missing reply is reported.
+            # Sending to an ended process raises OSError. `_collect_replies` reports the process.
             with suppress(OSError):
                 worker.calls.send((name, arguments, named))
         return self._collect_replies(name)
@@ -246,7 +248,10 @@ def _open_shard(spec: _WorkerSpec) -> TorchDecoder:
 
 
 def _end_with_parent() -> None:
-    """End this process with its parent: a process blocked in a MatMul does not read its pipe."""
+    """End this process when its parent ends.
+
+    The closed pipe alone does not suffice: a process that is blocked in a MatMul does not read it.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None, "bug: the process has no parent"
     wait([parent.sentinel])

@@ -1,8 +1,9 @@
 """Options of ONNX Runtime's TensorRT provider: precision, range of shapes, and caches.
 
-TensorRT compiles a graph for a range of shapes, the profile, which takes minutes. The engine and
-the measured times of its kernels (timing cache) are therefore kept in the folder of this host next
-to the artifact. https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html
+TensorRT compiles a graph to an engine for a range of shapes, the profile. This takes minutes. The
+engine and the measured times of its kernels (timing cache) are therefore kept, in the folder of
+this host next to the artifact.
+https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 TENSORRT = "TensorrtExecutionProvider"
 _MODULE = "tensorrt_libs"  # of NVIDIA's packages on PyPI
 _PACKAGES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs")
-# In the order of their dependencies.
+# A library may depend on the libraries before it.
 _LIBRARIES = ("libnvinfer.so.*", "libnvinfer_plugin.so.*", "libnvonnxparser.so.*")
 _FOLDER = "tensorrt"
 # The provider reads booleans only in this form.
@@ -36,7 +37,7 @@ _ON = "True"
 
 @cache
 def missing_tensorrt() -> str | None:
-    """Why the provider cannot start although this build of ONNX Runtime has it, or None."""
+    """Return why the TensorRT provider of this ONNX Runtime build cannot start, or None."""
     if find_spec(_MODULE) is None and find_library("nvinfer") is None:
         return f"TensorRT is not installed (`pip install {_PACKAGES[0]}`)"
     return None
@@ -44,9 +45,9 @@ def missing_tensorrt() -> str | None:
 
 @cache
 def load_tensorrt_libraries() -> None:
-    """Load the libraries of PyPI's package, which the dynamic linker does not search.
+    """Load the libraries of NVIDIA's PyPI package; the dynamic linker does not search there.
 
-    Raises EngineFailed. Without the package, those of the system are used.
+    Without the package, ONNX Runtime uses the libraries of the system. Raises EngineFailed.
     """
     package = find_spec(_MODULE)
     for directory in (package.submodule_search_locations or ()) if package else ():
@@ -64,9 +65,9 @@ def build_tensorrt_options(
     buckets: Sequence[tuple[int, int]],
     host_folder: Path | None,
 ) -> dict[str, str]:
-    """Return the provider options for `graph`. Without a writable folder nothing is kept.
+    """Return the provider options for `graph`. Without a writable `host_folder` no cache is kept.
 
-    Batches are padded to `buckets`, so the profile reaches from the smallest to the largest.
+    Batches are padded to `buckets`, so the profile covers the smallest to the largest bucket.
     Without buckets TensorRT compiles again for every larger shape.
     """
     options = {"trt_fp16_enable": _ON} if precision == "fp16" else {}
@@ -83,7 +84,7 @@ def build_tensorrt_options(
 
 
 def _build_profile(inputs: Sequence[str], buckets: Sequence[Bucket]) -> dict[str, str]:
-    """Return the profile of all inputs; kernels are chosen for the bucket in the middle."""
+    """Return the profile of all inputs. TensorRT chooses kernels for the bucket of median size."""
     by_size = sorted(buckets, key=lambda bucket: (bucket.items * bucket.tokens, bucket))
     items, tokens = zip(*buckets, strict=True)
     corners: Mapping[str, Bucket] = {
@@ -111,7 +112,7 @@ def _read_inputs(graph: Path) -> list[str]:
 
 
 def _make_folder(host_folder: Path, graph: Path) -> Path | None:
-    """Create the folder of engines of these versions; others would not be valid here."""
+    """Create the folder for compiled engines. Engines of other package versions are not valid."""
     versions = {"onnxruntime": ort.__version__, **installed_versions(_PACKAGES)}
     name = "-".join(f"{package}-{version}" for package, version in versions.items())
     folder = host_folder / _FOLDER / name / graph.stem

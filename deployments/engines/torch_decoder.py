@@ -7,11 +7,11 @@ with logits), memory_{0, 1, ...}: keys and values of each layer, [B, heads, toke
 in place. Output: logits [B, L, V] in fp32.
 
 A decode step has hundreds of kernels, and launching them takes longer than running them. On CUDA
-the step is therefore captured as a graph for each number of slots, and one launch replays it from
-any thread. Attention reads as many tokens of all slots as the longest one has, so there are graphs
-for up to 256 tokens, up to 512, and so on. Prefill is neither captured nor compiled, because its
-kernels are large and its lengths vary. Steps with a KV cache on the host or with tensor parallelism
-are not captured.
+the step is therefore captured as a CUDA graph for each number of slots. One launch replays the
+graph, from any thread. In every slot, attention reads as many tokens as the longest slot has. There
+are therefore graphs for up to 256 tokens, up to 512, and so on. Prefill is neither captured nor
+compiled, because its kernels are large and its lengths vary. Steps with a KV cache on the host or
+with tensor parallelism are not captured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
-# Uncaptured calls read the KV cache up to a multiple of this length, which suits the kernels.
+# Uncaptured calls read a multiple of this many cached tokens, because kernels run best on these.
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the first graph; each further graph has twice that
 _COMPILER = "inductor"
@@ -59,7 +59,7 @@ class _LoadedDecoder:
     kv_cache: torch.Tensor  # [2 * layers, slots, heads, tokens, size]
     ids: torch.Tensor  # [slots, 1], input of a decode step
     lengths: torch.Tensor  # [slots]
-    first: torch.Tensor  # [1], zero: a decode step has logits of its only token
+    first: torch.Tensor  # [1], `wanted` of a decode step: the index 0 of its only token
     logits: torch.Tensor  # [slots, V], output of a decode step
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:
@@ -115,7 +115,7 @@ class TorchDecoder:
         loaded, slots = self.loaded, len(ids)
         with translate_errors(self.info.compute_type), torch.inference_mode():
             loaded.ids[:slots, 0].copy_(torch.tensor(ids))
-            # Only a slot whose result is ignored can be full.
+            # Only a slot whose result is ignored can be full. Keep its new token inside the cache.
             lengths = np.minimum(lengths, self.info.context - 1)
             loaded.lengths[:slots].copy_(torch.tensor(lengths))
             tokens = 1 + int(lengths.max())
@@ -153,7 +153,7 @@ class TorchDecoder:
 
     @property
     def loaded(self) -> _LoadedDecoder:
-        """Raises EngineFailed once the engine is closed."""
+        """The loaded module. Raises EngineFailed once the engine is closed."""
         if self._loaded is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         return self._loaded
@@ -219,9 +219,10 @@ def _open_module(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
 
 
 def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compile for any number of slots and tokens at the first step, and once more for one slot.
+    """Compile `module` for any number of slots and tokens.
 
-    Without CUDA graphs of torch.compile, which belong to one thread: `_capture` makes them.
+    torch compiles at the first step, and once more for a single slot. CUDA graphs of torch.compile
+    are not used, because they belong to one thread. `_capture` records the CUDA graphs instead.
     """
     import torch
 
@@ -230,7 +231,7 @@ def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _capture(step: Callable[[], None], pool: object | None) -> torch.cuda.CUDAGraph:
-    """Capture `step`, which also runs for warm-up: it must be repeatable."""
+    """Capture `step`. It must be repeatable, because it also runs several times for warm-up."""
     import torch
 
     stream = torch.cuda.Stream()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _METADATA_KEY = "program"
 
-# Arithmetic on sizes, traced as Python functions.
+# Arithmetic on tensor sizes, which torch.export traces as Python functions.
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -31,7 +31,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         operator.ge,
     )
 }
-# Operators that models need in addition to the core ones. None modifies its arguments.
+# ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
         *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
@@ -41,7 +41,7 @@ _ADDITIONAL_OPERATORS = frozenset(
         "zeros",
     }
 )
-# The only operator that modifies an argument: a KV cache.
+# The only operator that may modify an argument. It writes to a KV cache.
 _IN_PLACE = "aten.scatter_.src"
 _ENUMS = ("dtype", "layout", "memory_format")
 
@@ -49,11 +49,11 @@ _ENUMS = ("dtype", "layout", "memory_format")
 def write_program(
     program: torch.export.ExportedProgram, path: Path, *, in_place: bool = False
 ) -> None:
-    """Write an exported program with its first output.
+    """Write an exported program with its first output only.
 
     With `in_place` the program may modify inputs by `scatter_`; otherwise all operators are
-    functional. Raises EngineFailed for what the format cannot represent. Export under
-    `torch.no_grad()`, or the program contains changes of the gradient mode.
+    functional. Export under `torch.no_grad()`, or the program contains changes of the gradient
+    mode. Raises EngineFailed for operators and values that the format cannot represent.
     """
     from safetensors.torch import save_file
 
@@ -94,7 +94,7 @@ def read_program(path: Path, device: str) -> torch.fx.GraphModule:
 
 
 def read_module(path: Path, device: str) -> torch.fx.GraphModule:
-    """`read_program` without a check of the inputs, which are the parameters of the module."""
+    """Read a program without a check of its inputs, which become the parameters of the module."""
     import torch
     from safetensors import safe_open
 
@@ -132,7 +132,10 @@ def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
 
 
 def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """Inputs, and the nodes that outputs or the KV cache depend on; no assertions on shapes."""
+    """Return the inputs and all nodes that the output or a KV cache write depends on.
+
+    Assertions on shapes are dropped, because no other node depends on them.
+    """
     needed: list[torch.fx.Node] = []
     seen: set[torch.fx.Node] = set()
     inputs = set(program.graph_signature.user_inputs)
@@ -161,7 +164,10 @@ def _name(target: Any) -> str:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The operator `aten.NAME.OVERLOAD` or a function on sizes. Raises EngineFailed."""
+    """Return the operator or function on sizes with this name, such as `aten.add.Tensor`.
+
+    Raises EngineFailed for a name that is not allowed.
+    """
     import torch
 
     if name in _FUNCTIONS:

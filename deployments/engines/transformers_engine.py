@@ -11,7 +11,7 @@ from deployments.engines.torch_engine import open_torch_decoder
 
 
 def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
-    # bitsandbytes computes with quantized weights.
+    # transformers computes with quantized weights through bitsandbytes.
     if target.precision in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         return "the package `bitsandbytes` is not installed"
     if target.options.attention == "flash":

@@ -1,9 +1,9 @@
 """Models of transformers over an external KV cache at fixed addresses.
 
-The module has a cache class that writes to given tensors, a mask with the valid tokens of each
-slot, and attention over the cached keys and values without copies. torch_decoder.py describes its
-inputs and output. The build traces such a module into a program. Checkpoints that were sealed whole
-run as one.
+The module has a cache class that writes to given tensors and a mask with the valid tokens of each
+slot. Its attention reads the cached keys and values without copies. torch_decoder.py describes the
+inputs and the output of the module. The build traces such a module into a torch program. A
+checkpoint that was sealed whole runs as such a module without tracing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def with_external_kv(
             wanted: torch.Tensor,
             memory: Sequence[torch.Tensor],
         ) -> torch.Tensor:
-            # The names of the parameters are those of the inputs of stored programs.
+            # Stored programs name their inputs after these parameters.
             tokens = torch.arange(input_ids.shape[1], device=lengths.device)
             positions = lengths[:, None] + tokens
             output = self.model(
@@ -133,7 +133,10 @@ def _build_mask(positions: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
 
 
 def _build_lengths(positions: torch.Tensor, _cached: torch.Tensor) -> torch.Tensor:
-    """Tokens per slot with the new ones, [B, 1, 1, 1]: transformers passes four dimensions on."""
+    """Return the tokens per slot, new tokens included, as [B, 1, 1, 1].
+
+    transformers passes a mask with four dimensions on to the attention function unchanged.
+    """
     return (positions[:, -1] + 1).int().reshape(-1, 1, 1, 1)
 
 
@@ -147,8 +150,8 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention of queries [B, Q, T, size] to keys [B, heads, M, size]; returns [B, T, Q, size].
 
-    Query heads that share a key head become additional tokens of that head. torch would copy the
-    keys for each of them otherwise.
+    Query heads that share a key head become additional tokens of that head. Otherwise torch would
+    copy the keys for each query head.
     """
     import torch
 
@@ -175,10 +178,10 @@ def _attend_by_length(
     attention_mask: torch.Tensor,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`_attend` by the package `flash_attn`, which reads no more tokens than each slot has.
+    """Do the same as `_attend` with `flash_attn`, which reads only the valid tokens of each slot.
 
-    `attention_mask` has the result of `_build_lengths`. The last T tokens of a slot are the
-    queries, aligned with its end. https://github.com/Dao-AILab/flash-attention
+    `attention_mask` contains the result of `_build_lengths`. The queries are the last T tokens of
+    each slot. https://github.com/Dao-AILab/flash-attention
     """
     from flash_attn import flash_attn_with_kvcache
 
@@ -214,7 +217,7 @@ def _build_cache(
             )
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
-            return 0  # slots have different lengths; the mask and position_ids contain them
+            return 0  # no common length: the mask and position_ids state the length per slot
 
     return SlotCache(layers=[])
 
@@ -223,8 +226,8 @@ def _write_in_place(
     array: torch.Tensor, new: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """Write new keys or values [B, heads, T, size] to a cache array. Return the array."""
-    # Masked positions are multiplied by zero, which does not remove a NaN. A NaN would also reach
-    # the next job of the slot.
+    # Attention multiplies masked positions by zero, but zero times NaN is NaN. A NaN would also
+    # reach the next job of the slot.
     finite = new.nan_to_num(0.0, 0.0, 0.0)
     return array.scatter_(2, positions[:, None, :, None].expand(new.shape), finite)
 

@@ -18,7 +18,7 @@ from deployments.tasks import TaskInput
 
 
 class Admission:
-    """Limits of one ingress replica. Full limits reject at once; nothing waits here."""
+    """Limits of one ingress replica. A request beyond a limit fails at once instead of waiting."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
@@ -51,7 +51,7 @@ class Admission:
         check_prompts(prompts, candidates, self.limits)
 
     def reserve_generations(self, completions: int, client: str) -> None:
-        """Raises Overloaded, or TooManyItems for more than one client can ever have."""
+        """Raises Overloaded, or TooManyItems for more completions than one client may have."""
         share = max(self.generations.limit // 2, 1)
         if completions > share:
             raise TooManyItems(

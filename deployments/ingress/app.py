@@ -29,8 +29,8 @@ from deployments.ingress.http.request_options import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.pipeline import RequestPipeline
 
-# Every API but the documentation, which describes the others. To add one, write its package and add
-# its line here. Where two routes match a path the earlier one wins, so the last has the broadest.
+# All APIs except the documentation, which describes the others. To add an API, write its package
+# and add a line here. If two routes match a path, the earlier one wins: the broadest come last.
 APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     PlaygroundRoutes,
     OperationsRoutes,

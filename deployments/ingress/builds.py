@@ -1,7 +1,7 @@
-"""Models that are built while the server runs: pulls, who waits for them, and the builder.
+"""Models that are built while the server runs: pulls, requests that wait, and the builder process.
 
-The queue in the store is the truth (deployments/builds/queue.py). Every ingress replica keeps a
-builder process alive while builds wait; a lock lets only one of them work.
+The build queue in the store holds all state (deployments/builds/queue.py). Every ingress replica
+keeps a builder process alive while builds wait. A lock lets only one builder work at a time.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from deployments.keys.caller import current_caller
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-POLL_S = 0.5  # between two looks at a build
-EVENT_S = 1.0  # between two events of a watched build
-MAX_WATCH_S = 100.0  # of one stream of events; clients connect again
-SERVED_AFTER_S = 15.0  # within which every replica knows a model that is ready
-FAILED_FOR_S = 600.0  # before a request, unlike an operator, starts a failed build again
-ELSEWHERE_S = 2.0  # between two looks at builds that another process runs
-MAX_RESTART_S = 60.0  # between two starts of a builder that fails
+# All times are in seconds.
+POLL_S = 0.5  # interval between reads of a build's state
+EVENT_S = 1.0  # interval between events of a watched build
+MAX_WATCH_S = 100.0  # longest stream of events; clients then reconnect
+SERVED_AFTER_S = 15.0  # time until every replica knows a new model
+FAILED_FOR_S = 600.0  # wait before a request may repeat a failed build; operators need not wait
+ELSEWHERE_S = 2.0  # interval between reads while another process runs the builds
+MAX_RESTART_S = 60.0  # longest pause between two starts of a failing builder
 
 StartBuilder = Callable[[Path, int], subprocess.Popen[bytes]]
 
 
 class BuildService:
-    """The builds of one ingress replica. `is_served` says whether requests find a model."""
+    """The builds of one ingress replica. `is_served` tells whether requests can use a model id."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class BuildService:
         return self._queue.store
 
     async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
-        """Queue the build of any source, also after a failure. For operators.
+        """Queue the build of any source for an operator, even if its last build just failed.
 
         Raises Forbidden without `builds.allow_pull`, InvalidField, Overloaded, StoreNotWritable.
         """
@@ -87,14 +88,14 @@ class BuildService:
         return status
 
     async def status(self, model_id: str) -> BuildStatus | None:
-        """Describe the last build of a model; None without one, or if it was removed since.
+        """Describe the last build of a model; None if it has no build or was removed since.
 
         Raises Forbidden.
         """
         current_caller().require_model(model_id)
         try:
             status = await asyncio.to_thread(self._queue.status, model_id)
-        except ManifestInvalid:  # no model has such an id
+        except ManifestInvalid:  # the id is malformed, so no model has it
             return None
         if status is None or status.state is not BuildState.READY:
             return status
@@ -102,10 +103,7 @@ class BuildService:
         return status if is_new or self._is_served(model_id) else None
 
     async def watch(self, model_id: str) -> AsyncGenerator[BuildStatus, None]:
-        """Yield the status now, and then as it changes, until the build has ended.
-
-        For MAX_WATCH_S at most.
-        """
+        """Yield the status now and after each change, until the build ends or after MAX_WATCH_S."""
         last = None
         for _ in range(int(MAX_WATCH_S / EVENT_S)):
             status = await self.status(model_id)
@@ -119,12 +117,12 @@ class BuildService:
             await asyncio.sleep(EVENT_S)
 
     async def wait_for_missing(self, model_id: str, error: ServeError, *, waits: bool) -> None:
-        """Return once a model is served that a request did not find; pull it if that is allowed.
+        """Return once a model that a request did not find is served; pull it if that is allowed.
 
-        `waits`: for `builds.wait_s` at most. Raises ModelLoading with the estimated time,
+        With `waits` this takes up to `builds.wait_s`. Raises ModelLoading with the estimated time,
         BuildFailed with the reason, or `error` if no build of the model runs or waits.
         """
-        if self._is_served(model_id):  # what it lacks is a version
+        if self._is_served(model_id):  # only the requested version is missing
             raise error
         status = await self._find_or_pull(model_id)
         if waits:
@@ -143,7 +141,7 @@ class BuildService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep a builder alive while builds wait, also those of an earlier server."""
+        """Keep a builder alive while builds wait, including the builds of an earlier server."""
         task = asyncio.create_task(self._keep_building()) if has_compiler() else None
         try:
             yield
@@ -190,7 +188,7 @@ class BuildService:
                 await asyncio.sleep(pause_s)
 
     async def _run_builder(self) -> int:
-        """Run a builder until it ends; kill it if this task is cancelled. Its build resumes."""
+        """Run a builder until it ends. If this task is cancelled, kill it; its build can resume."""
         try:
             process = await asyncio.to_thread(
                 self._start, self._queue.store, self.settings.max_memory_bytes

@@ -37,7 +37,7 @@ def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions
 def select_best(
     completions: Sequence[Completion], candidates_per_prompt: int, choices: int
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Split into `choices` of each prompt with the highest mean log probability, and the rest."""
+    """Return the `choices` completions per prompt with the best mean log probability; the rest."""
     if candidates_per_prompt == choices:
         return tuple(completions), ()
     selected: list[Completion] = []
@@ -51,7 +51,7 @@ def select_best(
 
 
 def mean_logprob(completion: Completion) -> float:
-    """Mean over the tokens; minus infinity without any."""
+    """Return the mean over the tokens; minus infinity if no token has a log probability."""
     logprobs = [token.logprob for token in completion.tokens if token.logprob is not None]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 

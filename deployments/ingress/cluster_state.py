@@ -19,13 +19,13 @@ from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# s between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole status
-# from validated models. The longer interval applies once every required deployment runs and no
-# replica starts.
+# Seconds between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole
+# status from validated models. REFRESH_S applies once every required deployment runs and no replica
+# is starting.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 STATUS_TIMEOUT_S = 1.0
-# s after which a state is too old to use: three reads failed or hang.
+# Seconds after which a state is too old to use. By then three reads have failed or hang.
 MAX_AGE_S = 3 * REFRESH_S
 INGRESS = "Ingress"
 TOKENIZER = "Tokenizer"
@@ -38,7 +38,7 @@ GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
 
 
 class ReplicaTarget(NamedTuple):
-    """Desired replicas of a deployment and the bounds of autoscaling; equal without it."""
+    """Desired replicas of a deployment and their bounds; all equal without autoscaling."""
 
     target: int
     min: int
@@ -52,7 +52,7 @@ class ClusterSnapshot:
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
-    starting: Mapping[str, int] = field(default_factory=dict)  # those with such replicas
+    starting: Mapping[str, int] = field(default_factory=dict)  # replicas, only where some start
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
 
 
@@ -92,7 +92,7 @@ class ClusterMonitor:
         self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def missing(self) -> list[str]:
-        """List what default requests lack, and that the state is too old; empty when ready."""
+        """List the reasons why requests without options would fail; empty when ready."""
         required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:
             required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
@@ -114,11 +114,11 @@ class ClusterMonitor:
         return max(1, self.snapshot.running.get(INGRESS, 1))
 
     def expect_start_s(self, model: RegisteredModel, device: Device) -> float:
-        """Return the seconds that the first replica for the model on a device takes to start."""
+        """Return the expected start time of the model's first replica on a device, in seconds."""
         return self._starts.expect_s(name_deployment(model, device))
 
     async def refresh(self) -> None:
-        """Read the status once. Concurrent callers share one read; a failed one changes nothing."""
+        """Read the status. Concurrent callers share one read; a failed read changes nothing."""
         if self._refreshing is None:
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
@@ -166,7 +166,8 @@ class ClusterMonitor:
         }
 
     def _read_state(self, device: Device, settings: HardwareSettings, name: str) -> DeploymentState:
-        # The engine may be unable to use a GPU that Ray sees; waiting would not help then.
+        # A deployment may fail to start because its engine cannot use a GPU that Ray sees. Requests
+        # must not wait for such a GPU.
         usable_gpu = self.snapshot.gpus > 0 and name not in self.snapshot.failing
         available = device is Device.CPU or usable_gpu or settings.available == "always"
         return DeploymentState(available, self.snapshot.running.get(name, 0))
@@ -175,14 +176,14 @@ class ClusterMonitor:
 def read_serve_status(app_name: str) -> ClusterSnapshot:
     """Read the status of the deployments of `app_name` inside a replica.
 
-    `ray.serve.status` leaves out the targets of the autoscaler. The document of Serve's REST API,
-    from which it is made, has them.
+    `ray.serve.status` is derived from the document of Serve's REST API and omits the autoscaling
+    targets. This function therefore reads that document itself.
     """
     import ray
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ReplicaState
 
-    # Replicas that take a new `user_config`, or that a new controller finds, serve too.
+    # UPDATING replicas (new `user_config`) and RECOVERING ones (new controller) also serve.
     serving = (ReplicaState.RUNNING, ReplicaState.UPDATING, ReplicaState.RECOVERING)
     app = _get_global_client().get_serve_details()["applications"].get(app_name, {})
     deployments = app.get("deployments", {})
@@ -211,12 +212,12 @@ def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
     scaling = details["deployment_config"].get("autoscaling_config")
     if not scaling:
         return ReplicaTarget(target, target, target)
-    # The document leaves out what has its default: Serve's is 1.
+    # The document omits values that equal Serve's default, which is 1 for both bounds.
     return ReplicaTarget(target, scaling.get("min_replicas", 1), scaling.get("max_replicas", 1))
 
 
 class DeviceChoice(NamedTuple):
-    """The device of a request; `fallback` repeats it when a hint could not be met."""
+    """The device of a request. If it replaces the device of a hint, `fallback` repeats it."""
 
     device: Device
     fallback: Device | None = None
@@ -239,7 +240,7 @@ def choose_device(
     *,
     is_required: bool = False,
 ) -> DeviceChoice:
-    """Choose the wanted device. Unless it is required, the CPU computes where it is missing.
+    """Choose `device`, or the CPU if `device` is not available and not required.
 
     Raises HardwareUnavailable when the device has no deployment or the model has no graph for it.
     """

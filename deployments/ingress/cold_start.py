@@ -12,10 +12,10 @@ from deployments.registry import RegisteredModel
 
 
 class limit_cold_start:
-    """End the block after `wait_s` unless a replica runs by then; None sets no limit.
+    """End the block with ModelLoading if no replica runs after `wait_s`; None sets no limit.
 
-    Raises ModelLoading, also in place of DeadlineExceeded, if no replica runs at the end. With a
-    running replica the block costs nothing.
+    ModelLoading also replaces DeadlineExceeded if no replica runs then. The block costs nothing
+    while a replica runs.
     """
 
     __slots__ = ("_device", "_ending", "_model", "_monitor", "_timeout", "_wait_s")

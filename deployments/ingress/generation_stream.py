@@ -1,9 +1,9 @@
 """Completions of one request as they are generated: several streams merged into one.
 
-The rule for slow readers has two limits, both of `user_config` of the Ingress. A stream fails when
-its reader is more than `stream_buffer_tokens` behind. A connection is closed when its client reads
-nothing for `stream_write_timeout_s` (http/sse.py). This module holds the only buffer: generators
-are read as fast as they send, because Ray Serve would store what the ingress leaves unread.
+Two settings of the Ingress limit slow readers. A stream fails when its reader is more than
+`stream_buffer_tokens` behind. A connection is closed when its client reads nothing for
+`stream_write_timeout_s` (http/sse.py). This module holds the only buffer. It reads generators as
+fast as they send, because Ray Serve would otherwise store the unread chunks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ChoiceChunk(NamedTuple):
 
 
 class GenerationStream:
-    """Chunks of all completions. Closing it frees their KV slots; iterating raises ServeError.
+    """Chunks of all completions. Iterating raises ServeError; `aclose` frees the KV slots.
 
-    A task reads each completion, so that a reader can stop at any moment. `on_end` is called once,
-    with the HTTP status that the request ends with.
+    One task per completion reads its chunks, so that the consumer can stop at any moment. `on_end`
+    is called once, with the final HTTP status of the request.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class GenerationStream:
     ) -> None:
         self.model = model
         self.fallback = fallback
-        # One per choice; empty until a choice of every prompt has started. A choice that waits for
-        # a KV slot has the value of the first choice of its prompt.
+        # One element per choice; empty until a choice of every prompt has started. A choice that
+        # waits for a KV slot has the element of its prompt's first started choice.
         self.started: tuple[Started, ...] = ()
         self.finished: list[Finished] = []  # in the order of their end
-        self.texts: list[str] = []  # of the completions so far
-        self.ended_early = False  # at a limit that only this stream had
+        self.texts: list[str] = []  # text of each completion so far
+        self.ended_early = False  # whether `finish_early` cut a completion, as for `max_time`
         self._on_end = on_end
         self._choices_per_prompt = choices_per_prompt
         self._started_choices: dict[int, Started] = {}
@@ -73,8 +73,8 @@ class GenerationStream:
     async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
         """Read all `sources`, source i inside `with_timeout(i)`, until every prompt has started.
 
-        Its other choices may wait for a KV slot meanwhile. If a source raises before, close all and
-        raise its exception.
+        A prompt has started when one of its choices has; the others may still wait for a KV slot.
+        If a source raises before that, close all sources and raise its exception.
         """
         self._running = len(sources)
         self.texts = [""] * len(sources)
@@ -171,7 +171,7 @@ class GenerationStream:
             return
         if not self.started:
             self._started_s = time.perf_counter()
-            self._buffered_tokens = 0  # no client could read them
+            self._buffered_tokens = 0  # earlier tokens do not count: no client could read them
         self.started = tuple(
             self._started_choices.get(i, self._started_prompts[i // per_prompt])
             for i in range(choices)

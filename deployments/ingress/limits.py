@@ -1,7 +1,7 @@
 """Size limits of one request, the same for every API.
 
-Errors name the fields of the internal request: `prompt`, `prompt[3]` of several prompts,
-`prompt[3].content` of a chat message. Each API renames them for its clients.
+Errors name the fields of the internal request: `prompt`, `prompt[3]` for one of several prompts,
+`prompt[3].content` for a chat message. Each API renames these fields for its clients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deployments.errors import InputTooLong, TooManyItems
 from deployments.messages import Chat, Prompt, Text, Truncation, count_characters
 from deployments.tasks import TaskInput
 
-# Stop strings of one request, and characters of each.
+# Limits of the stop strings of one request, and of the characters of each.
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
 
@@ -24,8 +24,8 @@ MAX_STOP_CHARS = 1_000
 def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
     """Truncate each text, or each segment of a pair, to `item_chars` before tokenization.
 
-    Raises InputTooLong without truncation. The start of a text is never removed when the task
-    answers with character offsets, because they would shift.
+    Raises InputTooLong if the request does not allow truncation. It also does so if the start would
+    be cut and the task answers with character offsets: the offsets would shift.
     """
     if all(longest_segment(text) <= item_chars for text in parsed.texts):
         return parsed
@@ -94,7 +94,10 @@ def check_prompts(prompts: Sequence[Prompt], candidates: int, limits: LimitSetti
 
 
 def _check_prompt(prompt: Prompt, path: str, limits: LimitSettings) -> int:
-    """Return characters or token ids. The template joins the messages of a chat into one text."""
+    """Return the number of characters or token ids. A chat counts as one text.
+
+    The chat template joins its messages.
+    """
     if not isinstance(prompt, Chat):
         unit = "characters" if isinstance(prompt, str) else "token ids"
         return _check_size(len(prompt), unit, path, limits)

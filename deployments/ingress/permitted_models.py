@@ -1,4 +1,4 @@
-"""The models that the key of the present request permits."""
+"""The models that the key of the current request permits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 
 class PermittedModels:
-    """The registry as the caller may see it: defaults and lists have permitted models only."""
+    """View of the registry: defaults and lists have only models that the caller may use."""
 
     def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
-        """`trusted_proxies` as in `limits`: who is a client, for splits."""
+        """`limits.trusted_proxies` helps to identify clients, which traffic splits depend on."""
         self.trusted_proxies = trusted_proxies
         self._registry = registry
 
@@ -48,7 +48,7 @@ class PermittedModels:
         try:
             return self._registry.find(name, self._identify_client)
         except (UnknownModel, ArtifactMissing) as error:
-            error.model_id = model_id  # it may be built
+            error.model_id = model_id  # the request may wait for a build of this model
             raise
 
     def list_versions(self, model_id: str) -> list[RegisteredModel]:
@@ -57,5 +57,5 @@ class PermittedModels:
         return self._registry.list_versions(model_id)
 
     def _identify_client(self) -> str:
-        """Return who asks; a random one, with a random version, if nothing tells."""
+        """Return the client; a random name, and so a random version of a split, if unknown."""
         return current_client(self.trusted_proxies) or os.urandom(8).hex()

@@ -51,7 +51,7 @@ from deployments.tasks import TASKS
 
 
 class RequestPipeline:
-    """Shared by every API of one ingress replica."""
+    """The steps of a request, shared by all APIs of one ingress replica."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class RequestPipeline:
         self._generators.configure(settings)
 
     def serves_model(self, model_id: str) -> bool:
-        """Whether a request of the present caller finds the model."""
+        """Whether a request of the current caller can use the model."""
         try:
             self.registry.find(model_id)
         except ServeError:
@@ -176,7 +176,7 @@ class RequestPipeline:
         return await self.settle(model_id, self.resolver.find_generator(model_id))
 
     async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
-        """Return the model that answers for a name: not one that fails its first trial now."""
+        """Return the model that answers for a name. A version that fails its trial is replaced."""
         name = name or model.ref.id
         while await self._prober.refuses(name, model):
             model = self.registry.find(name)
@@ -240,7 +240,7 @@ class RequestPipeline:
             end_work()
 
     async def _load(self, model: RegisteredModel) -> None:
-        """Load a model where requests without options run. Raises ServeError."""
+        """Load a model on the device of requests without options. Raises ServeError."""
         choice = self.resolver.choose_device(NO_OPTIONS, RequestWork(model, 0))
         executor = self._generators if model.is_generative else self._encoders
         await executor.load(model.ref, choice.device)
@@ -282,7 +282,7 @@ class RequestPipeline:
     async def _read_inputs(
         self, request: InferenceRequest, model: RegisteredModel, context: RequestContext
     ) -> Any:
-        """Return JSON inputs, in which texts replace token ids."""
+        """Return the inputs as JSON values; texts replace sequences of token ids."""
         if not isinstance(request.inputs, TokenIdInputs):
             return request.inputs
         texts = await self._decode(request, model, context, skip_special=True)

@@ -12,11 +12,11 @@ class PoolForecast(NamedTuple):
     """Forecast for one request in the replicas of one device."""
 
     device: Device
-    queue_s: float  # until the work before it is done
-    load_s: float  # until a replica runs and has the model; 0 if one has
-    run_s: float  # then until the answer
-    work_s: float  # of one replica, that the request keeps in use
-    price: float  # of a second of a replica
+    queue_s: float  # until the work before the request is done
+    load_s: float  # until a running replica has the model; 0 if one has it already
+    run_s: float  # from then until the answer
+    work_s: float  # time of one replica that the request uses
+    price: float  # price of one second of a replica
 
     @property
     def completion_s(self) -> float:
@@ -24,14 +24,14 @@ class PoolForecast(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The price of the replica, also while it loads the model for this request."""
+        """The price of the replica's time for the request, including the load of the model."""
         return self.price * (self.work_s + self.load_s)
 
 
 def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolForecast:
     """Return the cheapest pool that answers within `deadline_s` from now, else the fastest.
 
-    The first of equal ones. `forecasts` is not empty.
+    Among equal pools the first one counts. `forecasts` must not be empty.
     """
     in_time = [one for one in forecasts if one.completion_s <= deadline_s]
     if in_time:
@@ -42,9 +42,9 @@ def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolFor
 def choose_after_refusal(
     forecasts: Sequence[PoolForecast], refused: Device, deadline_s: float
 ) -> PoolForecast | None:
-    """Return the pool for a request that the pool of `refused` had no room for.
+    """Return another pool for a request that the full pool of `refused` has refused.
 
-    None if no other answers in time: then the client had better retry.
+    None if no other pool answers in time. The client should then retry later.
     """
     others = [one for one in forecasts if one.device != refused and one.completion_s <= deadline_s]
     return choose_pool(others, deadline_s) if others else None

@@ -1,7 +1,8 @@
 """Forecasts of how long each device would take for a request.
 
-The first ones come from cost tables, or from a guess; answers replace them. What waits is the work
-that this process has sent, times the number of its replicas: HAProxy spreads requests evenly.
+The first forecasts come from cost tables or a guess; measured answers then replace them. The
+waiting work of a device is this process's unanswered work times the number of ingress replicas,
+because HAProxy spreads requests evenly.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from deployments.tuning.similar_costs import find_nearest_costs
 T = TypeVar("T")
 K = TypeVar("K")
 
-# Measured: 23.8 MB in 0.17 s (docs/performance.md).
+# Speed of loading a model. Measured: 23.8 MB in 0.17 s (docs/performance.md).
 LOAD_BYTES_PER_S = 140e6
 CHARACTERS_PER_TOKEN = 4
-# A text and its special tokens, and an answer, before the first ones of a model.
+# Assumed tokens of a text (with special tokens) and of an answer, until a model has real ones.
 USUAL_TOKENS = 32
 USUAL_GENERATED_TOKENS = 128
 GUESS_S_PER_GENERATED_TOKEN = 0.02
-MAX_MODELS = 1_000  # whose rates are remembered
+MAX_MODELS = 1_000  # limit of the models whose rates are kept
 
 
 class RequestWork(NamedTuple):
-    """The work of a request: tokens of texts, about, or tokens to generate."""
+    """The work of a request: the estimated tokens of its texts, or the tokens to generate."""
 
     model: RegisteredModel
     tokens: float
@@ -51,29 +52,29 @@ class RequestWork(NamedTuple):
 
 
 class _Rates:
-    """Rates of one model on one device, estimated before they are measured."""
+    """Rates of one model on one device. Estimates apply until the rates are measured."""
 
     def __init__(self, pass_s: float, token_s: float) -> None:
-        """`pass_s`: of a forward pass. `token_s`: of a replica, per token."""
+        """`pass_s`: seconds of a forward pass. `token_s`: seconds of a replica per token."""
         self.passes, self.work = WorkRate(), WorkRate()
         self.passes.record(1, pass_s)
         self.work.record(USUAL_TOKENS, USUAL_TOKENS * token_s)
 
 
 class PoolForecasts:
-    """Use it from one event loop."""
+    """Forecasts of one ingress replica. Use from one event loop."""
 
     def __init__(
         self, args: AppArgs, monitor: ClusterMonitor, pools: Mapping[str, PoolManager]
     ) -> None:
-        """`pools` tell by deployment what is loaded; where one is missing, everything is."""
+        """`pools` has the loaded models by deployment; without an entry all count as loaded."""
         self.settings = PlacementSettings()
         self._args = args
         self._monitor = monitor
         self._pools = pools
         self._rates: OrderedDict[tuple[ModelRef, Device], _Rates] = OrderedDict()
         self._lengths: OrderedDict[ModelRef, WorkRate] = OrderedDict()  # of answers, in tokens
-        self._sent_s: dict[str, float] = {}  # of one replica, by deployment
+        self._sent_s: dict[str, float] = {}  # replica seconds of unfinished work, by deployment
 
     def forecast(self, work: RequestWork, device: Device) -> PoolForecast:
         rates, name = self._find_rates(work.model, device), name_deployment(work.model, device)
@@ -91,7 +92,7 @@ class PoolForecasts:
         )
 
     def expect_tokens(self, model: RegisteredModel, limit: int | None) -> float:
-        """Return the tokens that an answer of a generative model will have, at most `limit`."""
+        """Return the expected tokens of an answer of a generative model, at most `limit`."""
         lengths = self._lengths.get(model.ref)
         usual = USUAL_GENERATED_TOKENS if lengths is None else lengths.predict_s(1)
         return usual if limit is None else min(usual, limit)
@@ -99,7 +100,7 @@ class PoolForecasts:
     def start(self, work: RequestWork, device: Device) -> Callable[[], None]:
         """Count the work as waiting or running, until the returned function is called.
 
-        Without another device nothing needs a forecast.
+        With only one device no forecast is needed, so nothing is counted.
         """
         states = self._monitor.states_for(work.model)
         if sum(state.available for state in states.values()) < 2:
@@ -116,11 +117,11 @@ class PoolForecasts:
     def record_result(
         self, work: RequestWork, device: Device, items: int, timings: EncoderTimings
     ) -> None:
-        """Learn from the answer of an encoder to a request of `items`."""
+        """Update the rates with an encoder's answer to a request of `items`."""
         rates = self._rates.get((work.model.ref, device))
         if rates is None:
             return
-        passes = items / max(timings.batch_items, 1)  # a share of one, or several
+        passes = items / max(timings.batch_items, 1)  # below 1 if the pass had other items too
         concurrent = self._args.encoders[device].concurrent_passes
         rates.passes.record(1, timings.forward_s)
         rates.work.record(work.tokens, timings.forward_s * passes / concurrent)
@@ -128,7 +129,7 @@ class PoolForecasts:
     def record_answers(
         self, model: RegisteredModel, device: Device, answers: Iterable[Finished]
     ) -> None:
-        """Learn from the answers of a generator."""
+        """Update rates and answer lengths with a generator's answers."""
         rates = self._rates.get((model.ref, device))
         if rates is None:
             return
@@ -139,7 +140,7 @@ class PoolForecasts:
             lengths.record(1, answer.generated_tokens)
 
     def _count_slots(self, model: RegisteredModel, device: Device) -> int:
-        """Count the requests among which a replica divides its time."""
+        """Count the requests that share the time of a replica."""
         return self._args.generators[device].kv_slots if model.is_generative else 1
 
     def _find_rates(self, model: RegisteredModel, device: Device) -> _Rates:
@@ -171,7 +172,7 @@ class PoolForecasts:
 
 
 def _cache(entries: OrderedDict[K, T], key: K, build: Callable[[], T]) -> T:
-    """Return the entry of `key`; a new one takes the place of the oldest."""
+    """Return the entry of `key`; build it if missing. Above MAX_MODELS the oldest entry goes."""
     if key not in entries:
         if len(entries) >= MAX_MODELS:
             entries.popitem(last=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded, build_overloaded
 
-# Refusals that are kept before those without effect are forgotten.
+# Limit of the kept refusals. At the limit, expired refusals are dropped.
 MAX_KEPT = 1_024
 
 
@@ -21,11 +21,11 @@ class _RefusedRequest(NamedTuple):
 class RecentRefusals:
     """The last refusal per queue. Use from one event loop.
 
-    A key of a queue names all that the order of service and the cost depend on, such as model,
-    device, priority and client, but for the size: the characters of a request. A replica knows its
-    queue, prices and other clients, so it predicts the end of a request. What it refused is refused
-    again here, at the cost of a look-up: requests of the same queue that are at least as large and
-    have no later deadline than the predicted end.
+    The key of a queue has everything that determines order of service and cost, except the size:
+    model, device, priority, client and so on. The size is the characters of a request. A replica
+    predicts the end of a request from its queue, prices and other clients, and may refuse it. This
+    class then refuses further requests of the queue that are at least as large and whose deadline
+    is not later than the predicted end. It costs one look-up.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class RecentRefusals:
         )
 
     def note(self, queue: Hashable, size: int, error: Overloaded) -> None:
-        """Remember a refusal of a replica."""
+        """Keep a replica's refusal of a request of `size`."""
         if error.needed_s is None:
             return
         if len(self._refusals) >= MAX_KEPT:

@@ -1,4 +1,4 @@
-"""The models in the memory of the replicas: who has which, load and unload."""
+"""The models in the memory of the replicas: list, load and unload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 
-TIMEOUT_S = 60.0  # of all replicas together: a load reads and opens a model
+TIMEOUT_S = 60.0  # for all replicas together; a load reads and opens a model
 
 
 class LoadedEntry(BaseModel):
@@ -43,7 +43,7 @@ class ReplicaMemory:
         self._registry = registry
 
     async def list_loaded(self) -> list[LoadedEntry]:
-        """List what every replica has loaded, of the models that the caller may use."""
+        """List the loaded models of every replica, restricted to models that the caller may use."""
         states = await self._manage(self._pools, PoolRequest("list"))
         may_use = current_caller().may_use_model
         entries = (
@@ -78,7 +78,7 @@ class ReplicaMemory:
         return remaining
 
     async def _change(self, model: RegisteredModel, request: PoolRequest) -> list[LoadedEntry]:
-        """Change the replicas of a model; return which have it then."""
+        """Send `request` to the replicas that can run a model; return those that then have it."""
         names = GENERATOR_DEPLOYMENTS if model.is_generative else ENCODER_DEPLOYMENTS
         deployments = [
             name

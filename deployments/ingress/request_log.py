@@ -1,4 +1,4 @@
-"""One record for the metrics for every request; a log line for slow and failed ones."""
+"""Record of every request for the metrics, and log lines of slow and failed requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Slower requests are logged at INFO.
 SLOW_REQUEST_S = 1.0
-# A line takes a fifth of the time of a refusal: in a flood, lines would cost accepted requests.
+# A log line takes a fifth of the time of a refusal. In a flood of refusals, unlimited lines would
+# slow down accepted requests.
 MAX_LINES_PER_S = 20
 # Status in the records when the client disconnects first; never sent.
 CLIENT_CLOSED_REQUEST = 499
@@ -47,7 +48,7 @@ class RequestContext:
 class record_request:
     """Record the request that the block answers or fails with a ServeError.
 
-    Not if its model is missing: it may be built, and then the request runs again.
+    A request whose model is missing is not recorded: it runs again if the model can be built.
     """
 
     __slots__ = ("_cache", "_span")
@@ -113,7 +114,7 @@ def _record(
     recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
 ) -> None:
     tokens = context.timings.tokens
-    if context.caller.meter is not None and tokens:  # a refused request says nothing about others
+    if context.caller.meter is not None and tokens:  # refused requests must not lower the average
         context.caller.meter.use_tokens(tokens)
     recorder.record(
         RequestRecord(
@@ -148,12 +149,12 @@ def _record(
 
 
 class LineLimit:
-    """Limits lines above DEBUG to MAX_LINES_PER_S."""
+    """Limit of log lines above DEBUG: MAX_LINES_PER_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = 0
-        self._lines = 0  # in that second
+        self._lines = 0  # written in this second
         self._omitted = 0  # since the last line
 
     def take(self) -> int | None:

@@ -26,7 +26,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """An admissible request: model, task and device are chosen, the inputs are parsed."""
+    """A request within the limits, with its model, task, device and parsed inputs."""
 
     model: RegisteredModel
     task: str
@@ -60,9 +60,9 @@ class GenerationRequest:
     prompt: Prompt
     further_prompts: tuple[Prompt, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    model: RegisteredModel | None = None  # the one that the request was parsed for
-    model_id: str | None = None  # without `model`; None: the first generative model
-    choices: int = 1  # completions returned per prompt; the seed counts up from the given one
+    model: RegisteredModel | None = None  # the model that the request was parsed for, if any
+    model_id: str | None = None  # used without `model`; None: the first generative model
+    choices: int = 1  # completions returned per prompt; choice i has the given seed plus i
     best_of: int | None = None  # candidates per prompt, of which the best `choices` are returned
     task: str | None = None  # for the request log; None: the model's first task
     request_options: RequestOptions = field(default_factory=RequestOptions)
@@ -84,6 +84,6 @@ class GenerationResponse:
     model: RegisteredModel
     completions: tuple[Completion, ...]
     total_s: float
-    discarded: tuple[Completion, ...] = ()  # the other candidates of `best_of`
+    discarded: tuple[Completion, ...] = ()  # candidates of `best_of` that are not returned
     timings: EncoderTimings = field(default_factory=EncoderTimings)
     fallback: Device | None = None

@@ -35,7 +35,7 @@ class ModelSelection(NamedTuple):
 
 
 class RequestResolver:
-    """Finds models, by default those of the one rule below, and devices that can run them."""
+    """Finder of the model of a request, and of the device to run it on."""
 
     def __init__(
         self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: PoolForecasts
@@ -48,9 +48,9 @@ class RequestResolver:
     def select(
         self, request: InferenceRequest, *, may_generate: bool = False, streams: bool = False
     ) -> ModelSelection:
-        """Select the requested model, else the default one. Each task inspects the inputs once.
+        """Select the requested model, else a default model. Each task inspects the inputs once.
 
-        `may_generate` allows a generative default; `streams` says that the client wants events.
+        `may_generate` allows a generative default. `streams` is whether the client wants events.
         Raises UnknownModel, ArtifactError or InvalidField.
         """
         detect = task_detector(request)
@@ -79,10 +79,11 @@ class RequestResolver:
         return model
 
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
-        """Choose the hardware that a request names, by default that of the settings.
+        """Choose the hardware that a request names, else the hardware of the settings.
 
-        Raises HardwareUnavailable, or Forbidden if the caller requires a GPU without its scope. As
-        without a GPU, a hint then falls back to the CPU, and `auto` means the CPU.
+        Without the scope `gpu`, a caller that requires a GPU gets Forbidden. For such a caller a
+        hint falls back to the CPU and `auto` means the CPU, as on a cluster without GPUs. Raises
+        HardwareUnavailable.
         """
         states = self._usable_states(options, work)
         compute = self._requested_compute(options)
@@ -102,7 +103,7 @@ class RequestResolver:
     def choose_after_refusal(
         self, options: RequestOptions, work: RequestWork, refused: Device
     ) -> Device | None:
-        """Return another device that answers in time; None if there is none, or none may be."""
+        """Return another device that answers in time; None without one, or without `auto`."""
         if self._requested_compute(options) != "auto":
             return None
         devices = list_devices(work.model.manifest, self._usable_states(options, work))
@@ -125,7 +126,7 @@ class RequestResolver:
         return states
 
     def _deadline_s(self, options: RequestOptions, work: RequestWork) -> float:
-        """Return the seconds in which the client, or else the setting, wants the answer."""
+        """Return the seconds until the answer is due, by the client, else by the settings."""
         if options.deadline_ms is not None:
             return options.deadline_ms / 1e3
         settings = self.forecasts.settings
@@ -137,9 +138,10 @@ class RequestResolver:
     def _default_generator(
         self, request: InferenceRequest, detect: DetectTask, streams: bool
     ) -> RegisteredModel | None:
-        """Return the first generative model for a stream of a text, or if it is the first of all.
+        """Return the default generative model; None if the default is an encoder model.
 
-        A body that fits a task of an encoder model has no generative default.
+        For a streamed text it is the first generative model. Otherwise it is the first model of
+        all, if that is generative and the body fits no task of an encoder model.
         """
         generators = self._generators()
         if request.task is not None or not generators:
@@ -151,7 +153,7 @@ class RequestResolver:
         return first if first.is_generative and not fits_encoder else None
 
     def _default_encoder(self, request: InferenceRequest, detect: DetectTask) -> RegisteredModel:
-        """Prefer a model with the head of the task, then one that supports it, then the first."""
+        """Return the first model with the task's head, else one with the task, else any model."""
         every = list(self.registry.open_models())
         models = [model for model in every if not model.is_generative]
         if request.task is None and every and not models:
@@ -166,7 +168,7 @@ class RequestResolver:
 
 
 def task_detector(request: InferenceRequest) -> DetectTask:
-    """Return a function from a model to the request's task: the named one, else a detected one."""
+    """Return a function that maps a model to the request's task: named, or detected from inputs."""
     known: dict[str, bool] = {}
 
     def matches(task: str) -> bool:
@@ -187,7 +189,7 @@ def has_native_head(model: RegisteredModel, task: str | None) -> bool:
 
 
 def resolve_task(selection: ModelSelection) -> str:
-    """Raises WrongTask for a generative model, or naming the tasks that the model supports."""
+    """Return the task. Raises WrongTask for a generative model or an unsupported task."""
     if selection.model.is_generative:
         raise wrong_route_error(selection.model)
     if selection.task is None:
@@ -196,7 +198,7 @@ def resolve_task(selection: ModelSelection) -> str:
 
 
 def require_task(task: str, model: RegisteredModel) -> str:
-    """Return `task`. Raises WrongTask naming the tasks of the model that lacks it."""
+    """Return `task` if the model supports it, else raise WrongTask with the model's tasks."""
     if task not in model.tasks:
         raise WrongTask(
             f"Model {model.ref.id} cannot do `{task}`. Its tasks: {format_tasks(model)}",
@@ -210,7 +212,7 @@ def format_tasks(model: RegisteredModel) -> str:
 
 
 def wrong_route_error(model: RegisteredModel) -> WrongTask:
-    """Build the error for a generative model on a route of the encoder models."""
+    """Build the error for a generative model on a route for encoder models."""
     return WrongTask(
         f"Model {model.ref.id} generates text. Call /v1/chat/completions, /v1/completions, "
         "/generate or /models/{id}",

@@ -1,4 +1,4 @@
-"""Response cache: bounded in bytes and age, with one computation per key at a time."""
+"""Response cache, bounded in bytes and age. It runs one computation per key at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ResponseCache(Generic[V]):
         self._in_flight: dict[Hashable, _SharedComputation[V]] = {}
 
     def configure(self, settings: CacheSettings) -> None:
-        """Apply other bounds and evict at once."""
+        """Apply new bounds, and evict entries at once."""
         self.settings = settings
         self._evict()
 
@@ -95,9 +95,10 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers with the same key share it.
 
-        `compute` ends at the deadline of its caller. A caller that joins waits until its own
-        deadline, and computes again if the first one had less time and got no result. Callers
-        with another `variant` do not share. The computation is cancelled with its last caller.
+        `compute` ends at the deadline of the caller that started it. A caller that joins waits
+        until its own deadline. It computes again if the first caller had less time and got no
+        result. Callers share only with an equal `variant`. A computation is cancelled when all its
+        callers are.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:
@@ -143,7 +144,7 @@ class ResponseCache(Generic[V]):
 def response_bytes(key: tuple[BatchKey, TaskInput, str], result: CallResult) -> int:
     """Estimate the bytes of a cached result and of its key.
 
-    The strings of the options count, because the labels of a request may be many or long.
+    The strings in the task's options count too: a request may have many or long labels.
     """
     parsed = key[1]
     strings = (parsed.texts, parsed.fields, parsed.options)
@@ -151,7 +152,7 @@ def response_bytes(key: tuple[BatchKey, TaskInput, str], result: CallResult) -> 
 
 
 def _string_bytes(value: Any) -> int:
-    """Sum over nested tuples; a character takes at most 4 bytes."""
+    """Sum the bytes of strings in nested tuples. A character takes at most 4 bytes."""
     if isinstance(value, str):
         return STRING_BYTES + 4 * len(value)
     return sum(map(_string_bytes, value)) if isinstance(value, tuple) else 0

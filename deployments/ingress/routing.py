@@ -1,8 +1,8 @@
 """Micro-batches of calls before the first hop.
 
 A hop between deployments costs the same for one call and for many, so concurrent short calls share
-one. Each BatchKey has one open micro-batch. A long call goes alone: others would wait for it in the
-tokenizer.
+a hop. Each BatchKey has one open micro-batch. A long call is sent alone, because other calls in its
+micro-batch would wait until it is tokenized.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from deployments.messages import (
 )
 from deployments.transports.base import EncoderClient
 
-MAX_KEYS = 1_000  # whose micro-batches are collected; a store may have more models
+MAX_KEYS = 1_000  # limit of the BatchKeys with a collector; a store may have more models
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
 Submit = Callable[["PendingCall"], Awaitable[None]]
@@ -45,10 +45,10 @@ class PendingCall:
     call: Call
     outcome: asyncio.Future[CallOutcome]
     sent: _Sent | None = None
-    characters: int = 0  # that wait with the call; 0 once it is sent
+    characters: int = 0  # waiting characters of the call; 0 once it is sent
 
     def settle(self, outcome: CallOutcome | Exception) -> None:
-        """Set the outcome, unless the caller left or has it. Errors of a call are outcomes too."""
+        """Set the outcome, unless it is set or the caller left. A ServeError is an outcome too."""
         if self.outcome.done():
             return
         if isinstance(outcome, Exception) and not isinstance(outcome, ServeError):
@@ -57,7 +57,7 @@ class PendingCall:
             self.outcome.set_result(outcome)
 
     def abandon(self) -> None:
-        """Note that the caller left; end the micro-batch if no caller waits for it any more."""
+        """Cancel the outcome; end the micro-batch if no caller waits for any of its calls."""
         self.outcome.cancel()
         sent = self.sent
         if sent is None or sent.timeout.expired():
@@ -67,14 +67,14 @@ class PendingCall:
 
 
 class _Sent(NamedTuple):
-    """A micro-batch on its way, and the time limit that ends it."""
+    """A micro-batch that was sent and has no answer yet, and the timeout that can end it."""
 
     calls: Sequence[PendingCall]
     timeout: asyncio.Timeout
 
 
 class MicroBatchRouter:
-    """Owns the open micro-batches of one ingress replica."""
+    """Owner of the open micro-batches of one ingress replica."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class MicroBatchRouter:
         self._waiting = dict.fromkeys(clients, 0)  # characters of the calls that are not sent
 
     def configure(self, settings: MicroBatchSettings) -> None:
-        """Apply other settings to new calls; open micro-batches finish with the former ones."""
+        """Apply new settings to new calls; open micro-batches keep the former settings."""
         if settings != self._settings:
             self._settings = settings
             self._submitters = {}
@@ -123,16 +123,16 @@ class MicroBatchRouter:
     def _find_submitter(self, key: BatchKey) -> Submit:
         submit = self._submitters.get(key)
         if submit is None:
-            if len(self._submitters) >= MAX_KEYS:  # open micro-batches finish with theirs
+            if len(self._submitters) >= MAX_KEYS:  # open micro-batches keep their own collector
                 self._submitters = {}
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
         return submit
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
-        """Send one micro-batch and settle its calls; if the hop fails, each gets the error."""
-        # No caller waits longer than the last deadline. Without this bound an encoder that never
-        # starts would hold micro-batches whose callers are gone.
+        """Send one micro-batch and settle its calls. If the hop fails, all calls get the error."""
+        # No caller waits longer than the latest deadline. Without it, an encoder that never starts
+        # would hold micro-batches whose callers have left.
         deadline_s = max(pending.call.deadline_s for pending in calls)
         for pending in calls:
             self._stop_waiting(key.device, pending)
@@ -153,7 +153,7 @@ class MicroBatchRouter:
                     if len(calls) == 1:
                         raise
                     await self._infer_one_by_one(key, calls)
-        except Exception as exc:  # noqa: BLE001  every caller gets it
+        except Exception as exc:  # noqa: BLE001  every caller gets the error
             error = exc
         finally:
             for pending in calls:
@@ -166,9 +166,10 @@ class MicroBatchRouter:
         pending.characters = 0
 
     async def _infer_one_by_one(self, key: BatchKey, calls: Sequence[PendingCall]) -> None:
-        """Send the unanswered calls of a micro-batch alone: one may end every replica it reaches.
+        """Send the unanswered calls of a micro-batch one at a time, after replicas were lost.
 
-        One after the other, so that the guilty one takes no other with it.
+        One of the calls may crash every replica that computes it. Alone, it makes no other call
+        fail.
         """
         for pending in calls:
             if pending.outcome.done():
@@ -184,7 +185,7 @@ class MicroBatchRouter:
 
 
 def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-    """Collect calls with @serve.batch, which works inside a Serve replica only."""
+    """Collect calls with @serve.batch, which works only inside a Serve replica."""
     from ray import serve
 
     slots = BatchSlots(send, settings)
@@ -199,7 +200,8 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
     )(start)
 
     async def collect_any(call: PendingCall) -> None:
-        # @serve.batch splits batches by a header of the client. Without context it sees none.
+        # @serve.batch splits batches by the multiplexed model id, which clients can set in a
+        # header. In an empty context it sees no such id.
         if serve.get_multiplexed_model_id():
             await asyncio.create_task(collect(call), context=Context())
         else:
@@ -209,15 +211,15 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
 
 
 class BatchSlots:
-    """Decides when calls enter @serve.batch; it has `max_concurrent_batches` slots.
+    """Queue before @serve.batch, with `max_concurrent_batches` slots.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
-    slots are taken would become batches of one call, sent one after the other. They wait here
-    instead, and enter together when a slot is free. As many as one micro-batch holds enter without
-    a slot: they wait in the replicas, whose queues are fair to clients.
+    slots are taken would become batches of one call. They wait here instead, and enter together
+    when a slot is free. Once a whole micro-batch waits, it enters without a slot. Its calls then
+    wait in the replicas, whose queues are fair to clients.
 
-    A call that finds all slots free is sent at once: collecting it takes @serve.batch 64 µs, and
-    nothing could join it.
+    A call that finds all slots free is sent at once. Collecting it would take @serve.batch 64 µs,
+    and no other call could join it.
     """
 
     def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
@@ -230,8 +232,8 @@ class BatchSlots:
     async def start(self, calls: list[PendingCall]) -> list[None]:
         """Start to send one micro-batch and return at once.
 
-        @serve.batch delivers results together, so a function that awaited them would delay each
-        call until the last one of its batch. `_send` resolves every call by itself.
+        @serve.batch delivers all results of a batch together. If this function awaited them, each
+        call would wait for the last call of its batch. `_send` resolves each call separately.
         """
         self._taken += 1
         task = asyncio.get_running_loop().create_task(self._run(calls))
@@ -240,7 +242,7 @@ class BatchSlots:
         return [None] * len(calls)
 
     async def submit(self, collect: Submit, call: PendingCall) -> None:
-        """Send one call, alone or by way of `collect`."""
+        """Send one call, alone or through `collect`."""
         if self._taken == 0 and self._settings.batch_wait_timeout_s == 0:
             self._taken += 1
             await self._run([call])
@@ -253,13 +255,13 @@ class BatchSlots:
             try:
                 await entered
             except asyncio.CancelledError:
-                if not entered.cancelled():  # admitted, but its caller left: the next ones enter
+                if not entered.cancelled():  # admitted, but the caller left: admit the next calls
                     self._admit()
                 raise
         await collect(call)
 
     async def _run(self, calls: list[PendingCall]) -> None:
-        """Send a micro-batch in the slot that it took."""
+        """Send a micro-batch, then free its slot."""
         try:
             await self._send(calls)
         finally:
@@ -271,6 +273,6 @@ class BatchSlots:
         admitted = 0
         while self._waiting and admitted < self._settings.max_batch_size:
             entered = self._waiting.popleft()
-            if not entered.done():  # else cancelled with its caller
+            if not entered.done():  # done: cancelled together with its caller
                 entered.set_result(None)
                 admitted += 1

@@ -1,6 +1,6 @@
 """Shadow traffic: another version computes a share of the requests again, for comparison only.
 
-Answers of generators agree if their texts are equal. Sampled ones are repeated with their seeds.
+Answers of generators agree if their texts are equal. Sampled answers are repeated with their seeds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-MAX_IN_FLIGHT = 8  # more are not mirrored: a slow version must not cost the requests anything
+# Limit of mirrored requests in flight, so that a slow version does not delay real requests.
+MAX_IN_FLIGHT = 8
 MIN_COSINE = 0.99  # of vectors that agree
 MAX_DIFFERENCE = 0.05  # of scores that agree
 LOG_EVERY = 100  # comparisons
 
-# Of these, generations: each holds a KV slot for seconds.
+# Generations are mirrored only while fewer mirrored requests than this run. Each holds a KV slot
+# for seconds.
 MAX_GENERATIONS = 2
 
 Execute = Callable[[ResolvedRequest], Awaitable[tuple[CallResult, bool]]]
@@ -48,7 +50,7 @@ class Comparison:
 
 
 class ShadowTraffic:
-    """Mirrors requests after they were answered. Its results are in the log, nowhere else."""
+    """Mirror of answered requests. The results appear only in the log."""
 
     def __init__(self, registry: ModelRegistry, execute: Execute, complete: Complete) -> None:
         self.comparisons: dict[ModelRef, Comparison] = {}
@@ -109,7 +111,7 @@ class ShadowTraffic:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Whether two values of a task are equal but for rounding."""
+    """Whether two values of a task are equal except for rounding differences."""
     if isinstance(first, np.ndarray):
         return isinstance(second, np.ndarray) and _is_parallel(first, second)
     if isinstance(first, float):

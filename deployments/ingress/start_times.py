@@ -1,17 +1,18 @@
-"""Start times of the first replica of a deployment, from the reads of the status."""
+"""Measured start times of the first replica of each deployment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# s: start of a process, imports, graphs. Until a start was seen.
+# Assumed seconds until a start was measured: process start, imports, opening graphs.
 ESTIMATED_START_S = 20.0
 
 
 class StartTimes:
-    """Starts by deployment, from the first read with a starting replica to one with a running one.
+    """Start times by deployment, derived from periodic reads of the cluster status.
 
-    A start is seen later than it begins, by the interval of the reads at most.
+    A start lasts from the first read with a starting replica to the first with a running replica.
+    A read sees the begin of a start late, by at most the interval between reads.
     """
 
     def __init__(self) -> None:
@@ -19,13 +20,13 @@ class StartTimes:
         self._seconds: dict[str, float] = {}
 
     def note(self, starting: Mapping[str, int], running: Mapping[str, int], now_s: float) -> None:
-        """Take what one read showed: replicas by deployment."""
+        """Apply one read of the status: numbers of replicas by deployment."""
         cold = {name for name in starting if not running.get(name)}
         for name in cold:
             self._since_s.setdefault(name, now_s)
         for name in self._since_s.keys() - cold:
             started_s = self._since_s.pop(name)
-            if running.get(name):  # else its replicas failed
+            if running.get(name):  # otherwise the start failed
                 self._seconds[name] = now_s - started_s
 
     def expect_s(self, deployment: str) -> float:

@@ -18,7 +18,7 @@ from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 from deployments.transports.base import TokenizerClient
 
-# Tags of union branches; tasks/inputs.py removes them from error paths by their brackets.
+# Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _IDS, _MANY = "<text>", "<ids>", "<many>"
 
 
@@ -60,7 +60,7 @@ class TokenIdInputs:
     """Inputs with at least one sequence of token ids."""
 
     values: tuple[str | tuple[int, ...], ...]
-    single: bool  # one sequence, not in a list
+    single: bool  # the request has one bare sequence instead of a list of sequences
     path: str = "inputs"  # field of the request
 
     @property
@@ -70,14 +70,17 @@ class TokenIdInputs:
 
 
 def parse_token_ids(inputs: Any) -> Any:
-    """Return `inputs`, as TokenIdInputs if it has token ids. Raises InvalidField or EmptyInput."""
+    """Return TokenIdInputs if `inputs` has token ids, else `inputs`.
+
+    Raises InvalidField or EmptyInput.
+    """
     if not isinstance(inputs, list) or not any(type(value) in (int, list) for value in inputs):
         return inputs
     return build_token_id_inputs(TEXTS_OR_IDS.read(inputs))
 
 
 def build_token_id_inputs(valid: Sequence[Any], path: str = "inputs") -> TokenIdInputs:
-    """Build from one validated list of ids, or from a list of texts and such lists."""
+    """Build from one validated list of ids, or from a list that mixes texts and lists of ids."""
     single = type(valid[0]) is int
     values = (
         (tuple(valid),)
@@ -111,7 +114,7 @@ class TokenizationService:
     def read_texts(
         self, inputs: str | Sequence[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> tuple[str, ...]:
-        """Return the texts to tokenize, each after the requested prompt. Raises InvalidField."""
+        """Return the texts to tokenize, each after its requested prompt. Raises InvalidField."""
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
 
@@ -120,8 +123,8 @@ class TokenizationService:
     ) -> list[TokenizedText]:
         """Tokenize each text without truncation.
 
-        Raises InputTooLong when all texts together exceed `limits.item_chars`: the description of a
-        token is twenty times as long as the token.
+        Raises InputTooLong when all texts together exceed `limits.item_chars`. The limit is low
+        because the JSON of a token is twenty times as long as the token.
         """
         length, max_chars = sum(map(len, request.texts)), limits.item_chars
         if length > max_chars:
@@ -147,7 +150,7 @@ class TokenizationService:
 
 
 def _check_lengths(sequences: Sequence[Sequence[int]], path: str, limits: LimitSettings) -> None:
-    # Few tokens are shorter than a character, so the limit of characters serves for ids too.
+    # The limit of characters also applies to token ids: few tokens are shorter than a character.
     for sequence in sequences:
         if len(sequence) > limits.item_chars:
             raise InputTooLong(

@@ -1,4 +1,4 @@
-"""Trials of new versions, before requests that do not name them get them."""
+"""Trials of new versions, before requests without an explicit version use them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-PROBE_TIMEOUT_S = 120.0  # of a load and a probe; then the version is tried again
-# s that a request waits for a load and a probe; then it uses the version without the result.
+PROBE_TIMEOUT_S = 120.0  # for load and probe; after a timeout the version is tried again
+# Seconds that a request waits for load and probe. Then it uses the version without the result.
 MAX_WAIT_S = 10.0
 
 
 class VersionProber:
-    """Loads a new version in a replica, which probes it, while the former version answers.
+    """Prober that lets a replica load and test a new version while the former version answers.
 
     Requests for a name without a former version wait for the trial. A version that cannot be loaded
     is refused in the plan, so that no other process uses it. After other errors, such as a full
-    queue, it is tried again.
+    queue, the version is tried again.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class VersionProber:
         registry.probe = self.start
 
     def start(self, model: RegisteredModel) -> asyncio.Task[bool]:
-        """Try a version in the background, once at a time. The result is whether it is refused."""
+        """Start a trial, or join the running one. The task's result is whether it was refused."""
         task = self._running.get(model.ref)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._try(model))
@@ -43,9 +43,9 @@ class VersionProber:
         return task
 
     async def refuses(self, name: str, model: RegisteredModel) -> bool:
-        """Wait until `model` was tried if another version of a name could answer.
+        """Return whether the trial of `model` refuses it; False if no trial is needed.
 
-        If it is refused, the name has the other version now.
+        After a refusal `name` stands for another version.
         """
         if not self._registry.must_try(name, model.ref):
             return False

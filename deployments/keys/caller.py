@@ -57,13 +57,13 @@ class Caller:
 # Without configured keys every caller may use everything.
 UNRESTRICTED = Caller("")
 
-# Set for the task that handles a request, and inherited by the tasks that it starts. A parameter
-# would pass through every API, although only model selection, limits and records read it.
+# A context variable: the task that handles a request sets it, and child tasks inherit it. A
+# parameter would pass through every API, although only model selection, limits and records read it.
 _CURRENT: ContextVar[Caller] = ContextVar("caller", default=UNRESTRICTED)
 
 
 def current_caller() -> Caller:
-    """Return the caller of the request of the running task; UNRESTRICTED without keys."""
+    """Return the caller of the request that this task handles; UNRESTRICTED without keys."""
     return _CURRENT.get()
 
 

@@ -1,8 +1,8 @@
 """API keys: their text, their digest, and what a key permits.
 
-A key is `hk-<id>-<secret>`. The id is public: it finds the entry, so that each request compares one
-digest. The secret has 256 random bits. No guess finds it however fast the hash is, so SHA-256 is
-enough; a slow hash for passwords would cost milliseconds per request, also for wrong keys.
+A key is `hk-<id>-<secret>`. The public id finds the entry, so that each request compares only one
+digest. The secret has 256 random bits. It cannot be guessed even with a fast hash, so SHA-256 is
+enough. A slow password hash would cost milliseconds per request, even for wrong keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 KEY_PREFIX = "hk-"
 ID_CHARS = 8  # hexadecimal
 SECRET_BYTES = 32
-MAX_KEY_CHARS = 128  # longer texts are not hashed; a header may have thousands
+MAX_KEY_CHARS = 128  # longer texts are not hashed; a header may have thousands of characters
 # Names are labels of metrics and appear in messages.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 ANY_MODEL = "*"
@@ -28,8 +28,8 @@ ANY_MODEL = "*"
 class Scope(StrEnum):
     """A permission of a key. No scope includes another."""
 
-    INFER = "infer"  # run models on CPUs, and read about them
-    GPU = "gpu"  # run them on GPUs too
+    INFER = "infer"  # run models on CPUs, and read their descriptions
+    GPU = "gpu"  # run models on GPUs too
     ADMIN = "admin"  # metrics, usage and operation
 
 
@@ -50,9 +50,9 @@ class ApiKey(KeyRecord):
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{ID_CHARS}}}$")
     name: str = Field(pattern=NAME_PATTERN)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")  # of the whole text of the key
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")  # digest of the whole key
     scopes: tuple[Scope, ...] = Field((Scope.INFER,), min_length=1)
-    # Patterns as of a shell: `org/*`.
+    # Shell-style patterns, such as `org/*`.
     models: tuple[Annotated[str, Field(min_length=1)], ...] = Field((ANY_MODEL,), min_length=1)
     created: AwareDatetime
     expires: AwareDatetime | None = None

@@ -2,8 +2,8 @@
 
     {"keys": [{"id": "1f0c…", "name": "alice", "sha256": "…", "scopes": ["infer"], …}]}
 
-`hundredfold keys` writes it, servers only read it. It is replaced as a whole, so that a reader sees
-all of one state. A secret of Kubernetes mounted as a file works too.
+`hundredfold keys` writes the file, servers only read it. It is replaced as a whole, so that a
+reader never sees a partial change. A Kubernetes secret mounted as a file works too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_key_file(path: Path) -> KeyFile:
 
 
 def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
-    """Replace the file by `change` of its contents, which are empty if there is none.
+    """Replace the contents of the file with `change(contents)`. A missing file counts as empty.
 
     Raises BadSetting. Concurrent changes take turns.
     """

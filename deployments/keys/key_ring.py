@@ -1,4 +1,4 @@
-"""The keys that the server accepts at this moment: the key file, read again when it changes."""
+"""The keys that the server accepts now: the key file, read again when it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deployments.watched_file import WatchedFile
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Digest that keys of an unknown id are compared with, so that they take as long as others.
+# A key with an unknown id is compared with this digest, so that it takes as long as a known id.
 NO_DIGEST = bytes(32)
 UNLIMITED = KeyLimits()
 
@@ -31,8 +31,8 @@ class _StoredKey(NamedTuple):
 class KeyRing:
     """The keys of one file. Use from one event loop.
 
-    A changed file takes effect within CHECK_INTERVAL_S. If it is missing or invalid, the last valid
-    keys stay: a mistake in the file neither rejects valid keys nor admits other ones.
+    A changed file takes effect within CHECK_INTERVAL_S. If the file is then missing or invalid, the
+    last valid keys stay. A mistake in the file thus neither rejects valid keys nor admits others.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,10 +45,10 @@ class KeyRing:
     def authenticate(self, key: str) -> Caller:
         """Return the caller with this key. Raises Unauthorized."""
         self._reload_if_changed()
-        key = key if has_key_form(key) else ""  # nothing long is hashed
+        key = key if has_key_form(key) else ""  # prevents hashing a long text
         entry = self._entries.get(key_id(key))
         digest = NO_DIGEST if entry is None else entry.digest
-        # One message for all: it must not reveal which ids exist.
+        # The same message for an unknown id and a wrong secret: it must not reveal which ids exist.
         if not matches_digest(key, digest) or entry is None:
             raise Unauthorized("the API key is not valid")
         if entry.key.is_expired():
@@ -71,7 +71,7 @@ class KeyRing:
         }
 
     def _caller(self, key: ApiKey) -> Caller:
-        """Build the caller of a key; requests in flight stay counted when the file changes."""
+        """Build the caller of a key. It keeps the meter, which counts requests in flight."""
         meter = None
         if key.limits != UNLIMITED:
             previous = self._entries.get(key.id)

@@ -15,17 +15,21 @@ from typing import Literal
 from deployments.errors import RateLimited
 from deployments.keys.key import KeyLimits
 
-# Part of a minute's limit that an idle key saves up: any minute has at most 1.1 times the limit.
+# Capacity of a bucket, in minutes of its limit. A key can thus use at most 1.1 times the limit in
+# any minute.
 BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0
 # Weight of the latest request in the moving average that predicts the tokens of the next one.
 ESTIMATE_WEIGHT = 0.1
-# Bytes of ASGI headers.
+# ASGI headers: pairs of name and value.
 RawHeaders = list[tuple[bytes, bytes]]
 
 
 class TokenBucket:
-    """Token bucket: units that may be used now. Below zero if requests used more than expected."""
+    """Token bucket. `level` is the units that may be used now.
+
+    It is below zero if requests used more tokens than expected.
+    """
 
     __slots__ = ("header_names", "kind", "level", "per_minute", "updated_s")
 
@@ -66,7 +70,7 @@ class KeyMeter:
         self._expected_tokens = 0.0  # of one request
 
     def enter(self, replicas: int) -> MeteredRequest:
-        """Count a request that starts, in one of so many replicas. Raises RateLimited."""
+        """Count a request that starts, with 1/`replicas` of the limits. Raises RateLimited."""
         now_s = self._clock()
         limited = self._limited_buckets()
         for bucket, limit in limited:
@@ -79,13 +83,13 @@ class KeyMeter:
             error.headers = {**known, **error.headers}
             raise error
         self._requests.level -= 1
-        # Tokens that concurrent requests are expected to use are not free for others.
+        # Reserve the expected tokens, so that concurrent requests cannot use them too.
         self._tokens.level -= self._expected_tokens
         self._in_flight += 1
         return MeteredRequest(self, self._expected_tokens, build_headers(limited, replicas))
 
     def use_tokens(self, tokens: int) -> None:
-        """Count the tokens of a request, once they are known."""
+        """Count the tokens of an answered request, and update the expected tokens."""
         self._tokens.level -= tokens
         weight = ESTIMATE_WEIGHT if self._expected_tokens else 1.0
         self._expected_tokens += weight * (tokens - self._expected_tokens)
@@ -95,7 +99,7 @@ class KeyMeter:
         self._in_flight -= 1
 
     def _limited_buckets(self) -> list[tuple[TokenBucket, int]]:
-        """Return the buckets with a limit, and its value for the whole cluster."""
+        """Return each bucket that has a limit, with this limit for the whole cluster."""
         found = []
         if (requests := self.limits.requests_per_minute) is not None:
             found.append((self._requests, requests))
@@ -106,7 +110,7 @@ class KeyMeter:
     def _find_exceeded(
         self, limited: Sequence[tuple[TokenBucket, int]], replicas: int
     ) -> RateLimited | None:
-        """Build the error of the limit that a request would exceed; None without one."""
+        """Build the error for the limit that a new request would exceed; None if it fits."""
         concurrent = self.limits.concurrent_requests
         if concurrent is not None and self._in_flight >= math.ceil(concurrent / replicas):
             return build_rate_limited(
@@ -127,7 +131,7 @@ class KeyMeter:
                 f"x-ratelimit-limit-{bucket.kind}": str(limit),
                 f"x-ratelimit-remaining-{bucket.kind}": "0",
                 f"x-ratelimit-reset-{bucket.kind}": format_seconds(wait_s),
-                # huggingface_hub explains these two to its user.
+                # huggingface_hub shows these two headers to its user.
                 "ratelimit": f'"{bucket.kind}";r=0;t={math.ceil(wait_s)}',
                 "ratelimit-policy": f'"token bucket";"{bucket.kind}";q={limit};w=60',
             },
@@ -135,7 +139,7 @@ class KeyMeter:
 
 
 class MeteredRequest:
-    """A request in flight. `headers` are those of its response."""
+    """A request in flight, with the rate limit `headers` for its response."""
 
     __slots__ = ("_expected_tokens", "_meter", "headers")
 
@@ -150,7 +154,7 @@ class MeteredRequest:
 
 
 def build_headers(limited: Sequence[tuple[TokenBucket, int]], replicas: int) -> RawHeaders:
-    """Build the headers that OpenAI's clients read: of the whole cluster, as seen from here."""
+    """Build the headers that OpenAI's clients read, as this replica's estimate for the cluster."""
     headers: RawHeaders = []
     for bucket, limit in limited:
         limit_name, remaining_name, reset_name = bucket.header_names

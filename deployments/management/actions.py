@@ -54,7 +54,7 @@ class Action:
     change: Callable[[Path, str, str, Any], object]
 
     def run(self, store: Path, name: str, arguments: Arguments) -> ModelEntry:
-        """Change the plan and return what it says now.
+        """Change the plan; return the model's entry after the change.
 
         Raises UnknownModel, InvalidField, or StoreNotWritable.
         """

@@ -31,15 +31,15 @@ class VersionEntry(BaseModel):
 
     version: str
     aliases: list[str]
-    percent: float  # of the requests that name no version
+    percent: float  # share of the requests that name no version
     sealed_s: float  # seconds since the epoch
     size: int  # bytes of all files; 0 if the manifest is damaged
     tasks: list[str]
-    reason: str = ""  # why no request reaches it
+    reason: str = ""  # why the version gets no requests; empty if it gets some
 
 
 class ModelEntry(BaseModel):
-    """One model of the store and what the plan says about it."""
+    """One model of the store, with the settings of the plan for it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,11 +47,11 @@ class ModelEntry(BaseModel):
     pinned: bool
     shadow: Shadow | None
     versions: list[VersionEntry]  # the newest first
-    build: BuildStatus | None  # the last one of the queue
+    build: BuildStatus | None  # last build in the queue
 
 
 def list_models(store: Path) -> Iterator[ModelEntry]:
-    """Yield every model of the store by id. Reads the manifests, and no other files of models."""
+    """Yield every model of the store, sorted by id. Reads no model files except manifests."""
     plan = read_plan(store)
     for model_id in _model_ids(store):
         if sealed_versions(store, model_id):
@@ -66,7 +66,7 @@ def _model_ids(store: Path) -> Iterator[str]:
 
 
 def list_default_versions(store: Path) -> dict[str, str]:
-    """Return the version that answers by default of every model of the store. Reads no manifest."""
+    """Return the default version of every model of the store. Reads no manifest."""
     plan = read_plan(store)
     versions = {}
     for model_id in _model_ids(store):
@@ -76,7 +76,7 @@ def list_default_versions(store: Path) -> dict[str, str]:
 
 
 def describe_model(store: Path, model_id: str) -> ModelEntry:
-    """Raises UnknownModel if the store has neither a version nor a build of the model."""
+    """Describe a model. Raises UnknownModel if the store has no version and no build of it."""
     try:
         entry = _describe(store, read_plan(store), model_id)
     except ManifestInvalid as exc:

@@ -1,4 +1,4 @@
-"""Removal of models and versions from a store that is served."""
+"""Removal of models and versions from a store while servers use it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from deployments.plan.resolution import (
 
 
 def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) -> list[str]:
-    """Remove `id` with all its versions, plan and builds, or one version, `id@version`.
+    """Remove a model (`id`) with all its versions, plan and builds, or a single `id@version`.
 
-    Replicas answer the requests that they have, and forget the model. Returns the removed versions.
-    `configured` has the default versions of the configuration by model id. Raises UnknownModel,
-    StoreNotWritable, or ModelInUse: the model is being built, or other requests than those for
-    exactly this version need it.
+    Replicas answer their current requests and then forget the model. Returns the removed versions.
+    `configured` maps model ids to the versions of the configuration. Raises UnknownModel,
+    StoreNotWritable or ModelInUse. A model is in use while it is being built, and a version while
+    requests that do not name it explicitly need it.
     """
     model_id, selector = split_name(name)
     versions = _find_versions(store, model_id)
@@ -87,7 +87,7 @@ def _being_built(model_id: str) -> ModelInUse:
 def _find_removable(
     store: Path, model_id: str, selector: str, configured: Mapping[str, str]
 ) -> str:
-    """Return the version of a selector. Raises ModelInUse with what needs it."""
+    """Return the version of a selector. Raises ModelInUse with the uses of the version."""
     plan = read_plan(store)
     entry = plan.find(model_id)
     version = resolve_selector(store, entry, model_id, selector)

@@ -1,7 +1,7 @@
 """Changes of the plan by operators. Each function returns the new plan.
 
-`selector` is a version or an alias of the model. All raise UnknownModel if the store has no such
-version, and BadSetting if the plan cannot be written.
+`selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
+the store has no such version. All functions raise BadSetting if the plan cannot be written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from deployments.plan.resolution import (
 
 
 def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
-    """Let `alias` name a version from now on. Raises BadSetting for an invalid alias."""
+    """Let `alias` name the version of `selector`. Raises BadSetting for an invalid alias."""
     try:
         check_alias(alias)
     except ValueError as exc:
@@ -36,7 +36,7 @@ def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
 
 
 def remove_alias(store: Path, model_id: str, alias: str) -> Plan:
-    """Forget an alias and the versions it named."""
+    """Remove an alias, and forget the versions that it named before."""
 
     def change(entry: ModelPlan) -> ModelPlan:
         if alias not in entry.aliases:
@@ -51,7 +51,7 @@ def remove_alias(store: Path, model_id: str, alias: str) -> Plan:
 
 
 def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
-    """Let a version answer all requests that name none, and end splits and the shadow."""
+    """Let a version answer all requests that name no version, and end splits and the shadow."""
 
     def change(entry: ModelPlan) -> ModelPlan:
         version = resolve_selector(store, entry, model_id, selector)
@@ -64,8 +64,8 @@ def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
 def rollback(store: Path, model_id: str) -> Plan:
     """Undo the last promotion, and end splits and the shadow.
 
-    Without a promotion the version before the present one becomes stable. Raises BadSetting if
-    there is none.
+    Without an earlier promotion, the version sealed before the present version becomes stable.
+    Raises BadSetting if there is no such version.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
@@ -86,7 +86,7 @@ def rollback(store: Path, model_id: str) -> Plan:
 
 
 def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan:
-    """Let a version answer `percent` of the requests that name none; 0 ends the split."""
+    """Let a version answer `percent` of the requests that name no version; 0 ends the split."""
 
     def change(entry: ModelPlan) -> ModelPlan:
         version = resolve_selector(store, entry, model_id, selector)
@@ -97,7 +97,10 @@ def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan
 
 
 def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Plan:
-    """Let a version compute `percent` of these requests again, for comparison; 0 ends it."""
+    """Let a version compute `percent` of the requests that name no version again; 0 ends this.
+
+    The shadow's answers are only compared.
+    """
 
     def change(entry: ModelPlan) -> ModelPlan:
         version = resolve_selector(store, entry, model_id, selector)
@@ -119,9 +122,10 @@ def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
 
 
 def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
-    """Let no request reach a version that does not name it, until it is sealed again or promoted.
+    """Refuse a version until it is sealed again or promoted.
 
-    `latest` then names the newest other version; a split to it ends.
+    Only requests that name this version reach it. `latest` then names the newest other version. A
+    split to the refused version ends.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
@@ -134,7 +138,7 @@ def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
 
 
 def forget(store: Path, model_id: str) -> Plan:
-    """Remove a model from the plan, such as one that is removed from the store."""
+    """Remove a model from the plan, for example because it is removed from the store."""
     return change_model_plan(store, model_id, lambda _: None)
 
 
@@ -154,7 +158,7 @@ def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:
 
 
 def _replace(entry: ModelPlan, **fields: object) -> ModelPlan:
-    """Copy `entry` with other fields, checked. Raises BadSetting."""
+    """Copy `entry` with changed `fields` and validate the copy. Raises BadSetting."""
     try:
         return ModelPlan.model_validate({**dict(entry), **fields})
     except ValidationError as exc:

@@ -10,26 +10,26 @@ from pydantic import Field, field_validator
 from deployments.artifacts.store import LATEST_NAME, VERSION
 from deployments.artifacts.types import FrozenModel
 
-STABLE = "stable"  # the alias that `promote` moves: where it is set, builds change no answers
+STABLE = "stable"  # the alias that `promote` moves; while it is set, new builds change no answers
 ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,62}")
-MAX_FORMER = 10  # versions that an alias remembers
+MAX_FORMER = 10  # former versions that are stored per alias
 
 Version = Annotated[str, Field(pattern=f"^{VERSION.pattern}$")]
 Percent = Annotated[float, Field(gt=0, le=100)]
 
 
 class Shadow(FrozenModel):
-    """A version that computes requests again, whose answers are compared and never sent."""
+    """A version that computes requests again. Its answers are compared and never sent."""
 
     version: Version
     percent: Percent  # of the requests that name no version
 
 
 class Refusal(FrozenModel):
-    """Why a version gets no requests that do not name it."""
+    """Refusal of a version: only requests that name this version reach it."""
 
     reason: str
-    sealed_ns: int  # of its manifest; a version that is sealed again gets another chance
+    sealed_ns: int  # when the version was sealed; sealing it again ends the refusal
 
 
 class ModelPlan(FrozenModel):
@@ -38,7 +38,7 @@ class ModelPlan(FrozenModel):
     aliases: dict[str, Version] = Field(default_factory=dict)
     former: dict[str, tuple[Version, ...]] = Field(
         default_factory=dict
-    )  # by alias: versions it named, the last one first
+    )  # by alias: the versions that it named before, the last one first
     # Percent of the requests that name no version, by version; the default version has the rest.
     splits: dict[Version, Percent] = Field(default_factory=dict)
     shadow: Shadow | None = None
@@ -60,7 +60,7 @@ class ModelPlan(FrozenModel):
         return splits
 
     def versions(self) -> frozenset[str]:
-        """Return the versions that must stay in the store, those of a rollback included."""
+        """Return the versions that must stay in the store, rollback versions included."""
         former = (version for versions in self.former.values() for version in versions)
         shadow = () if self.shadow is None else (self.shadow.version,)
         return frozenset((*self.aliases.values(), *former, *self.splits, *shadow))
@@ -80,7 +80,7 @@ class Plan(FrozenModel):
 
 
 def check_alias(alias: str) -> None:
-    """Raise ValueError for what cannot be the name of an own alias."""
+    """Raise ValueError if operators cannot give this name to an alias."""
     if not ALIAS.fullmatch(alias) or VERSION.fullmatch(alias) or alias == LATEST_NAME:
         raise ValueError(
             f"`{alias}` cannot be an alias: use at most 63 lowercase letters, digits, dots, dashes "

@@ -21,7 +21,7 @@ PLAN_NAME = "plan.json"
 
 
 def read_plan(store: Path) -> Plan:
-    """Return the plan of the store, an empty one without a file. Raises BadSetting."""
+    """Return the plan of the store; without a file, an empty plan. Raises BadSetting."""
     path = store / PLAN_NAME
     try:
         return Plan.model_validate_json(path.read_bytes())
@@ -38,10 +38,10 @@ def read_plan(store: Path) -> Plan:
 def change_model_plan(
     store: Path, model_id: str, change: Callable[[ModelPlan], ModelPlan | None]
 ) -> Plan:
-    """Replace the plan of one model by `change` of it and return the new plan.
+    """Replace the plan of one model by the result of `change` and return the new plan.
 
-    None removes the model from the plan. A change that changes nothing writes nothing. Concurrent
-    changes take turns. Raises BadSetting.
+    If `change` returns None, the model is removed from the plan. An equal result writes nothing. A
+    lock serializes concurrent changes. Raises BadSetting.
     """
     path = store / PLAN_NAME
     try:
@@ -61,19 +61,19 @@ def change_model_plan(
 
 
 class PlanWatch:
-    """The plan at this moment. Use it from one thread.
+    """The present plan, which is read again when its file changes. Use it from one thread.
 
     If the file becomes invalid or is removed, the last valid plan stays.
     """
 
     def __init__(self, store: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises BadSetting if the file is invalid."""
+        """Read the plan. Raises BadSetting if the file is invalid."""
         self._store = store
         self._file = WatchedFile(store / PLAN_NAME, clock)
         self._plan = read_plan(store)
 
     def current(self) -> Plan:
-        """Return the plan; a change of the file counts within a second."""
+        """Return the plan. A change of the file takes effect within a second."""
         if self._file.has_changed():
             self.reload()
         return self._plan

@@ -1,8 +1,8 @@
-"""From the name of a model to the versions that answer.
+"""Resolution of a model name to the versions that answer.
 
-A name is a model id, or `id@selector` with a version or an alias. A name without selector is
-answered by the default version: the alias `stable`, else the version in the configuration, else
-`latest`. Splits take their share of these requests before it, the same clients each time.
+A name is a model id, or `id@selector` with a version or an alias. The default version answers
+requests whose name has no selector: the alias `stable`, else the version in the configuration, else
+`latest`. Splits take their share of these requests first, always from the same clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_VERSIONS: Mapping[str, str] = MappingProxyType({})
 class Traffic(NamedTuple):
     """The versions that answer the requests for one name."""
 
-    version: str  # of all requests that no split takes
+    version: str  # answers all requests that no split takes
     splits: tuple[tuple[str, float], ...] = ()  # version and percent
     shadow: Shadow | None = None
 
@@ -69,7 +69,8 @@ def resolve_name(
 def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version that a version or an alias of the model names. Raises UnknownModel.
 
-    In place of a refused version an alias names the one before.
+    If an alias names a refused version, return the version that the alias named before, else the
+    newest version that is not refused.
     """
     try:
         named = entry.aliases.get(selector, selector)
@@ -86,9 +87,10 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
 def list_substitutes(
     store: Path, plan: Plan, name: str, version: str, configured: Mapping[str, str] = NO_VERSIONS
 ) -> list[str]:
-    """Return what may answer in place of `version`, to which a name was resolved, the best first.
+    """Return the versions that may answer in place of `version`, the best first.
 
-    Nothing if the name, or the configuration, has this exact version.
+    `name` was resolved to `version`. Returns nothing if the name or the configuration states this
+    exact version.
     """
     model_id, selector = split_name(name)
     entry = plan.find(model_id)
@@ -99,9 +101,10 @@ def list_substitutes(
 
 
 def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list[str]:
-    """Return the versions that a rollback may return to, the best first.
+    """Return the versions to which a rollback may return, the best first.
 
-    Those that `stable` named, else those sealed before the present one. Raises UnknownModel.
+    These are the versions that `stable` named before, else the versions that were sealed before the
+    present one. Raises UnknownModel.
     """
     present = resolve_name(store, Plan(models={model_id: entry}), model_id).version
     sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
@@ -111,9 +114,10 @@ def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list
 
 
 def find_named(store: Path, plan: Plan, name: str) -> Path:
-    """Return the directory of `id`, which is the latest version, `id@version` or `id@alias`.
+    """Return the directory of `id`, `id@version` or `id@alias`; `id` means the latest version.
 
-    For inspection: a refused version is found too. Raises ArtifactMissing or ManifestInvalid.
+    This serves inspection, so a refused version is found too. Raises ArtifactMissing or
+    ManifestInvalid.
     """
     model_id, selector = split_name(name)
     selector = selector or LATEST_NAME
@@ -121,9 +125,10 @@ def find_named(store: Path, plan: Plan, name: str) -> Path:
 
 
 def select_version(traffic: Traffic, client: str) -> str:
-    """Return the version that answers `client`: always the same while the splits are.
+    """Return the version that answers `client`. It stays the same while the splits do not change.
 
-    Weighted rendezvous hashing: when a split changes, only clients that it gains or loses move.
+    Weighted rendezvous hashing: when a split changes, only the clients that the split gains or
+    loses get another version.
     """
     if not traffic.splits:
         return traffic.version
@@ -133,12 +138,12 @@ def select_version(traffic: Traffic, client: str) -> str:
 
 
 def is_sampled(key: str, percent: float) -> bool:
-    """Whether a hash of `key` falls into a share of `percent`."""
+    """Whether `key` belongs to the sample of `percent` of all keys. A hash decides."""
     return _fraction(key) * 100 < percent
 
 
 def sealed_versions(store: Path, model_id: str) -> list[str]:
-    """Return the versions of a model, the newest first. Raises ManifestInvalid for no model id."""
+    """Return a model's versions, the newest first. Raises ManifestInvalid for an invalid id."""
     directory = model_directory(store, model_id)
     return sorted(_find_versions(directory), key=lambda v: sealed_ns(directory / v), reverse=True)
 
@@ -180,7 +185,7 @@ def _skip_refused(store: Path, entry: ModelPlan, model_id: str, alias: str, vers
 
 
 def _list_usable(store: Path, entry: ModelPlan, model_id: str, alias: str) -> list[str]:
-    """Return the versions that are not refused: those that `alias` named, then the newest."""
+    """Return the versions that are not refused: first those that `alias` named, then the newest."""
     refused = list_refused(store, model_id, entry)
     sealed = sealed_versions(store, model_id)
     former = [each for each in entry.former.get(alias, ()) if each in sealed]

@@ -6,10 +6,10 @@ MINUTE_S = 60.0
 
 
 class CallRate:
-    """Counts calls by minute.
+    """Estimate of the calls in the last 60 s, from counts of the current and the former minute.
 
-    Of the calls of the minute before, those count that a minute ago were still to come, as if they
-    had been spread evenly.
+    It assumes that the calls of the former minute were spread evenly. The share of that minute
+    that lies within the last 60 s counts.
     """
 
     __slots__ = ("_calls", "_former", "_started_s")

@@ -1,8 +1,8 @@
 """One budget of GPU memory for the models of all replicas on a device.
 
-Encoder and generator replicas are processes of their own, and each claims the bytes of a model
-before it loads it. The claims lie in a directory per device, one locked file per replica. A lock
-ends with its process, so the claim of a replica that was killed does not count.
+Encoder and generator replicas are separate processes. Each claims the bytes of a model before it
+loads the model. The claims are in one directory per device, with one locked file per replica. A
+lock ends with its process, so the claim of a replica that was killed does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SUFFIX = ".claim"
 
 
 class DeviceMemory:
-    """The claim of one replica, and what it leaves free with those of the others."""
+    """The claim of one replica on its device, and the memory that all claims leave free."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         """`limit` bounds the sum of the claims in `directory`, in bytes. Raises BadSetting."""
@@ -50,7 +50,7 @@ class DeviceMemory:
         return True
 
     def release(self, size: int) -> None:
-        if self._file.closed:  # a load that ends after the replica
+        if self._file.closed:  # a load ended after the replica was closed
             return
         with self._locked():
             self._write(self._claimed - size)
@@ -61,7 +61,7 @@ class DeviceMemory:
             return max(0, self.limit - self._claimed - self._count_others())
 
     def close(self) -> None:
-        """End the claim, as the end of the process would."""
+        """End the claim, as the end of the process also would."""
         self._path.unlink(missing_ok=True)
         self._file.close()
 
@@ -83,9 +83,10 @@ class DeviceMemory:
 def open_device_memory(
     budget: float, device: Device, root: Path | None = None
 ) -> DeviceMemory | None:
-    """Open the budget of the GPUs of this process: a fraction of each up to 1, else bytes of each.
+    """Open the memory budget of this process's GPUs.
 
-    None on CPUs, and for a fraction of GPUs whose memory is unknown. Raises BadSetting.
+    `budget` is a fraction (up to 1) or a number of bytes, of each GPU. Returns None on CPUs, and
+    for a fraction if the memory of the GPUs is unknown. Raises BadSetting.
     """
     if device is Device.CPU:
         return None
@@ -104,14 +105,14 @@ def open_device_memory(
 
 
 def count_budget(budget: float, gpus: Sequence[VisibleGpu]) -> int | None:
-    """Bytes of a budget on all of `gpus` together; None for a fraction of none."""
+    """Return the bytes of a budget on all of `gpus`; None for a fraction without known GPUs."""
     if budget > 1:
         return int(budget) * max(1, len(gpus))
     return int(sum(gpu.memory_bytes for gpu in gpus) * budget) if gpus else None
 
 
 def _create_private(directory: Path) -> None:
-    """Create a directory and its parent with mode 0700. Raises BadSetting for those of others."""
+    """Create a directory and its parent, mode 0700. Raises BadSetting if another user owns them."""
     for path in (directory.parent, directory):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.lstat().st_uid != os.getuid():
@@ -119,7 +120,7 @@ def _create_private(directory: Path) -> None:
 
 
 def _read_claim(path: Path) -> int:
-    """The bytes of a claim; 0 if its process has ended, whose file is removed."""
+    """Return the bytes of a claim. If its process has ended, remove the file and return 0."""
     try:
         with path.open("r+b") as file:
             try:

@@ -59,18 +59,18 @@ from deployments.tuning.rounds import TuningRounds
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Output values that are decoded on the event loop, in a few milliseconds; more take a thread.
+# Limit of the output values that are decoded on the event loop, in a few milliseconds.
 INLINE_VALUES = 1 << 18
-# Values of the token vectors of one call: 16 MB, three times that as JSON.
+# Limit of the values of one call's token vectors: 16 MB, three times that as JSON.
 MAX_TOKEN_VALUES = 1 << 22
-# Vocabulary scores of all masks of one call, held until its last pass ends: 512 MB. Masks are
-# short to send: a body full of them would need 40 GB.
+# Limit of the vocabulary scores of one call's masks, kept until its last pass ends: 512 MB. Masks
+# are short texts: a request body full of masks would need 40 GB.
 MAX_MASK_VALUES = 1 << 27
-# Both kinds of values of all calls in the replica.
+# Limit of token vector values and mask scores of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27
 
 
-# Bytes of a session besides its weights.
+# Bytes of an engine session besides its weights.
 ENGINE_BYTES = 1 << 20
 PROBE_TOKENS = 4
 
@@ -86,11 +86,11 @@ class _Submitted:
     call: TokenizedCall
     items: Sequence[TokenizedItem]
     outputs: asyncio.Future[CallOutputs]
-    large_values: int  # of outputs that count against the budget of the replica
+    large_values: int  # output values that count towards MAX_OUTPUT_VALUES
 
 
 class _DoneCalls:
-    """Indices of the calls whose outputs are complete, in groups of those done at the same time."""
+    """Indices of the calls with complete outputs, grouped if several complete at the same time."""
 
     def __init__(self, calls: Sequence[_Submitted | ServeError]) -> None:
         self._indices: list[int] = []
@@ -113,7 +113,7 @@ class _DoneCalls:
 
 
 class EncoderReplica:
-    """Computes tokenized batches; deployed once per device."""
+    """Replica that computes tokenized batches, deployed once per device."""
 
     def __init__(self, args: AppArgs, device: Device, recorder: ForwardPassRecorder) -> None:
         settings = args.encoders[device]
@@ -173,7 +173,7 @@ class EncoderReplica:
         return [outcomes[index] for index in range(len(batch.calls))]
 
     async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, CallOutcome], None]:
-        """Yield the outcome of each call by its index: those that one pass completes together.
+        """Yield outcomes by call index; calls that one pass completes are yielded together.
 
         A batch without calls loads its model. Raises the ServeError of a model that cannot be
         loaded. Closing drops the items still in the queue.
@@ -195,7 +195,7 @@ class EncoderReplica:
                 self._drop(submitted)
 
     def _drop(self, submitted: Sequence[_Submitted | ServeError]) -> None:
-        """Cancel what is not computed yet, and release the space for large outputs."""
+        """Cancel the calls that are not computed yet, and release the space for large outputs."""
         for call in submitted:
             if isinstance(call, _Submitted):
                 if call.outputs.cancel():
@@ -266,7 +266,7 @@ class EncoderReplica:
         )
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the load of a replica for which `backlog` tokens wait elsewhere. See LoadMeter."""
+        """Return the load; `backlog` tokens wait for this replica in clients. See LoadMeter."""
         return self._scheduler.load(backlog)
 
     async def check_health(self) -> None:
@@ -293,7 +293,7 @@ class EncoderReplica:
         return ENGINE_BYTES + measure_graphs(self._target(model))
 
     def _load(self, model: RegisteredModel) -> _LoadedEncoder:
-        """Open the engine and try it. Blocks."""
+        """Open the engine of a model and probe it. Blocks."""
         if model.is_generative:
             raise UnknownModel(f"Model {model.ref.id} is not an encoder", field="model")
         model.manifest.verify(model.directory)
@@ -340,17 +340,17 @@ class EncoderReplica:
     def _use_tuning(
         self, ref: ModelRef, target: TuningTarget, engine: EncoderEngine | None
     ) -> None:
-        """Use new cost tables of a model, and `engine` in place of its current one."""
+        """Use a model's new cost tables; replace its engine with `engine` if given."""
         with self._changing:
             if ref in self._engines:
                 self._read_tables(ref, target)
-                self._scheduler.prices.forget(ref)  # measured in terms of the former prices
+                self._scheduler.prices.forget(ref)  # measured with the former tables
             if engine is not None:
                 self._swap_engine(ref, engine)
 
     def _swap_engine(self, model: ModelRef, engine: EncoderEngine) -> None:
         if model in self._engines:
-            # Running passes hold the previous engine; the last of them releases it.
+            # Running passes still use the previous engine; the last one releases it.
             self._engines[model] = engine
         else:  # evicted meanwhile
             engine.close()
@@ -369,7 +369,7 @@ def probe_engine(engine: EncoderEngine, model: RegisteredModel) -> None:
 def _count_large_values(
     items: Sequence[TokenizedItem], manifest: ArtifactManifest, *, unpooled: bool
 ) -> int:
-    """Count the values of token vectors or mask scores; other outputs are small.
+    """Count the values of token vectors or mask scores. Other outputs are small and count as 0.
 
     Raises InputTooLong for more tokens or masks than one response can hold.
     """

@@ -1,4 +1,4 @@
-"""One thread for the work of many clients, in fair order."""
+"""One thread that runs the work of many clients in the order of a FairQueue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class FairThread:
-    """Runs one call at a time. Use from one event loop."""
+    """A thread that runs one call at a time. Use from one event loop."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -23,7 +23,7 @@ class FairThread:
     async def run(
         self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
     ) -> T:
-        """Return what `work` returns. Cancelling leaves the queue; work that runs goes on."""
+        """Run `work` in its turn; return its result. Cancelling does not stop work that runs."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._queue.push(turn, cost=cost, client=client, priority=priority)
@@ -32,7 +32,7 @@ class FairThread:
             await turn
         except asyncio.CancelledError:
             self._queue.discard(lambda each: each is turn)
-            if not turn.cancelled():  # it was this work's turn already
+            if not turn.cancelled():  # the turn of this work had already begun
                 self._end()
             raise
         try:
@@ -41,11 +41,11 @@ class FairThread:
             self._end()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` after what runs now, before all that is queued."""
+        """Run `work` after the work that runs now, and before all queued work."""
         return self._thread.submit(work)
 
     def close(self) -> None:
-        """Stop the thread after the work that it has."""
+        """Stop the thread after the work that it has already received."""
         self._thread.shutdown()
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""Generator replica: for every generative model a decoder and the loop that runs it."""
+"""Generator replica: a decoder for each loaded model, and the loop that runs the decoder."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from deployments.replicas.pool_memory import leave_room_for_arena
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Bytes of the compiled grammars of all requests. Most take less than one megabyte.
+# Limit of the compiled grammars of all requests, in bytes. Most take less than one megabyte.
 MAX_GRAMMAR_BYTES = 512 << 20
 QUICK_GRAMMAR_THREADS = 2
 
 
 class StreamBuffer:
-    """Events of one job for one reader; unread chunks are merged."""
+    """Buffer of one job's events for one reader. It merges unread chunks."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
@@ -95,7 +95,10 @@ class StreamBuffer:
 
 
 class GeneratorReplica:
-    """Answers generation calls; deployed once per device. Create it inside a running event loop."""
+    """Replica that answers generation calls, deployed once per device.
+
+    Create it inside a running event loop.
+    """
 
     def __init__(self, args: AppArgs, device: Device, recorder: StepRecorder) -> None:
         self._hardware = args.generators[device]
@@ -105,8 +108,8 @@ class GeneratorReplica:
         self._settings = SchedulingSettings()
         self._event_loop = asyncio.get_running_loop()
         self._readers: dict[int, StreamBuffer] = {}  # by job number
-        # One thread, because chat templates are not thread-safe. Prompts do not wait for grammars,
-        # nor most grammars for those that take long.
+        # Prompts use one thread, because chat templates are not thread-safe. Grammars have other
+        # threads, so that prompts do not wait for them. Slow grammars have their own thread.
         self._prompts = FairThread("prompts")
         self._quick_grammars = ThreadPoolExecutor(QUICK_GRAMMAR_THREADS, "grammars")
         self._long_grammars = ThreadPoolExecutor(1, "long-grammars")
@@ -125,7 +128,7 @@ class GeneratorReplica:
         self._pinned.load_into(self.pool)
 
     def start(self) -> None:
-        """Start the loop of every model, now and of those that are loaded later."""
+        """Start the loops of all loaded models. Models that are loaded later start theirs too."""
         self._has_started = True
         for model in self.pool.models():
             model.loop.start()
@@ -207,8 +210,8 @@ class GeneratorReplica:
     def load(self, _backlog: int = 0) -> Load:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
-        The models share the device: two with half of their slots in use fill it. All requests
-        wait here, none in the ingress.
+        All models share the device, so their shares add up: two half-used models make the replica
+        busy. All requests wait here, none in the ingress.
         """
         busy = queued_s = 0.0
         for model in self.pool.models():
@@ -253,7 +256,7 @@ class GeneratorReplica:
         return candidate
 
     def _load(self, model: RegisteredModel) -> _LoadedGenerator:
-        """Open a decoder, which computes a few tokens, and start its loop. Blocks."""
+        """Open a decoder, which computes a few test tokens, and start its loop. Blocks."""
         model.manifest.verify(model.directory)
         spec = DecoderSpec.of(model.directory, model.manifest, self._select_candidate(model))
         decoder = open_decoder(spec, self._hardware)
@@ -276,7 +279,7 @@ class GeneratorReplica:
         model.preparer.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
-        """Pass events from a loop's thread to the event loop."""
+        """Pass events from the thread of a GenerationLoop to the asyncio event loop."""
         self._event_loop.call_soon_threadsafe(self._route_events, events)
 
     def _route_events(self, events: Sequence[JobEvent]) -> None:

@@ -1,8 +1,8 @@
-"""The models in the memory of a replica: loaded on demand, bounded by bytes, the least recent out.
+"""Models in the memory of a replica: loaded on demand, bounded by bytes, evicted by last use.
 
-A call leases its model, and a leased model stays. Several calls wait for one load, different models
-load at the same time, in threads. Pinned models stay until they are pinned no more. A failed load
-is remembered for a while, so that a broken model does not keep the threads busy.
+A call leases its model, and a leased model stays. Calls for one model wait for a single load.
+Different models load at the same time, in threads. Pinned models stay as long as they are pinned.
+A failed load is not repeated for a while, so that a broken model does not keep the threads busy.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 LOADING_THREADS = 4
-# s that a load waits for the end of leases; then another replica may have room.
+# Seconds that a load waits for leases to end. Then it fails, because another replica may have room.
 ROOM_WAIT_S = 1.0
-MAX_FAILURES = 1_000  # that are remembered
+MAX_FAILURES = 1_000  # limit of the failed loads that are kept
 
 
 class ModelLoader(NamedTuple, Generic[T]):
-    """Operations of a replica on a model. All block, run in threads and may raise ServeError."""
+    """Operations of a replica on a model. They block, run in threads and may raise ServeError."""
 
     measure: Callable[[RegisteredModel], int]  # bytes of memory that the model will take
     load: Callable[[RegisteredModel], T]
@@ -48,7 +48,7 @@ class ModelLoader(NamedTuple, Generic[T]):
 
 
 class ModelPool(Generic[T]):
-    """Use it from one event loop, except `load_now`, which may come before the loop."""
+    """Pool of models. Use it from one event loop; `load_now` may run before the loop starts."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ModelPool(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """`pinned` is asked whenever a model must go.
+        """`pinned` is called whenever a model must be evicted.
 
         See PoolMemory for `max_bytes` and `device_memory`.
         """
@@ -69,18 +69,18 @@ class ModelPool(Generic[T]):
         self._loader = loader
         self._pinned = pinned
         self._clock = clock
-        # The least recently used first.
+        # Ordered by last use, the least recently used first.
         self._entries: OrderedDict[ModelRef, _PoolEntry[T]] = OrderedDict()
         self._loading: dict[ModelRef, _Loading] = {}
         self._closing: dict[ModelRef, asyncio.Future[None]] = {}
         self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
-        self._room = asyncio.Lock()  # held by the load whose turn it is to make room
+        self._room = asyncio.Lock()  # held by a load while it evicts models
         self._released = asyncio.Event()
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_priority)
 
     @property
     def bytes(self) -> int:
-        """Of the loaded models, and of those that are being loaded or closed."""
+        """Bytes of all models that are loaded, being loaded or being closed."""
         return self._memory.bytes
 
     def __contains__(self, ref: ModelRef) -> bool:
@@ -93,15 +93,15 @@ class ModelPool(Generic[T]):
         return (entry.model for entry in list(self._entries.values()))
 
     def get(self, ref: ModelRef) -> T | None:
-        """Return the model if it is loaded; it may go at any time unless it is leased."""
+        """Return the model if it is loaded. It may be evicted at any time unless it is leased."""
         entry = self._entries.get(ref)
         return None if entry is None else entry.model
 
     def lease(self, ref: ModelRef, calls: int = 0) -> ModelLease[T]:
-        """Return an asynchronous context of the model, which is loaded first if need be.
+        """Return an asynchronous context that leases the model, and loads it first if needed.
 
-        `calls` is what it is leased for, as `ps` counts it. The context raises the ServeError of a
-        failed load, or ModelUnavailable if there is no room for the model.
+        `calls` is the number of calls that `ps` counts for the lease. The context raises the
+        ServeError of a failed load, or ModelUnavailable if there is no room for the model.
         """
         return ModelLease(self, ref, calls)
 
@@ -109,26 +109,26 @@ class ModelPool(Generic[T]):
         self._entries[ref].rate.add(calls, self._clock())
 
     def hold(self, ref: ModelRef) -> None:
-        """Lease a model that is leased already, such as for a pass whose callers may leave."""
+        """Lease a leased model once more, such as for a pass whose callers may disconnect."""
         self._entries[ref].leases += 1
 
     def release(self, ref: ModelRef) -> None:
         entry = self._entries.get(ref)
-        if entry is None:  # the replica closed all models
+        if entry is None:  # the pool was closed
             return
         entry.leases -= 1
         if not entry.leases:
             self._released.set()
 
     def load_now(self, ref: ModelRef) -> None:
-        """Load a model also without room for it. Blocks. Raises ServeError."""
+        """Load a model even above `max_bytes`. Blocks. Raises ServeError."""
         try:
             model = open_model(self._store, ref)
             size = self._loader.measure(model)
             if not self._memory.take(size, is_pinned=True):
                 raise self._memory.build_refusal(ref, size)
             try:
-                # Not in the calling thread: the threads of the engine inherit the priority.
+                # Use a pool thread: the threads of the engine inherit its low priority.
                 loaded = self._threads.submit(self._load_model, model).result()
             except BaseException:
                 self._memory.give_back(size)
@@ -139,14 +139,14 @@ class ModelPool(Generic[T]):
         self._add(ref, loaded, size)
 
     def keep(self, refs: Collection[ModelRef]) -> None:
-        """Load in the background what is missing of `refs`."""
+        """Load the models of `refs` that are not loaded, in the background."""
         for ref in refs:
             is_here = ref in self._entries or ref in self._loading
             if not is_here and self._recall_failure(ref) is None:
                 self._start_load(ref)
 
     async def unload(self, ref: ModelRef) -> bool:
-        """Remove a model that no call uses. Return whether it was there."""
+        """Remove a model that no call uses. Return whether a model was removed."""
         entry = self._entries.get(ref)
         if entry is None or entry.leases:
             return False
@@ -154,7 +154,7 @@ class ModelPool(Generic[T]):
         return True
 
     def list_loaded(self) -> list[LoadedModel]:
-        """List the models, the most recent last."""
+        """List the models, the most recently used last."""
         now_s, pinned = self._clock(), self._pinned()
         return [
             LoadedModel(
@@ -170,7 +170,7 @@ class ModelPool(Generic[T]):
         ]
 
     async def handle(self, request: PoolRequest) -> PoolState:
-        """Do what an operator asks for. Raises the ServeError of a failed load."""
+        """Run an operator's request. Raises the ServeError of a failed load."""
         if request.model is not None and request.action == "load":
             async with self.lease(request.model):
                 pass
@@ -193,7 +193,7 @@ class ModelPool(Generic[T]):
         self._memory.close()
 
     def find_leased(self, ref: ModelRef) -> T | None:
-        """Lease the model if it is loaded."""
+        """Lease and return the model if it is loaded, else return None."""
         entry = self._entries.get(ref)
         if entry is None:
             return None
@@ -207,7 +207,7 @@ class ModelPool(Generic[T]):
         loading = self._loading.get(ref)
         if loading is None:
             if (failure := self._recall_failure(ref)) is not None:
-                raise copy.copy(failure.error)  # a shared exception collects tracebacks
+                raise copy.copy(failure.error)  # a shared exception object collects tracebacks
             loading = self._start_load(ref)
         loading.waiters += 1
         try:
@@ -228,7 +228,7 @@ class ModelPool(Generic[T]):
         return loading
 
     async def _load(self, ref: ModelRef, loading: _Loading) -> ServeError | None:
-        """Load a model and lease it to all who wait. Return the error of a failed load."""
+        """Load a model and lease it to all waiting calls. Return the error of a failed load."""
         run = asyncio.get_running_loop().run_in_executor
         size, started_s = 0, time.perf_counter()
         try:
@@ -240,7 +240,7 @@ class ModelPool(Generic[T]):
                 await self._make_room(ref, needed)
                 size = needed
             loaded = await run(self._threads, self._load_model, model)
-        except Exception as exception:  # noqa: BLE001  every call that waits gets it
+        except Exception as exception:  # noqa: BLE001  every waiting call gets the error
             self._give_back(size)
             return self._note_failure(ref, exception)
         except asyncio.CancelledError:
@@ -273,9 +273,9 @@ class ModelPool(Generic[T]):
         self.on_change(ref, True)
 
     async def _make_room(self, ref: ModelRef, size: int) -> None:
-        """Take `size` bytes, in place of the least recently used models if need be.
+        """Take `size` bytes; evict the least recently used models if needed.
 
-        Raises ModelUnavailable if too many must stay, without an eviction where that is known.
+        Raises ModelUnavailable if too many models must stay. It checks this first, as far as known.
         """
         pinned, memory = self._pinned(), self._memory
         is_pinned = ref in pinned
@@ -325,11 +325,11 @@ class ModelPool(Generic[T]):
         return failure if failure is not None and self._clock() < failure.ends_s else None
 
     def _note_failure(self, ref: ModelRef, exception: Exception) -> ServeError:
-        """Remember why a model cannot be loaded: longer each time."""
+        """Keep the error of a failed load. Each failure doubles the time until the next attempt."""
         error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
         error.elsewhere = True
         if isinstance(exception, ModelUnavailable):
-            return error  # there may be room the next moment
+            return error  # not kept: room may become free at any moment
         is_known = isinstance(exception, ServeError)
         log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
         previous = self._failures.pop(ref, None)
@@ -342,7 +342,7 @@ class ModelPool(Generic[T]):
 
 
 class ModelLease(Generic[T]):
-    """See `ModelPool.lease`. A loaded model costs a microsecond."""
+    """Lease of a model; see `ModelPool.lease`. It costs a microsecond if the model is loaded."""
 
     __slots__ = ("_calls", "_pool", "_ref")
 
@@ -385,10 +385,10 @@ class _Loading:
 
     def __init__(self) -> None:
         self.waiters = 0
-        self.is_done = False  # each waiter has a lease
+        self.is_done = False  # True: each waiting call has a lease
 
 
 class _Failure(NamedTuple):
     error: ServeError
     wait_s: float
-    ends_s: float  # of the clock
+    ends_s: float  # time of the pool's clock

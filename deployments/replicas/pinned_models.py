@@ -1,4 +1,4 @@
-"""The models that stay in the memory of a replica, however many others are requested."""
+"""The models that stay in the memory of a replica, even if many other models are requested."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 T = TypeVar("T")
 
-CHECK_INTERVAL_S = 2.0  # between looks at what is pinned
+CHECK_INTERVAL_S = 2.0  # seconds between reads of the list of pinned models
 
 
 class PinnedModels:
-    """The configured models and those that the plan pins, in the versions that answer by default.
+    """The default versions of the configured models and of the models that the plan pins.
 
-    A version that becomes the default one is loaded before the first request needs it.
+    A new default version is loaded before the first request needs it.
     """
 
     def __init__(self, args: AppArgs, serves: Callable[[RegisteredModel], bool]) -> None:
-        """`serves` tells which models are for this kind of replica. Raises ArtifactError."""
+        """`serves` tells whether this kind of replica serves a model. Raises ArtifactError."""
         self._registry = ModelRegistry(args.store_path(), args.models, verify=False)
         self._serves = serves
         self._following: asyncio.Task[None] | None = None
@@ -36,10 +36,10 @@ class PinnedModels:
         return frozenset(model.ref for model in self._registry.pinned() if self._serves(model))
 
     def load_into(self, pool: ModelPool[T]) -> None:
-        """Load all at the start of a replica. Blocks.
+        """Load all pinned models at the start of a replica. Blocks.
 
         Raises the error of a model whose version the configuration names, so that a rollout keeps
-        the replicas before. Other errors are those of the calls that need the model.
+        the previous replicas. Other models fail later, at the calls that need them.
         """
         for model in self._registry.pinned():
             if not self._serves(model):
@@ -53,7 +53,7 @@ class PinnedModels:
                     raise
 
     def start(self, pool: ModelPool[T]) -> None:
-        """Load what is pinned from now on, in the background. Call it in an event loop."""
+        """Load newly pinned models in the background from now on. Call it in an event loop."""
         self._following = asyncio.get_running_loop().create_task(self._follow(pool))
 
     def close(self) -> None:
@@ -65,5 +65,5 @@ class PinnedModels:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 pool.keep(self.refs())
-            except Exception:  # such as a store that is gone for a moment
+            except Exception:  # such as a store that is not available for a moment
                 log.exception("the pinned models are not known; the next look is soon")

@@ -1,4 +1,4 @@
-"""Accounts of the memory of a pool: its own limit, and on a GPU the budget of the device."""
+"""Memory accounting of a pool: its own limit, and on a GPU the budget of the device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from deployments.errors import ModelUnavailable
 from deployments.messages import ModelRef
 from deployments.replicas.device_memory import DeviceMemory
 
-# Arena of ONNX Runtime that a pass of 1,024 tokens leaves (measured: MiniLM, hidden size 384).
-# Larger passes return their memory.
+# Memory that ONNX Runtime's arena keeps after a pass of 1,024 tokens (measured: MiniLM, hidden size
+# 384). Larger passes return their memory.
 ARENA_BYTES_PER_PASS = 40_000_000
 
 
 def leave_room_for_arena(
     pool_bytes: int | None, device: Device, concurrent_passes: int
 ) -> int | None:
-    """Return the bytes of a pool that are left for models; on a GPU all."""
+    """Return the bytes of a pool that are left for models. On a GPU these are all its bytes."""
     if device is not Device.CPU:
         return pool_bytes
     max_bytes = DEFAULT_POOL_BYTES if pool_bytes is None else pool_bytes
@@ -26,11 +26,11 @@ def leave_room_for_arena(
 class PoolMemory:
     """Bytes of the models of one pool.
 
-    `max_bytes` does not bound pinned models, the device does: without its memory they cannot run.
+    Pinned models may exceed `max_bytes`, but not the budget of the device, where they must fit.
     """
 
     def __init__(self, max_bytes: int | None, device_memory: DeviceMemory | None) -> None:
-        """Without `max_bytes` the device alone is the limit, else DEFAULT_POOL_BYTES."""
+        """`max_bytes` None: the limit of `device_memory`, or DEFAULT_POOL_BYTES without it."""
         default = DEFAULT_POOL_BYTES if device_memory is None else device_memory.limit
         self.max_bytes = default if max_bytes is None else max_bytes
         self.bytes = 0
@@ -51,14 +51,14 @@ class PoolMemory:
             self._device.release(size)
 
     def can_take(self, size: int, staying: int, *, is_pinned: bool) -> bool:
-        """Whether `size` bytes would be free if all models but `staying` bytes of them went."""
+        """Whether `size` bytes would be free after evicting all models but `staying` bytes."""
         if not is_pinned and staying + size > self.max_bytes:
             return False
         evictable = self.bytes - staying
         return self._device is None or size <= self._device.count_free() + evictable
 
     def build_refusal(self, ref: ModelRef, size: int) -> ModelUnavailable:
-        """Name the tighter limit, what it leaves, and what is needed."""
+        """Build the error with the tighter limit, its free bytes and the needed bytes."""
         name, limit, free = "pool_bytes", self.max_bytes, max(0, self.max_bytes - self.bytes)
         if self._device is not None and (on_device := self._device.count_free()) <= free:
             name, limit, free = "gpu_memory", self._device.limit, on_device

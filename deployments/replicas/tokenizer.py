@@ -1,4 +1,4 @@
-"""Tokenizer replica: micro-batches of texts to ragged token ids, and the inspection routes."""
+"""Tokenizer replica: converts micro-batches of texts to token ids; lists and decodes tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 S = TypeVar("S", bound=Sequence[Any])
 
-# Characters that are tokenized on the event loop: 0.1 ms, less than a round trip to the thread.
+# Limit of the characters that are tokenized on the event loop. It takes 0.1 ms, less than a round
+# trip to the thread.
 INLINE_CHARACTERS = 4_000
 
 
@@ -69,13 +70,13 @@ class _SliceResult(NamedTuple):
     elapsed_s: float
 
 
-# Bytes of an open tokenizer per byte of its file, and of the smallest one.
+# Memory of an open tokenizer: bytes per byte of its file, and the minimum.
 BYTES_PER_FILE_BYTE = 10
 MIN_TOKENIZER_BYTES = 1 << 16
 
 
 class _LoadedTokenizer:
-    """The tokenizer of a model, which one call may use at a time, and its inspector."""
+    """A model's tokenizer, for one call at a time, and its inspector."""
 
     def __init__(self, tokenizer: CachingTokenizer, directory: Path) -> None:
         self.tokenizer = tokenizer
@@ -95,7 +96,7 @@ def _measure(model: RegisteredModel) -> int:
 
 
 class TokenizerReplica:
-    """Tokenizes long texts on a thread of its own, so that they never block the event loop."""
+    """Replica that tokenizes long texts on its own thread, to never block the event loop."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class TokenizerReplica:
         *,
         generative: bool | None = None,
     ) -> None:
-        """`generative` limits the models to one kind."""
+        """`generative` restricts the models to generative ones or encoders; None: both kinds."""
         self._recorder = recorder
         self._hang_timeout_s = args.hang_timeout_s
         self._cache = TokenCache(0)
@@ -123,8 +124,8 @@ class TokenizerReplica:
         self._meter = BusyMeter(1)
         self._character_rate = WorkRate()
         self._characters: Counter[str] = Counter()  # of the calls in progress, by client
-        # A tokenizer serves one caller at a time. The thread goes on with a batch whose caller
-        # disconnected, so the event loop needs the lock as well.
+        # A tokenizer serves one caller at a time. The thread may still work on a batch after its
+        # caller disconnected. The event loop must therefore take this lock too.
         self._tokenizers_in_use = threading.Lock()
 
     def start(self) -> None:
@@ -132,15 +133,15 @@ class TokenizerReplica:
         self._pinned.start(self.pool)
 
     def configure(self, settings: TokenizerUserConfig) -> None:
-        """Apply another size of the cache, which all models share."""
+        """Set the size of the tokenization cache, which all models share."""
         self._thread.submit(partial(self._resize_cache, settings.cache_bytes))
 
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
-        """Replace the texts of all calls by token ids; a call that fails becomes its error.
+        """Replace the texts of each call with token ids, or a failed call with its error.
 
-        Long calls take several turns of the thread. A slice with calls of several clients has the
-        turn of the first. A batch without calls loads its model. Raises the ServeError of a model
-        that cannot be loaded.
+        Long calls take several turns of the thread, one per slice. A slice with calls of several
+        clients counts for the client of its first call. A batch without calls loads its model.
+        Raises the ServeError of a model that cannot be loaded.
         """
         async with self.pool.lease(batch.key.model) as loaded:
             if not batch.calls:
@@ -152,7 +153,8 @@ class TokenizerReplica:
     ) -> TokenizedBatch:
         outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
         waiting = _count_characters(batch.calls)
-        # Short calls of several clients travel together: none is refused for another.
+        # Only a call that is alone in its batch can be refused. A batch of several calls has only
+        # short ones, and none must be refused because of another.
         if len(batch.calls) == 1 and (refusal := self._refuse(batch.calls[0], waiting)):
             return TokenizedBatch(batch.key, b"", (refusal,), 0.0)
         client = batch.calls[0].client
@@ -191,15 +193,15 @@ class TokenizerReplica:
         )
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the share of time spent on texts, and the measured time of all that waits.
+        """Return the share of time spent on tokenization, and the time for the waiting characters.
 
-        `backlog` characters wait elsewhere.
+        `backlog` characters wait in clients.
         """
         characters = sum(self._characters.values()) + backlog
         return Load(self._meter.take(), self._character_rate.predict_s(characters))
 
     async def check_health(self) -> None:
-        """Raise EngineFailed if the thread hangs. The queue length does not count."""
+        """Raise EngineFailed if the thread hangs. A long queue is no failure."""
         self._health.check(self._hang_timeout_s)
 
     def close(self) -> None:
@@ -226,7 +228,7 @@ class TokenizerReplica:
     ) -> tuple[T, ...] | ServeError:
         """Inspect all inputs, in several turns of the thread if they are long.
 
-        Without a deadline of its own: the caller has one, and cancels this.
+        It has no deadline of its own. The caller cancels it at the caller's deadline.
         """
 
         def run(loaded: _LoadedTokenizer, part: Sequence[S]) -> tuple[T, ...]:
@@ -250,7 +252,7 @@ class TokenizerReplica:
     async def _in_thread(
         self, work: Callable[[], T], units: int, *, client: str = "", priority: int = 0
     ) -> T:
-        """Run `work` on the thread in its turn; `units` are characters or token ids."""
+        """Run `work` on the thread in its turn. `units`, its cost, are characters or token ids."""
 
         def run() -> T:
             with self._health.running(), self._meter.running():
@@ -261,8 +263,8 @@ class TokenizerReplica:
     def _refuse(self, call: Call, characters: int) -> Overloaded | None:
         """Return an error for a long call that cannot be tokenized before its deadline.
 
-        Others take turns with it until they end or it does. With nothing queued every call is
-        accepted.
+        The prediction assumes that the calls of other clients take turns with this call until they
+        or this call end. If no call is in progress, every call is accepted.
         """
         if characters <= SLICE_CHARACTERS or not self._characters:
             return None
@@ -286,7 +288,7 @@ class TokenizerReplica:
         parts: Sequence[CallPart],
         characters: int,
     ) -> _SliceResult:
-        """Tokenize one slice: a short one at once if the tokenizers are free."""
+        """Tokenize one slice: on the event loop if it is short and the tokenizers are free."""
         calls = [part.call for part in parts]
         if characters <= INLINE_CHARACTERS and self._tokenizers_in_use.acquire(blocking=False):
             try:
@@ -342,7 +344,7 @@ def _build_batch(
 def _tokenize_calls(
     tokenizer: CachingTokenizer, calls: Sequence[Call]
 ) -> list[TokenizedTexts | ServeError]:
-    """Tokenize calls together; if that fails, one by one, so that only the faulty ones fail."""
+    """Tokenize calls together. If that fails, tokenize each alone: only faulty calls then fail."""
     try:
         with translate_panics():
             return list(tokenizer.tokenize(calls))

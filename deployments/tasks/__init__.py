@@ -1,4 +1,4 @@
-"""Tasks of encoder models. TASKS is the only table of them."""
+"""Tasks of encoder models. TASKS is the only table of tasks."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def find_head(task: str) -> ModelHead:
 
 
 def find_tasks(manifest: ArtifactManifest) -> tuple[str, ...]:
-    """Return the tasks that a model can do: the tasks of its manifest first, then all that fit.
+    """Return the tasks that a model can do: first those of its manifest, then all others that fit.
 
-    Generative models do only the tasks of their manifest; TASKS does not contain these.
+    A generative model does only the tasks of its manifest. TASKS does not contain them.
     """
     if manifest.generation_config is not None:
         return manifest.tasks

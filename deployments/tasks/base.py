@@ -40,7 +40,7 @@ class TaskInput:
     options: Any
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
-    many: str = "inputs"  # request path that errors about too many items name
+    many: str = "inputs"  # request path for the error that there are too many items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ class DecodeContext:
 class Task(Protocol):
     """One task of encoder models. Stateless; one instance in TASKS.
 
-    A file with a subclass and a line in TASKS add a task. Routes, documentation and tensors of the
-    Open Inference Protocol follow from the attributes.
+    To add a task, write a file with a subclass and add a line to TASKS. Routes, documentation and
+    tensors of the Open Inference Protocol follow from the attributes of the subclass.
     """
 
     name: ClassVar[str]
@@ -88,20 +88,23 @@ class Task(Protocol):
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """Raises InvalidField, EmptyInput or UnknownParameter with the path of the field."""
+        """Parse a request body.
+
+        Raises InvalidField, EmptyInput or UnknownParameter with the path of the field.
+        """
         ...
 
     def decode(self, context: DecodeContext, options: Any) -> Any:
         """Convert the outputs of one call to the value that Hugging Face clients expect.
 
         Runs in the encoder replica, so that only small results are sent to the ingress. Raises
-        ServeError for errors that only tokens reveal, such as a text without a mask.
+        ServeError for errors that show only after tokenization, such as a text without a mask.
         """
         ...
 
 
 class TextParameters(BaseModel):
-    """Parameters of every task. null means "not given", as old clients send it."""
+    """Parameters of every task. null means "not given", because old clients send null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -110,7 +113,7 @@ class TextParameters(BaseModel):
 
     @property
     def truncation(self) -> Truncation:
-        """`truncation_direction` is the side that is removed."""
+        """How to shorten a long text. `truncation_direction` is the side that is removed."""
         if not self.truncate:
             return Truncation.REFUSE
         left = self.truncation_direction == "left"

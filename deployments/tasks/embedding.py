@@ -31,7 +31,7 @@ class SimilarityParameters(TextParameters):
 class EmbeddingParameters(SimilarityParameters):
     normalize: bool | None = None
     dimensions: int | None = Field(None, ge=1)
-    # Sent by clients that cannot read base64. These routes always return floats.
+    # Ignored. Clients that cannot read base64 send it, but these routes always return floats.
     encoding_format: str | None = None
 
 
@@ -76,7 +76,7 @@ class FeatureExtraction(Task):
         )
 
     def decode(self, context: DecodeContext, options: EmbeddingOptions) -> NDArray[np.float32]:
-        """Return a list of vectors, also for one text, because all client versions read that.
+        """Return a list of vectors even for one text, because clients of all versions read a list.
 
         Vectors are truncated to the requested dimensions before they are normalized.
         """
@@ -91,7 +91,7 @@ class SimilarityInput(BaseModel):
 
 
 class SentenceSimilarity(Task):
-    """Returns the cosine of one sentence with each of several."""
+    """Returns the cosine similarity of one sentence with each of several other sentences."""
 
     name: ClassVar = TaskName.SENTENCE_SIMILARITY
     head: ClassVar = ModelHead.VECTOR
@@ -132,7 +132,10 @@ class SentenceSimilarity(Task):
 def add_prompt(
     texts: tuple[str, ...], prompt_name: str | None, manifest: ArtifactManifest
 ) -> tuple[str, ...]:
-    """Prepend the model's prompt of that name to `texts`. Raises InvalidField if it is unknown."""
+    """Prepend the model's prompt `prompt_name` to `texts`; None selects the default prompt.
+
+    Raises InvalidField for an unknown name.
+    """
     name = manifest.default_prompt if prompt_name is None else prompt_name
     if name is None:
         return texts

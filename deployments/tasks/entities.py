@@ -77,7 +77,7 @@ class WindowTokens:
         )
 
     def word(self, i: int) -> str:
-        """Return the vocabulary's spelling of token i; for unknown tokens, that of the text."""
+        """Return token i as spelled in the vocabulary; an unknown token as spelled in the text."""
         token_id = int(self.ids[i])
         if token_id != self.vocabulary.unknown_id:
             return self.vocabulary.token(token_id)
@@ -110,7 +110,7 @@ class LabeledSpans:
     scores: NDArray[np.float32]  # [N] its probability
     starts: NDArray[np.int32]  # [N] characters
     ends: NDArray[np.int32]  # [N] characters, exclusive
-    word: Callable[[int], str]  # spelling of span i; computed on demand for the few returned
+    word: Callable[[int], str]  # spelling of span i; on demand, because few spans are returned
 
 
 def label_tokens(tokens: WindowTokens) -> LabeledSpans:
@@ -148,7 +148,7 @@ def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
 
 
 def _most_confident(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the scores of each word's most confident token, the first of equals."""
+    """Return the scores of each word's most confident token; among equals, of the first."""
     peaks = scores.max(axis=1)
     counts = np.diff(firsts, append=len(peaks))
     highest = np.flatnonzero(peaks == np.repeat(np.maximum.reduceat(peaks, firsts), counts))
@@ -192,8 +192,8 @@ def group_entities(
 ) -> list[EntityGroup]:
     """Join adjacent spans of one tag to entities; skip the entity types in `ignored`.
 
-    `B-` starts an entity. `I-` or no prefix continues an entity of the same tag and starts one
-    after any other.
+    A label with `B-` starts an entity. A label with `I-` or without prefix continues an entity of
+    the same tag, and starts an entity after a span of another tag.
     """
     if not len(spans.labels):
         return []
@@ -233,7 +233,8 @@ def _split_labels(labels: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.b
 def merge_windows(groups: Sequence[EntityGroup]) -> list[EntityGroup]:
     """Merge the entities of overlapping windows in text order.
 
-    Of two overlapping entities the longer one stays, of equally long ones the more likely one.
+    If two entities overlap, the longer one stays. If they are equally long, the one with the higher
+    score stays.
     """
     merged: list[EntityGroup] = []
     for group in sorted(groups, key=lambda group: group["start"]):

@@ -48,7 +48,7 @@ class FillMaskParameters(TextParameters):
 class FillMaskOptions(NamedTuple):
     top_k: int
     targets: tuple[str, ...]  # allowed tokens; empty allows the whole vocabulary
-    fields: tuple[str, ...]  # request paths of the texts, for errors that only their tokens reveal
+    fields: tuple[str, ...]  # request paths of the texts, for errors found after tokenization
     single: bool  # one text, not sent as a list
 
 
@@ -61,7 +61,7 @@ class MaskPrediction(TypedDict):
     sequence: str
 
 
-# The predictions of one mask, or a list for each of several masks.
+# A list of predictions for one mask, or a list of such lists for several masks.
 Proposals: TypeAlias = list[MaskPrediction] | list[list[MaskPrediction]]
 
 
@@ -101,7 +101,7 @@ class FillMask(Task):
     def decode(
         self, context: DecodeContext, options: FillMaskOptions
     ) -> Proposals | list[Proposals]:
-        """Return the `top_k` predictions per text, in a list per mask if a text has several.
+        """Return the `top_k` predictions per text; a text with several masks has a list per mask.
 
         Equal scores are in vocabulary order. Raises InvalidField for a text without a mask, for
         targets that are not tokens, and for more than MAX_TOKENS_PER_RESPONSE tokens of text.
@@ -164,7 +164,7 @@ def _predict_masks(
     """Predict the masks of one text; `rows` [M, W] are the logits at the positions `masks`."""
     is_single = len(masks) == 1
     answers: list[list[MaskPrediction]] = []
-    for position, row in zip(masks, rows, strict=True):  # row by row: W may be 250,000
+    for position, row in zip(masks, rows, strict=True):  # row by row for memory: W may be 250,000
         scores = softmax(row)[choices]
         proposals: list[MaskPrediction] = []
         for best in _top_indices(scores, top_k):
@@ -176,7 +176,7 @@ def _predict_masks(
                     "score": float(scores[best]),
                     "token": token,
                     "token_str": vocabulary.text([token]),
-                    # Other masks are special tokens too and must stay visible.
+                    # With several masks keep special tokens, because the other masks are special.
                     "sequence": vocabulary.text(filled, skip_special=is_single),
                 }
             )

@@ -105,7 +105,7 @@ def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "para
 
 @cache
 def _build_defaults(kind: type[P]) -> P:
-    """Return the defaults; parameters are immutable."""
+    """Return the default parameters. One cached object suffices, because it is immutable."""
     return kind()
 
 

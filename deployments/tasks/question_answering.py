@@ -22,14 +22,16 @@ from deployments.tasks.spans import (
     find_character_bounds,
 )
 
-# Defaults of the pipeline of transformers 4.57, the last release that had it.
+# Defaults of the pipeline of transformers 4.57, the last release with this pipeline.
 _WINDOW_TOKENS = 384
 _STRIDE_TOKENS = 128
 _QUESTION_TOKENS = 64
 _ANSWER_TOKENS = 15
-# Each window contributes twice as many candidates, which are processed one by one.
+# Maximum `top_k`. Each window contributes about twice as many candidates, which are processed one
+# by one.
 _MAX_ANSWERS = 100
-# Of all answers to one call. Answers repeat whole words, and a word may be as long as a text.
+# Limit of all answers to one call together. An answer repeats whole words, and a word may be as
+# long as a text.
 MAX_ANSWER_CHARACTERS = 4_000_000
 
 
@@ -232,7 +234,7 @@ def extract_answers(
     null = 1.0
     for logits, layout in windows:
         probabilities = compute_span_probabilities(logits, layout)
-        # Windows without the answer have a high null score, so the lowest one counts.
+        # Windows without the answer have a high null score, so the lowest null score counts.
         null = min(null, probabilities.null)
         count = 2 * options.top_k + 10 if options.align_to_words else options.top_k
         spans = find_best_spans(probabilities, options.max_answer_len, count)
@@ -244,7 +246,7 @@ def extract_answers(
             answers.setdefault(text.lower(), new)["score"] += score
     results = list(answers.values())
     if options.handle_impossible_answer or not results:
-        # Without context tokens there is no null score.
+        # Without `handle_impossible_answer` the empty answer only replaces missing spans.
         score = null if options.handle_impossible_answer else 0.0
         results.append(AnswerSpan(score=score, start=0, end=0, answer=""))
     return sorted(results, key=lambda answer: answer["score"], reverse=True)[: options.top_k]

@@ -18,7 +18,7 @@ from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameter
 from deployments.tasks.numbers import normalize, sigmoid
 
 # Prompt names of embedding models for retrieval, in the order that sentence-transformers uses. The
-# first that a model has is applied.
+# first name that the model has is used.
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 TEXTS_PATH = "inputs.texts"
@@ -51,7 +51,7 @@ class TextRanking(Task):
     """Returns every text with its score, best first.
 
     A cross-encoder reads query and text as a pair and returns one logit. An embedding model reads
-    them separately; its score is their cosine.
+    query and text separately, and the score is the cosine of their vectors.
     """
 
     name: ClassVar = TaskName.TEXT_RANKING
@@ -68,7 +68,7 @@ class TextRanking(Task):
     reads_pairs: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
-        """Models with one label (cross-encoders) and embedding models."""
+        """Whether the model is a cross-encoder, which has one label, or an embedding model."""
         scores = manifest.head is ModelHead.LABELS and len(manifest.labels) == 1
         return scores or manifest.head is ModelHead.VECTOR
 
@@ -97,7 +97,7 @@ class TextRanking(Task):
         )
 
     def decode(self, context: DecodeContext, options: RankingOptions) -> list[RankedText]:
-        """Return the highest score first, equal scores in request order.
+        """Return the texts with the highest score first, equal scores in request order.
 
         `raw_scores` does not change cosines.
         """
@@ -113,7 +113,7 @@ class TextRanking(Task):
 def _rank_texts(
     raw: NDArray[np.float32], scores: NDArray[np.float32], texts: Sequence[str] | None
 ) -> list[RankedText]:
-    """Sort by `raw`, because the sigmoids of large logits are equal."""
+    """Sort by `raw`, because different large logits may have equal sigmoids."""
     ranked: list[RankedText] = []
     for i in np.argsort(-raw, kind="stable"):
         entry = RankedText(index=int(i), score=float(scores[i]))
@@ -124,5 +124,5 @@ def _rank_texts(
 
 
 def _find_prompt(names: Sequence[str], manifest: ArtifactManifest) -> str | None:
-    """Return the first of `names` that the model has a prompt for, or None for its default."""
+    """Return the first of `names` that the model has; None selects the model's default prompt."""
     return next((name for name in names if name in manifest.prompts), None)

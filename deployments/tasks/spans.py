@@ -24,7 +24,7 @@ class SpanProbabilities:
 
     start: NDArray[np.float32]  # [C]
     end: NDArray[np.float32]  # [C]
-    null: float  # that this window has no answer
+    null: float  # probability that this window has no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Spans:
 def compute_span_probabilities(
     logits: NDArray[np.float32], layout: TokenOffsets
 ) -> SpanProbabilities:
-    """Apply softmax to the logits [T, 2] of a window, over context tokens only."""
+    """Apply softmax to the logits [T, 2] of a window, over context and first special token."""
     context = layout.segments == _CONTEXT
     included = context.copy()
     included[0] |= layout.segments[0] == _SPECIAL
@@ -61,10 +61,10 @@ def find_best_spans(probabilities: SpanProbabilities, max_tokens: int, count: in
     if not max_length:
         empty = np.zeros(0, dtype=np.int64)
         return Spans(empty, empty, probabilities.start)
-    # -1 pads the end: its products are negative and lose against products of probabilities.
+    # Pad `end` with -1: products with -1 are negative, so they rank below real spans.
     padded = np.concatenate([probabilities.end, np.full(max_length - 1, -1, dtype=np.float32)])
     ends = sliding_window_view(padded, max_length)  # [C, max_length], a view
-    # The best `count` spans start at the `count` starts with the best spans.
+    # Only the `count` start tokens whose best spans score highest can start one of the best spans.
     starts = _largest(probabilities.start * ends.max(axis=1), count)
     scores = np.where(
         ends[starts] < 0, -1, probabilities.start[starts, None] * ends[starts]
@@ -85,14 +85,14 @@ def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 def find_character_bounds(layout: TokenOffsets, *, whole_words: bool) -> NDArray[np.int32]:
     """Return the character range [C, 2] of each context token.
 
-    With `whole_words` it is the range of the token's word, as far as the window contains it.
+    With `whole_words` return the range of the token's word, as far as the window contains the word.
     """
     context = layout.segments == _CONTEXT
     offsets: NDArray[np.int32] = layout.offsets[context]
     words = layout.words[context]
     if not whole_words or not len(offsets):
         return offsets
-    # A token without a word is a word of its own.
+    # A token that belongs to no word (index -1) counts as a separate word.
     continues = (words[1:] == words[:-1]) & (words[1:] >= 0)
     heads = np.flatnonzero(np.concatenate([[True], ~continues]))
     tails = np.concatenate([heads[1:], [len(words)]]) - 1

@@ -69,7 +69,7 @@ class TextClassification(Task):
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """`inputs`: a text, a pair of texts, or a list of these."""
+        """Parse `inputs`: a text, a pair of texts, or a list of these."""
         params = parse_parameters(ClassificationParameters, parameters)
         given, fields, _ = as_list(self.inputs.read(inputs))
         function = params.function_to_apply or select_score_function(manifest)
@@ -85,7 +85,7 @@ class TextClassification(Task):
     ) -> list[list[LabelScore]]:
         """Return the `top_k` labels per text; equal scores in label order.
 
-        The result is nested also for one text: clients read element 0 of the outer list.
+        The result is a list of lists even for one text: clients read element 0 of the outer list.
         """
         labels = context.manifest.labels
         scores = SCORES[options.function](np.stack(context.rows))

@@ -41,6 +41,9 @@ class TokenEmbeddings(Task):
         )
 
     def decode(self, context: DecodeContext, options: None) -> list[NDArray[np.float32]]:
-        """Return a list, also for one text. Not normalized; special tokens are included."""
-        # A copy, because rows are views that keep the padded batch in memory.
+        """Return a list of arrays, even for one text.
+
+        The vectors are not normalized, and those of special tokens are included.
+        """
+        # Copy the rows, because they are views that keep the padded batch in memory.
         return [np.array(row) for row in context.rows]

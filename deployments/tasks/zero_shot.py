@@ -20,8 +20,8 @@ from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, pa
 from deployments.tasks.numbers import softmax
 
 LABELS_PATH = "parameters.candidate_labels"
-# These limits stop a small body from expanding to a huge call before the service counts its items:
-# texts times labels, and labels times the template length.
+# A small request body can expand to a huge call: texts times labels, and labels times the template
+# length. These limits apply before the service counts the items of the call.
 MAX_PAIRS = 16_384
 MAX_TEMPLATE_CHARACTERS = 1_000
 
@@ -40,7 +40,7 @@ CandidateLabels = Annotated[
 
 
 class ZeroShotParameters(TextParameters):
-    truncate: bool | None = True  # as the transformers pipeline does
+    truncate: bool | None = True  # the default of the transformers pipeline
     candidate_labels: CandidateLabels
     multi_label: bool | None = None
     multi_class: bool | None = None  # former name of `multi_label`
@@ -123,7 +123,7 @@ class ZeroShotClassification(Task):
         hypotheses = [before + label + after for label in labels]
         return TaskInput(
             texts=tuple((text, hypothesis) for text in texts for hypothesis in hypotheses),
-            # Errors about long pairs name the text.
+            # Errors about a pair that is too long name the path of its text.
             fields=tuple(field for field in fields for _ in labels),
             options=ZeroShotOptions(texts, labels, params.independent, single),
             truncation=params.truncation,
@@ -133,7 +133,7 @@ class ZeroShotClassification(Task):
     def decode(
         self, context: DecodeContext, options: ZeroShotOptions
     ) -> LabeledSequence | list[LabeledSequence]:
-        """Return one object for one text, a list for a list; equal scores in label order."""
+        """Return an object for a single text, a list for a list; equal scores in label order."""
         shape = (len(options.sequences), len(options.labels), -1)
         logits = np.stack(context.rows).reshape(shape)
         scores = compute_label_scores(
@@ -152,7 +152,7 @@ class ZeroShotClassification(Task):
 
 
 def has_entailment_label(labels: Sequence[str]) -> bool:
-    """Whether one of several labels is entailment."""
+    """Whether there are several labels, one of which is entailment."""
     return len(labels) > 1 and any(map(_is_entailment, labels))
 
 
@@ -161,8 +161,9 @@ def compute_label_scores(
 ) -> NDArray[np.float32]:
     """Convert `logits` [texts, candidates, labels of the model] to scores [texts, candidates].
 
-    The scores of a text sum to 1. Independent scores compare each candidate with contradiction. The
-    labels are selected as in the transformers pipeline (5.23, zero_shot_classification.py).
+    Without `independent` the scores of a text sum to 1. With `independent` the score of a candidate
+    is its softmax of entailment against contradiction. The two labels of the model are selected as
+    in the transformers pipeline (5.23, zero_shot_classification.py).
     """
     entailment = next(i for i, label in enumerate(labels) if _is_entailment(label))
     if not independent:

@@ -1,8 +1,8 @@
 """Incremental detokenization: the text of tokens that arrive one at a time.
 
 `tokenizers.decoders.DecodeStream` does not suffice. It fails permanently on byte tokens that form
-no character and holds all text back while they continue. It also returns a part of the prompt if
-the prompt ends inside a character.
+no character, and returns no text as long as such tokens arrive. If the prompt ends inside a
+character, it also returns a part of the prompt.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Last prompt tokens that are read: enough for an incomplete character, or a word before the
-# special tokens of a chat turn.
+# Only this many last tokens of the prompt are read. They contain any incomplete character, or a
+# word before the special tokens of a chat turn.
 PROMPT_CONTEXT_TOKENS = 16
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
@@ -30,23 +30,23 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt` precedes the answer and decides if the first word starts with a space.
+        """`prompt` precedes the answer and decides whether its first word starts with a space.
 
         The tokenizer is shared and never modified.
         """
         self._tokenizer = tokenizer
         decoder = tokenizer.decoder
-        # Detected by example, because decoders can be nested.
+        # Detect the kind of decoder by examples, because decoders can be nested.
         self._spells_bytes = _decodes(decoder, ["Ġ", "Ã", "©"], " é")
         self._has_byte_tokens = _decodes(decoder, ["a", "<0xC3>", "<0xA9>"], "aé")
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._last_token: int | None = None  # without special tokens
+        self._last_token: int | None = None  # the last one that is not special
         for token in prompt[-PROMPT_CONTEXT_TOKENS:]:
             self.push(token)
 
     def push(self, token: int) -> str:
         """Return the text that a token adds; "" for special and unknown tokens."""
-        # Decoded twice, because some tokenizers drop the first space of a text.
+        # Decode the token twice in a row, because some tokenizers drop the first space of a text.
         if not self._tokenizer.decode([token, token], skip_special_tokens=True):
             return ""
         spelled = self._bytes(token)
@@ -97,7 +97,8 @@ def _decodes(decoder: decoders.Decoder | None, pieces: list[str], text: str) -> 
 def _byte_alphabet() -> dict[str, int]:
     """Map each character of a byte-level vocabulary to its byte.
 
-    Printable bytes map to themselves, the others to the characters from 256 on, in order.
+    A printable byte is spelled as its own character. The other bytes are spelled as the characters
+    from 256 on, in order.
     """
     alphabet = sorted(ByteLevel.alphabet())
     own = [ord(character) for character in alphabet if ord(character) < 256]

@@ -1,7 +1,7 @@
 """Encodings of the `tokenizers` library as items, and truncation of long items.
 
-The library can truncate too. For a pair it also returns every remainder of one segment combined
-with every remainder of the other: two segments of 100 kB would need gigabytes.
+The library can truncate too. For a pair, however, it also returns every combination of a remainder
+of the first segment and a remainder of the second. Two segments of 100 kB would need gigabytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from deployments.messages import TokenizedItem, Truncation
 
 @contextmanager
 def translate_panics() -> Iterator[None]:
-    """Raise EngineFailed for a panic of a library in Rust.
+    """Convert a panic of a library in Rust to EngineFailed.
 
-    It is a BaseException, so that handlers of Exception would let it end a thread or the callers of
-    a whole batch. Its class cannot be imported.
+    A panic raises PanicException, which is no Exception but a BaseException. Handlers of Exception
+    would not stop it from ending a thread or failing a whole batch. The class cannot be imported,
+    so it is recognized by its name.
     """
     try:
         yield
@@ -37,8 +38,8 @@ def translate_panics() -> Iterator[None]:
 def open_tokenizer(directory: Path) -> Tokenizer:
     """Open the tokenizer of an artifact without truncation and padding. Raises ArtifactError.
 
-    Tokenizer files often configure both. Here limits come from the manifest, padding from the
-    batch.
+    Tokenizer files often configure truncation and padding. Here the manifest limits the tokens, and
+    the batch determines the padding.
     """
     try:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))
@@ -77,7 +78,7 @@ def truncate_item(encoding: Encoding, max_tokens: int, side: Truncation) -> Toke
 
 
 def longest_first(first: int, second: int, available: int) -> tuple[int, int]:
-    """Return the tokens each of two segments keeps; the longer one loses tokens first."""
+    """Return how many tokens each of two segments keeps. The longer one loses tokens first."""
     shorter = min(first, second)
     if first + second <= available:
         return first, second

@@ -11,12 +11,12 @@ from deployments.tokenization.tokenizer import TokenizedTexts, check_windows
 
 S = TypeVar("S", bound=Sequence[Any])
 
-# Characters, about 20 ms. A longer text is a slice of its own.
+# A slice ends with the text that reaches this many characters, about 20 ms. Texts are not divided.
 SLICE_CHARACTERS = 20_000
 
 
 class CallPart(NamedTuple):
-    """Consecutive texts of one call, as a call."""
+    """Consecutive texts of one call, as a smaller call."""
 
     call_index: int
     first_text: int
@@ -55,7 +55,7 @@ def cut_sequences(sequences: Sequence[S]) -> Iterator[Sequence[S]]:
 def merge_parts(
     call: Call, parts: Sequence[tuple[CallPart, TokenizedTexts | ServeError]]
 ) -> TokenizedTexts | ServeError:
-    """Merge the outcomes of all parts of one call; its first error is the outcome."""
+    """Merge the outcomes of all parts of one call. If parts failed, return the first error."""
     if len(parts) == 1:
         return parts[0][1]
     error = next((outcome for _, outcome in parts if isinstance(outcome, ServeError)), None)

@@ -23,8 +23,8 @@ from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 
 # Bytes of a cache entry besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
-# Windows of all texts of one call: the size of an encoder's queue. A thousand questions about one
-# context, in windows of a few tokens, would make a million.
+# Maximum windows of all texts of one call, equal to the size of an encoder's queue. Without this
+# limit, a thousand questions about one context could make a million windows of a few tokens.
 MAX_CALL_WINDOWS = 4_096
 
 
@@ -44,7 +44,7 @@ class CachingTokenizer:
         """Several tokenizers may share one `cache`; None: no cache."""
         self.max_tokens = max_tokens
         self._directory = directory
-        self._name = str(directory)  # of its entries in the cache
+        self._name = str(directory)  # key of this tokenizer in the cache
         self._plain = open_tokenizer(directory)
         self._windowing: WindowTokenizer | None = None  # opened on first use
         self._cache = TokenCache(0) if cache is None else cache
@@ -58,8 +58,9 @@ class CachingTokenizer:
         """Tokenize every text of every call, special tokens included.
 
         The tokenizer's template joins pairs. All calls without windowing share one call of the
-        library. A text above `max_tokens`, without truncation or windows, turns its call into
-        InputTooLong; a text without tokens turns it into EmptyInput. Other calls are not affected.
+        library. The outcome of a call is InputTooLong if a text exceeds `max_tokens` and the call
+        has neither truncation nor windows. It is EmptyInput if a text has no tokens. Other calls
+        are not affected.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         plain_items = iter(self._tokenize_texts(plain))
@@ -125,7 +126,7 @@ class CachingTokenizer:
 
 
 def check_windows(windows: int, field: str) -> None:
-    """Raise InputTooLong for more windows than a call may have, up to the text in `field`."""
+    """Raise InputTooLong if the texts up to `field` need more windows than a call may have."""
     if windows > MAX_CALL_WINDOWS:
         raise InputTooLong(
             f"`{field}` and the texts before it need {windows} windows; the maximum is "
@@ -185,5 +186,5 @@ class TokenCache:
 
 
 def _entry_bytes(text: Text, item: TokenizedItem) -> int:
-    # Four bytes a character is the widest a Python string gets.
+    # A Python string takes at most four bytes per character.
     return 4 * count_characters(text) + item.ids.nbytes + ENTRY_OVERHEAD_BYTES

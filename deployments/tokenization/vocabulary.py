@@ -42,7 +42,7 @@ class TokenVocabulary:
         return text
 
     def first_token_id(self, text: str) -> int | None:
-        """Return the id of the entry `text`, else of its first token; None if it has no token."""
+        """Return the id of the entry `text`, else of the text's first token, else None."""
         whole = self._tokenizer.token_to_id(text)
         if whole is not None:
             return int(whole)
@@ -52,7 +52,7 @@ class TokenVocabulary:
 
 def _unknown_id(tokenizer: Tokenizer) -> int | None:
     if isinstance(tokenizer.model, Unigram):
-        # The class has no attribute for it; the serialized file does.
+        # The class Unigram has no attribute for this id, but the serialized tokenizer contains it.
         unknown: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
         return unknown
     name = tokenizer.model.unk_token
@@ -64,7 +64,7 @@ class TokenInspector:
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = open_tokenizer(directory)
-        # Vocabularies may have gaps, so their size is not the largest id.
+        # Vocabularies may have gaps, so the number of tokens does not give the largest id.
         self._end = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def tokens(self, texts: Sequence[str], *, special: bool) -> tuple[TextTokens, ...]:

@@ -1,1 +1,1 @@
-"""Clients of tokenizer, encoders and generators: in process for tests, Ray handles in service."""
+"""Clients of the other deployments: over channels or Ray Serve handles, or in process for tests."""

@@ -1,4 +1,4 @@
-"""Clients of the ingress for the other deployments."""
+"""Interfaces of the clients by which the ingress calls the other deployments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from deployments.pool_messages import PoolRequest, PoolState
 
 T = TypeVar("T")
 
-# Takes the index and the outcome of a call as soon as it is known.
+# Callback that gets the index and outcome of each call, as soon as the outcome is known.
 Deliver = Callable[[int, CallOutcome], None]
 
 
 class EncoderClient(Protocol):
-    """Tokenizer and one encoder as one hop."""
+    """Client of the tokenizer and one encoder deployment, which act as one hop."""
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         """Deliver the outcome of every call at least once, in any order, then return.
@@ -38,7 +38,7 @@ class EncoderClient(Protocol):
 
 
 class TokenizerClient(Protocol):
-    """Tokenizer calls without an encoder. Raises ServeError, as EncoderClient does."""
+    """Client of the tokenizer alone, without an encoder. Raises ServeError."""
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         """Return the tokens of each text, in order."""
@@ -50,7 +50,7 @@ class TokenizerClient(Protocol):
 
 
 class GeneratorClient(Protocol):
-    """Generators of one kind of device. Raises ServeError."""
+    """Client of the generators on one kind of device. Raises ServeError."""
 
     async def complete(self, call: GenerationCall) -> Completion:
         """Return the whole answer. Cancelling releases the KV slot within one step."""
@@ -62,19 +62,19 @@ class GeneratorClient(Protocol):
 
 
 class PoolManager(Protocol):
-    """The models in the memory of all replicas of one deployment."""
+    """Client for the models in the memory of all replicas of one deployment."""
 
     async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
-        """Let every replica do what the request says; return the outcomes by replica."""
+        """Send the request to every replica; return the outcomes by replica id."""
         ...
 
     def has_model(self, model: ModelRef) -> bool:
-        """Whether a replica has the model in its memory, as far as known here."""
+        """Whether a replica has the model in its memory, as far as this process knows."""
         ...
 
 
 def unwrap(outcome: T | ServeError) -> T:
-    """Return the outcome of a replica, or raise it if it is an error."""
+    """Return the outcome of a replica, or raise the outcome if it is an error."""
     if isinstance(outcome, ServeError):
         raise outcome
     return outcome

@@ -64,7 +64,7 @@ class LocalGeneratorClient:
 
 
 class LocalPoolManager:
-    """A PoolManager of one replica, or of several of one kind, by name."""
+    """A PoolManager of one or several replicas of one kind, by name."""
 
     def __init__(self, replicas: Mapping[str, EncoderReplica | GeneratorReplica]) -> None:
         self._replicas = replicas

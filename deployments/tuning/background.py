@@ -27,8 +27,8 @@ from deployments.tuning.tuner import is_tuning
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Gets the target of a model's usual engine when there are new cost tables, and the engine that
-# replaces the current one, if any. Called from a thread.
+# Called from a thread when a model has a new cost table. The arguments are the model, the target of
+# the engine that serves it, and the engine that replaces this engine, or None.
 UseTuning = Callable[[ModelRef, TuningTarget, EncoderEngine | None], None]
 IsLoaded = Callable[[ModelRef], bool]
 StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
@@ -39,15 +39,15 @@ class Untuned:
     """Measurements of a loaded model that are missing for this kind of host."""
 
     usual: TuningTarget  # of the engine that serves
-    serving: Variant | None  # that this engine runs; None: several
-    unmeasured: tuple[TuningTarget, ...]  # in the order of measuring
+    serving: Variant | None  # the variant that this engine runs; None: it runs several
+    unmeasured: tuple[TuningTarget, ...]  # targets without cost table, in the order of measuring
 
 
 class BackgroundTuner:
-    """Tunes the models of one replica that have no cost table for this kind of host, each once.
+    """Tunes each model of one replica that has no cost table for this kind of host, once.
 
-    A failure is logged once; the current engine then stays in use. A model that is not loaded any
-    more when its turn comes is skipped, and may be submitted again.
+    A failure is logged once, and the current engine stays in use. A model that is no longer loaded
+    when its turn comes is skipped, and may be submitted again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BackgroundTuner:
         return model in self._submitted
 
     def submit(self, model: ModelRef, untuned: Untuned) -> None:
-        """Tune a model after those before it, unless it was submitted already."""
+        """Append a model to the queue, unless it was submitted already."""
         with self._queue_lock:
             if model in self._submitted or self._stopping.is_set():
                 return
@@ -108,7 +108,7 @@ class BackgroundTuner:
                 log.warning("%s is not tuned for this host: %s", ref.id, error)
             except Exception:
                 log.exception("%s is not tuned for this host because of a bug", ref.id)
-            if not self._is_loaded(ref):  # evicted meanwhile: its next load decides
+            if not self._is_loaded(ref):  # evicted meanwhile: may be submitted after its next load
                 self._submitted.discard(ref)
 
     def _take(self) -> tuple[ModelRef, Untuned] | None:
@@ -132,7 +132,8 @@ class BackgroundTuner:
         """Return the table that this or another replica measures; None if there will be none."""
         started_s, threads = time.monotonic(), target.settings.intra_op_threads
         while not self._stopping.is_set():
-            # The lock is checked first: a table written before its release is then visible.
+            # Check the lock before the table: a tuning process writes the table, then releases the
+            # lock.
             if is_tuning(target):
                 self._stopping.wait(self._poll_s)
                 continue
@@ -151,7 +152,7 @@ class BackgroundTuner:
             exit_code, output = self._measure(target)
             if exit_code == ExitCode.BUSY:  # another process took the lock first
                 self._stopping.wait(self._poll_s)
-            elif exit_code == ExitCode.STORE_NOT_WRITABLE:  # for the other models too
+            elif exit_code == ExitCode.STORE_NOT_WRITABLE:  # other models would fail too
                 log.warning("models are not tuned for this host: %s", _reason(output))
                 self._stopping.set()
             elif not self._stopping.is_set() and read_costs(target) is None:

@@ -84,8 +84,8 @@ class VariantCosts(_Frozen):
 class CostTable(_Frozen):
     """Costs of every variant that passes the accuracy gate on this kind of host.
 
-    `selection` names the variant to use per measured shape. `rejected` maps candidates that are not
-    used on this host to the reason, although they passed the gate where they were built.
+    `selection` names the variant to use per measured shape. `rejected` maps each candidate that is
+    not used on this host to the reason. Rejected candidates passed the gate on the build host.
     """
 
     schema_version: Literal[3] = 3
@@ -99,7 +99,7 @@ class CostTable(_Frozen):
     rejected: dict[str, str] = {}
 
     def selected_variants(self) -> tuple[Variant, ...]:
-        """Return the selected variants, the one of the most shapes first."""
+        """Return the selected variants; the variant of the most shapes comes first."""
         variants = [variant for _, variant in self.selection]
         return tuple(sorted(dict.fromkeys(variants), key=lambda v: -variants.count(v)))
 
@@ -157,12 +157,12 @@ def _join(names: Iterable[str]) -> str:
 
 
 def selected_times(table: CostTable) -> dict[Shape, float]:
-    """Return the median milliseconds of the selected variant by shape."""
+    """Return by shape the median milliseconds of the variant that is selected for the shape."""
     return {shape: cost.median_ms for shape, cost in selected_costs(table).items()}
 
 
 def selected_costs(table: CostTable) -> dict[Shape, Cost]:
-    """Return the costs of the selected variant by shape."""
+    """Return by shape the cost of the variant that is selected for the shape."""
     costs = {(row.variant, cost.shape): cost for row in table.rows for cost in row.costs}
     return {
         shape: costs[variant, shape]

@@ -1,4 +1,4 @@
-"""The properties of this host that determine the speed and the number of open graphs."""
+"""Properties of this host that determine the speed of graphs and how many may be open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SHARE = 0.5
 
 
 def free_bytes(device: Device) -> int:
-    """Return the smallest of the free memory of the host, of the control groups and of the GPU."""
+    """Return the free bytes of the host, of the control groups or of the GPU: the least of them."""
     limits: list[int] = [psutil.virtual_memory().available]
     group = ControlGroups.own().free_bytes()
     if group is not None:
@@ -70,7 +70,7 @@ class Host(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """Name of the directory of its cost tables: 12 hex digits."""
+        """Name of the directory with the host's cost tables: 12 hex digits."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
 

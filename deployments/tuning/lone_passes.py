@@ -1,9 +1,9 @@
-"""Passes that run alone: on all cores where this is faster, and in place where they are brief.
+"""Passes that run alone: on all cores if this is faster, on the event loop if they are brief.
 
-Under load one thread per pass computes most. A request that is alone on the machine would leave
-the other cores idle, so a model gets a second session, which uses all cores, where the cost tables
-show a gain. The memory of these sessions is bounded by the bytes of the graphs; a graph is opened
-at its first use.
+Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
+would leave the other cores idle. A model therefore gets a second session, which uses all cores, if
+the cost tables show a gain. The total size of the graph files limits these sessions. A second
+session is opened at its first use.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Differences below this are noise of the measurement, or the cost of waking threads.
+# Share of the time that all cores must save. Smaller differences are noise of the measurement, or
+# the cost of waking threads.
 MIN_GAIN = 0.1
-# ms of a pass that may block the event loop, which answers nothing meanwhile. Handing a pass to a
-# thread and its result back takes 0.3 ms.
+# Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
+# Passing the work to a thread and the result back would take 0.3 ms.
 BRIEF_MS = 5.0
 _CACHED_SHAPES = 4_096
 
@@ -50,8 +51,8 @@ _USUAL = LonePass()
 class LonePassPlanner:
     """Plans the passes that run alone; opens engines in the background.
 
-    `max_bytes` bounds the sum of the graph files that are opened a second time. Models come and go
-    from any thread.
+    `max_bytes` bounds the total size of the graph files that are opened a second time. Any thread
+    may add and remove models.
     """
 
     def __init__(self, *, threads: int, max_bytes: int) -> None:
@@ -61,13 +62,13 @@ class LonePassPlanner:
         self._max_bytes = self._free_bytes = max_bytes
         self._engines: dict[ModelRef, _LoneEngine] = {}
         self._opener = ThreadPoolExecutor(1, "lone-passes", lower_priority)
-        self._lock = threading.Lock()  # of what the event loop and other threads change
+        self._lock = threading.Lock()  # for fields that the event loop and other threads change
 
     def find_unmeasured(self, target: TuningTarget) -> tuple[TuningTarget, ...]:
-        """Return what to measure before a model can have a second session, on all cores.
+        """Return the targets to measure before a model can have a second session.
 
-        Nothing if that is measured, or if the session would never fit. `target` is of the usual
-        engine.
+        Returns nothing if the second session is measured or could never fit in memory. `target` is
+        the target of the model's usual engine.
         """
         all_cores = _with_threads(target, self._threads)
         if target.device is not Device.CPU or all_cores == target:
@@ -76,7 +77,7 @@ class LonePassPlanner:
         return (all_cores,) if is_needed else ()
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Add a model, or read its cost tables again. `target` is that of its usual engine."""
+        """Add a model, or read its cost tables again. `target` belongs to its usual engine."""
         all_cores = _with_threads(target, self._threads)
         times = _read_times(target, all_cores) if target.device is Device.CPU else None
         if times is None:
@@ -98,7 +99,7 @@ class LonePassPlanner:
             lone.engine.close()
 
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
-        """Plan a lone pass of this shape. While the second session is opened, it is not used."""
+        """Plan a lone pass of this shape. It uses the second session only if that is open."""
         times = self._times.get(model)
         if times is None:
             return _USUAL
@@ -114,7 +115,7 @@ class LonePassPlanner:
             lone.engine.close()
 
     def _open_if_it_fits(self, model: ModelRef) -> None:
-        """Reserve memory and open the second session, else leave it for a later pass."""
+        """Reserve memory and open the second session. If it does not fit, a later pass retries."""
         with self._lock:
             unopened = self._unopened.get(model)
             if unopened is None or unopened.size > self._free_bytes:
@@ -130,7 +131,7 @@ class LonePassPlanner:
         except ServeError as error:
             log.warning("%s: the session for lone passes cannot be opened: %s", model.id, error)
         with self._lock:
-            # The model may be gone, or gone and here again with a session of its own.
+            # Meanwhile the model may have been removed, and even added again with another session.
             is_used = engine is not None and model in self._times and model not in self._engines
             if engine is not None and is_used:
                 self._engines[model] = _LoneEngine(engine, unopened.size)
@@ -172,8 +173,9 @@ class _LoneTimes:
 def _compare(one_thread: Cost, all_cores: Cost) -> tuple[bool, bool]:
     """Return whether all cores are faster, and whether the pass is brief.
 
-    The lowest times decide. Beside requests the median of several threads includes waiting for
-    cores, of which a lone pass has none; one thread is measured in processor time.
+    The lowest times decide whether all cores are faster. While requests run, the median time of
+    several threads includes waiting for cores, but a lone pass never waits. The times of one thread
+    are processor times.
     """
     gains = all_cores.low_ms < one_thread.low_ms * (1 - MIN_GAIN)
     return gains, min(one_thread.median_ms, all_cores.median_ms) <= BRIEF_MS
@@ -185,11 +187,11 @@ def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:
 
 
 def _read_times(one_thread: TuningTarget, all_cores: TuningTarget) -> _LoneTimes | None:
-    """Read the cost tables; None without one for the usual engine."""
+    """Read the cost tables. Return None if there is no table for the usual engine."""
     usual, second = read_costs(one_thread), read_costs(all_cores)
     if usual is None:
         return None
-    # With another precision the answer would depend on the load.
+    # If the second session had another precision, the answer would depend on the load.
     is_same = second is not None and _precisions(second) == _precisions(usual)
     all_cores_costs = selected_costs(second) if second is not None and is_same else {}
     return _LoneTimes(selected_costs(usual), all_cores_costs)

@@ -1,4 +1,4 @@
-"""Time several engines over several shapes in interleaved rounds within one time budget.
+"""Timing of several engines over several shapes, in interleaved rounds within one time budget.
 
 All engines run the same batch one after the other in each round, so that a temporary slowdown of
 the host affects all of them. An engine that is far behind skips the remaining rounds of a shape.
@@ -29,8 +29,9 @@ DEFAULT_ITEMS = (1, 4, 8, 32)
 DEFAULT_TOKENS = (16, 64, 128, 256, 512)
 # Forward passes shorter than this are repeated per timing: reading the clock takes microseconds.
 _MIN_TIMING_S = 0.004
-# The previous engine leaves its own weights in the CPU caches. Reloading takes a few milliseconds,
-# which a host that serves one model never spends. Shorter passes are preceded by an untimed one.
+# An untimed pass precedes the timing of passes shorter than this: the previous engine has left its
+# own weights in the CPU caches. Reloading the weights takes a few milliseconds, which a host that
+# serves one model never spends.
 _CACHE_WARM_UP_BELOW_S = 0.05
 _LENGTHS = 4
 _WARM_PASSES = _LENGTHS + 1
@@ -103,7 +104,8 @@ def measure(
     s_per_token = 0.0
     for index, shape in enumerate(shapes):
         remaining_s = budget_s - (clock() - started_s)
-        # Estimated from the previous shape: warm-up passes and _MIN_ROUNDS rounds of all engines.
+        # Skip the shape if warm-up and _MIN_ROUNDS rounds of all engines would exceed the budget.
+        # The estimate scales the times of the previous shape.
         if index and s_per_token * shape.area * (_WARM_PASSES + _MIN_ROUNDS) > remaining_s:
             continue
         measurement = _ShapeMeasurement(running, build_shape_batches(shape), clock, wait)
@@ -160,7 +162,7 @@ class _ShapeMeasurement:
                 self.times_s[name].append(self._time_engine(name, batch, pass_s[name]))
 
     def _time_engine(self, name: str, batch: Batch, pass_s: float) -> float:
-        """Return seconds per forward pass. Short passes are repeated after an untimed one."""
+        """Return seconds per forward pass. Repeat short passes, after an untimed pass."""
         self.wait()
         if pass_s < _CACHE_WARM_UP_BELOW_S:
             self._time_passes(name, batch, 1)
@@ -173,8 +175,8 @@ class _ShapeMeasurement:
     def costs(self, shape: Shape) -> dict[str, Cost]:
         """Return the cost of each engine, corrected for rounds in which the host was slower.
 
-        The median of an engine is its median ratio to the fastest engine of the same round, times
-        the median of these fastest times.
+        Each time of an engine is divided by the time of the fastest engine in the same round. The
+        engine's `median_ms` is the median of these ratios, times the median of the fastest times.
         """
         rounds = max(map(len, self.times_s.values()))
         fastest_s = [
@@ -216,9 +218,9 @@ class _ShapeMeasurement:
 def build_batches(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
     """Build full batches of up to `shape` from the tokens of `items`.
 
-    Real tokens, because int8 ranges depend on them. Four lengths, because real batches vary: an
-    engine that pads to buckets pays for it. No padding inside a batch, as the scheduler keeps
-    batches nearly free of it.
+    The tokens are real, because int8 ranges depend on them. The batches have four lengths, because
+    real batches vary and an engine that pads to buckets then computes padding. A batch contains no
+    padding itself, because batches of the scheduler have very little.
     """
     lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))
     shapes = (Shape(items=shape.items, tokens=length) for length in lengths)
@@ -230,6 +232,6 @@ def build_batch(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     flat = np.concatenate([item.ids for item in items])
     rows = rng.choice(flat, size=(shape.items, shape.tokens)).astype(np.int32)
-    # Every row starts with the first token of an item, such as [CLS], which models pool.
+    # Every row starts with the first token of an item, such as [CLS], because some models pool it.
     rows[:, 0] = int(items[0].ids[0])
     return collate([TokenizedItem(row, shape.tokens) for row in rows])

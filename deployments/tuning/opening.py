@@ -1,4 +1,4 @@
-"""Open the engine of a model on this host: the tuned variants, else the default candidate."""
+"""Opening of a model's engine on this host: the tuned variants, else the default candidate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ShapeDispatchEngine:
         self._select_engine = select_engine
 
     def run(self, batch: Batch) -> Outputs:
-        """Raises EngineFailed."""
+        """Run `batch` on the variant that is selected for its shape. Raises EngineFailed."""
         engine = self._select_engine(*batch.input_ids.shape)
         if batch.unpooled and not engine.info.supports_unpooled:
             engine = self._unpooled or engine
@@ -56,11 +56,11 @@ class ShapeDispatchEngine:
 
 
 def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
-    """Open the fastest known engine. The flag tells whether a cost table of this host selected it.
+    """Open the fastest known engine. Return it and whether a cost table of this host selected it.
 
-    Without one, the table of the most similar host on which the model computes alike selects.
-    Raises HardwareUnavailable if the model has no graph for the encoder's device, EngineFailed if
-    none of its graphs can be opened.
+    Without a table of this host, use the table of the most similar host whose variants compute the
+    same outputs here. Raises HardwareUnavailable if the model has no graph for the encoder's
+    device, EngineFailed if none of its graphs can be opened.
     """
     table = find_selecting_costs(target)
     if table is None:
@@ -76,7 +76,7 @@ def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
     else:
         here = (target.host, target.settings.intra_op_threads)
         return engine, (table.host, table.threads) == here
-    # After the except block, which would keep the partly opened engines alive.
+    # Not inside the except block: its exception would keep the partly opened engines in memory.
     return open_default_engine(target, table.rejected), False
 
 
@@ -94,7 +94,7 @@ def find_serving_variant(target: TuningTarget) -> Variant | None:
 
 
 def open_default_engine(target: TuningTarget, rejected: Collection[str] = ()) -> EncoderEngine:
-    """Raises HardwareUnavailable or EngineFailed."""
+    """Open the default candidate. Raises HardwareUnavailable or EngineFailed."""
     candidate = default_candidate(target, rejected)
     return open_engine(target.spec(candidate), target.settings)
 

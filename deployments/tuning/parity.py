@@ -1,7 +1,7 @@
-"""Parity: compare a graph with the fp32 torch model, through the code that serves it.
+"""Parity: comparison of a graph with the fp32 torch model, by the code that serves the graph.
 
-The build writes ReferenceOutputs. Builds and hosts run the probes on every candidate, unbatched and
-batched, and compare the outputs. This module does not import torch.
+The build writes ReferenceOutputs. Builds and tuning run the probes on every candidate, unbatched
+and batched, and compare the outputs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Number = TypeVar("Number", bound=np.generic)
 Floats: TypeAlias = NDArray[np.float32]
 ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as its ModelHead states
 
-# Probes per batch in the batched run, besides two other items.
+# Probes per batch in the batched run, besides two items of `build_neighbors`.
 PARITY_BATCH_ITEMS = 6
-# Choices between classes that differ by less probability may change with the batch: kernels for
-# other shapes add in another order, and in bf16 and fp16 round.
+# If two classes differ by less probability than this, the choice between them may change with the
+# batch. Kernels for other shapes sum in another order, and bf16 and fp16 round the sums.
 _BATCHED_TIE_MARGIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOutputs:
-    """Probes and the unbatched outputs of the fp32 torch model for each."""
+    """Probes, and the unbatched output of the fp32 torch model for each probe."""
 
     items: tuple[TokenizedItem, ...]
     outputs: tuple[Floats, ...]
 
     def write(self, path: Path) -> None:
-        """Write one .npz file: concatenated ragged arrays and the end of each.
+        """Write one .npz file: arrays of different lengths, concatenated, and the end of each.
 
         Outputs stay fp32: the rounding of fp16 is as large as the error of a good int8 graph.
         """
@@ -67,7 +67,7 @@ class ReferenceOutputs:
     def read(cls, path: Path) -> Self:
         """Read the file of `write`. Raises ArtifactError."""
         try:
-            # np.load does not close a path that is not an archive; this block closes the file.
+            # Open the file here: np.load leaves a file open that is not an archive.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 ids = _split(file["ids"], file["id_ends"])
                 outputs = _split(file["outputs"], file["output_ends"])
@@ -91,12 +91,12 @@ def _split(flat: NDArray[Number], ends: NDArray[np.int64]) -> list[NDArray[Numbe
 
 
 class ParityResult(BaseModel):
-    """Result of one candidate. `parity` is None if it returned no valid outputs."""
+    """Result of one candidate. `parity` is None if the candidate returned no valid outputs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parity: Parity | None
-    reasons: tuple[str, ...]  # violations of the gate; empty if it passed
+    reasons: tuple[str, ...]  # violations of the gate; empty if the candidate passed
 
     @property
     def passed(self) -> bool:
@@ -112,10 +112,10 @@ def run_probes(
 
 
 def run_batched_probes(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Floats]:
-    """Run all items in random batches, each with two items that are unlike texts.
+    """Run all items in random batches, each with two unusual items of `build_neighbors`.
 
-    A graph whose ranges span the batch computes other outputs next to long items and outliers.
-    Return one output per item. Raises EngineFailed.
+    A graph whose quantization ranges span the batch computes different outputs next to long items
+    and outliers. Return one output per item. Raises EngineFailed.
     """
     neighbors = build_neighbors(items)
     order = np.random.default_rng(len(items)).permutation(len(items)).tolist()
@@ -131,10 +131,10 @@ def run_batched_probes(engine: EncoderEngine, items: Sequence[TokenizedItem]) ->
 def build_neighbors(
     items: Sequence[TokenizedItem],
 ) -> list[tuple[TokenizedItem, TokenizedItem]]:
-    """Build pairs of items from the tokens of `items`, as long as the longest.
+    """Build pairs of unusual items from the tokens of `items`, as long as the longest item.
 
-    One of a pair has the texts after each other, or their tokens in random order. The other repeats
-    one token: the rarest, the most frequent, the first or the last.
+    The first item of a pair has the concatenated texts, or their tokens in random order. The second
+    item repeats one token: the rarest, the most frequent, the first or the last.
     """
     length = max(len(item.ids) for item in items)
     tokens = np.concatenate([item.ids for item in items])
@@ -187,9 +187,9 @@ def compare_outputs(
     """Compare a candidate's outputs with the reference and with the limits of the gate.
 
     The measure depends on the head. Vectors: cosine. Heads that choose (a label, a token's label,
-    the ends of a span, a masked token): top-1 agreement, the worse of unbatched and batched,
-    because the cosine of a few logits is not informative. A single score: correlation over all
-    probes, because the cosine of one number is only its sign.
+    the ends of a span, a masked token): top-1 agreement, because the cosine of a few logits is not
+    informative. The lower agreement of the unbatched and the batched run counts. A single score:
+    correlation over all probes, because the cosine of one number is only its sign.
     """
     for outputs in (unbatched, batched):
         if problem := _find_invalid_output(outputs, reference.outputs):
@@ -236,8 +236,8 @@ def top1_agreement(
 ) -> float:
     """Return the share of equal top-1 classes; 1 if there is no decision to compare.
 
-    Skips decisions whose two best classes differ by less than `near_tie_margin` in probability in
-    `expected`.
+    Skips a decision if its two best classes in `expected` differ by less than `near_tie_margin` in
+    probability.
     """
     equal: list[NDArray[np.bool_]] = []
     for output, expected_output in zip(actual, expected, strict=True):

@@ -17,14 +17,14 @@ _CACHED_LENGTHS = 8_192
 
 
 class TablePrices:
-    """`estimate_s` implements `EstimateItem`; a model without a table is guessed."""
+    """Cost tables by model. `estimate_s` is an `EstimateItem`; without a table it guesses."""
 
     def __init__(self, settings: Callable[[], BatchSettings]) -> None:
         self._tables: dict[ModelRef, _TableTimes] = {}
         self._settings = settings
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Read the nearest table of a model, in place of an earlier one. Thread-safe."""
+        """Read the table that predicts a model best, and replace an earlier table. Thread-safe."""
         table = find_nearest_costs(target)
         if table is not None and (times := selected_times(table)):
             self._tables[model] = _TableTimes(times)
@@ -42,7 +42,7 @@ class TablePrices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TableTimes:
-    """The milliseconds of one table by shape. Equal only to itself, as the key of a cache."""
+    """Milliseconds of one table by shape. Compared by identity, so it can be a cache key."""
 
     by_shape: Mapping[Shape, float]
 

@@ -32,9 +32,10 @@ class ExitCode(IntEnum):
 
 
 def start(target: TuningTarget) -> subprocess.Popen[bytes]:
-    """Start the process that tunes `target`. It ends when its standard input is closed.
+    """Start the process that tunes `target`. The process ends when its standard input is closed.
 
-    It stays in the session and process group of the replica, so that both are killed together.
+    The process stays in the session and process group of the replica, so that both are killed
+    together.
     """
     settings = target.settings
     command = [

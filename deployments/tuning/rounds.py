@@ -1,4 +1,4 @@
-"""Which of a replica's loaded models are tuned in the background, and when."""
+"""Choice of the loaded models of a replica that are tuned in the background, and when."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from deployments.tuning.background import BackgroundTuner, Untuned
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Tuning takes a core for a minute or two. One model per interval leaves it idle most of the time,
-# however many models are loaded.
+# Tuning uses a core for one or two minutes. With one model per interval, tuning leaves the core
+# free most of the time, however many models are loaded.
 INTERVAL_S = 600.0
 
 ListUntuned = Callable[[], Sequence[tuple[LoadedModel, Untuned]]]
 
 
 def choose_models(loaded: Sequence[LoadedModel]) -> list[ModelRef]:
-    """Return the pinned models, then the busiest of the others that have been in use for a while.
+    """Return all pinned models, then the busiest other model that has been in use for a while.
 
-    A model that is loaded for a few requests is gone before its tuning pays.
+    A model that is loaded for only a few requests is evicted before its tuning pays.
     """
     pinned = [model.ref for model in loaded if model.is_pinned]
     used = [
@@ -35,7 +35,7 @@ def choose_models(loaded: Sequence[LoadedModel]) -> list[ModelRef]:
 
 
 class TuningRounds:
-    """Submits models to the tuner in rounds, at most one that is not pinned in each."""
+    """Submits models to the tuner in rounds. A round has at most one model that is not pinned."""
 
     def __init__(self, tuner: BackgroundTuner, list_untuned: ListUntuned) -> None:
         self._tuner = tuner
@@ -53,7 +53,7 @@ class TuningRounds:
 
     def submit(self) -> None:
         """Submit the models of one round."""
-        if not self._tuner.is_idle:  # those before come first
+        if not self._tuner.is_idle:  # models of earlier rounds come first
             return
         listed = [
             (model, untuned)
@@ -72,5 +72,5 @@ class TuningRounds:
     def _submit_some(self) -> None:
         try:
             self.submit()
-        except Exception:  # such as a store that is gone for a moment
+        except Exception:  # for example, the store is unavailable for a moment
             log.exception("no models are tuned in this round")

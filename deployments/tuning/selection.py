@@ -1,8 +1,8 @@
-"""Select the variants to serve with from their measured costs. Pure functions.
+"""Selection of the variants to serve with, from their measured costs. Pure functions.
 
 Every selected variant is one more graph in memory. The selection is therefore the smallest set of
-variants that is within a tolerance of the fastest at every shape. All variants of a set have one
-precision: the output must not depend on the batch.
+variants that is within a tolerance of the fastest variant at every shape. All variants of a set
+have the same precision, because the output must not depend on the batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Times = Mapping[Shape, float]  # milliseconds
 def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     """Return the variant to use per shape, ordered by shape size.
 
-    Among equally small sets the order is: fewest session options (they cost idle cores),
-    then smallest mean log time, then the order of `rows`. If no set of MAX_VARIANTS variants is
-    within TOLERANCE at every shape, the smallest set with nearly the least mean excess is used.
+    Among equally small sets, select the one with the fewest session options, because these options
+    cost idle cores. Then the smallest `_mean_excess` decides, then the order of `rows`. If no set
+    of up to MAX_VARIANTS is within TOLERANCE at every shape, use `_find_nearly_best`.
     """
     times = [row.by_shape() for row in rows]
     shapes = sorted({shape for row in times for shape in row}, key=lambda s: (s.area, s.items))
@@ -63,7 +63,7 @@ def _combine_one_precision(rows: Sequence[VariantCosts], count: int) -> list[tup
 def _find_nearly_best(
     rows: Sequence[VariantCosts], times: Sequence[Times], best: Times
 ) -> list[tuple[int, ...]]:
-    """Return the smallest sets whose mean excess is within TOLERANCE of the least."""
+    """Return the smallest sets whose mean excess is within TOLERANCE of the least mean excess."""
     excesses = {
         members: _mean_excess([times[i] for i in members], best)
         for count in range(1, MAX_VARIANTS + 1)
@@ -83,7 +83,7 @@ def _count_options(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
 
 
 def _mean_excess(members: Sequence[Times], best: Times) -> float:
-    """Return the mean log ratio to the fastest, rounded so that noise does not decide."""
+    """Return the mean log ratio to the fastest times, rounded so that noise does not decide."""
     ratios = [log(_time_ms(members, shape) / limit) for shape, limit in best.items()]
     return round(sum(ratios) / len(ratios), 3)
 
@@ -101,7 +101,10 @@ def nearest_shape_variant(
 
 
 def nearest_shape(shapes: Iterable[Shape], items: int, tokens: int) -> Shape:
-    """Return the shape nearest to `items` x `tokens`: logarithmic, the length counts twice."""
+    """Return the shape nearest to `items` x `tokens`.
+
+    The distance is logarithmic, and the difference in tokens counts twice.
+    """
     return min(
         shapes,
         key=lambda shape: abs(log(items / shape.items)) + 2 * abs(log(tokens / shape.tokens)),

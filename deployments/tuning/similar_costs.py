@@ -1,4 +1,4 @@
-"""Cost tables of other hosts, for models that were not measured on this one."""
+"""Cost tables of other hosts, for models that were not measured on this host."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 def find_selecting_costs(target: TuningTarget) -> CostTable | None:
-    """Return the table that selects the variants of `target`: its own, else the most similar one.
+    """Return the table that selects the variants of `target`: its own, else of a similar host.
 
-    A table of another host selects only where the variants compute alike.
+    The table of another host is used only if its variants compute the same outputs here.
     """
     return read_costs(target) or next(
         (one for one in read_similar_costs(target) if computes_alike(one, target)), None
@@ -30,7 +30,7 @@ def find_nearest_costs(target: TuningTarget) -> CostTable | None:
 
 
 def read_similar_costs(target: TuningTarget) -> list[CostTable]:
-    """Return the tables of the model for the device of `target`, of the most similar host first."""
+    """Return the model's tables for the device of `target`, that of the most similar host first."""
     tables = []
     for path in sorted(target.artifact.glob(f"{HOSTS_NAME}/*/{target.device}-*.json")):
         try:
@@ -45,9 +45,9 @@ def read_similar_costs(target: TuningTarget) -> list[CostTable]:
 
 
 def computes_alike(table: CostTable, target: TuningTarget) -> bool:
-    """Whether the variants of the table give the same outputs on this host, only in other times.
+    """Whether the variants of the table give the same outputs on this host as on the table's host.
 
-    The processor's instructions and the engines decide which kernels run.
+    The processor's instructions and the engine versions decide which kernels run.
     """
     here = target.host
     return (

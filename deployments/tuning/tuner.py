@@ -1,4 +1,4 @@
-"""Tune one model on one kind of host: lock, check accuracy, measure, select, store."""
+"""Tuning of one model on one kind of host: lock, check accuracy, measure, select, store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ from deployments.tuning.selection import TOLERANCE, select_variants
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Share of the time budget for the candidates; the remainder is for session options of the fastest.
+# Share of the time budget for measuring the candidates. The remainder is for other session options
+# of the fastest candidate.
 _CANDIDATES_SHARE = 0.7
 
 
@@ -67,8 +68,8 @@ class VariantSpec:
 class MeasurementPlan:
     """How variants are measured.
 
-    As many graphs are open at once as fit in memory, in the given order. The others are not
-    measured.
+    The first graphs in the given order are open at once, as many as fit in memory. The other graphs
+    are not measured.
     """
 
     settings: EncoderSettings
@@ -98,11 +99,12 @@ class MeasurementPlan:
 def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPlan) -> CostTable:
     """Build the cost table of the target's sealed candidates on this host.
 
-    Rejects candidates that cannot run here or fail the accuracy gate here, because kernels round
-    differently on each CPU. Raises EngineFailed if none is left.
+    Rejects candidates that cannot run here or fail the accuracy gate here. A candidate that passed
+    at the build may fail, because kernels round differently on each CPU. Raises EngineFailed if no
+    candidate is left.
     """
     specs = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
-    plan.fit_in_memory(specs[:1])  # fails before any graph is opened
+    plan.fit_in_memory(specs[:1])  # raises before any graph is opened
     rejected: dict[str, str] = {}
     for spec in specs:
         if reason := _find_rejection(spec.spec, target, reference):
@@ -175,8 +177,8 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
 def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
     """Drop session options whose mean gain over the common shapes is at most TOLERANCE.
 
-    The baseline is the first row of the candidate. Gains at single shapes are noise, while a
-    spinning thread costs a core.
+    The baseline is the first row of the candidate. Smaller gains and gains at single shapes are
+    noise, but a spinning thread costs a core.
     """
     baselines: dict[str, VariantCosts] = {}
     for row in rows:
@@ -200,7 +202,7 @@ def _gain(base: VariantCosts, row: VariantCosts) -> float:
 def merge_costs(
     rows: Sequence[VariantCosts], repeated: Sequence[VariantCosts]
 ) -> list[VariantCosts]:
-    """Return `repeated`, completed with the variants and shapes that only `rows` have.
+    """Return `repeated` with the variants and shapes added that only `rows` have.
 
     Repeated costs replace earlier ones, so that the options of a candidate are compared within one
     measurement.
@@ -217,7 +219,7 @@ def _add_missing_shapes(row: VariantCosts, earlier: VariantCosts) -> VariantCost
 
 
 def _vary_options(spec: VariantSpec, settings: EncoderSettings) -> list[VariantSpec]:
-    """The same graph with the session options to measure besides its own."""
+    """Return the same graph with the other session options to measure."""
     is_cpu_session = spec.spec.engine == "onnxruntime" and spec.spec.device is Device.CPU
     if not is_cpu_session or settings.intra_op_threads == 1:
         return []
@@ -237,7 +239,8 @@ def measure_fitting(
 
     All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
-    # Awake, because a pass with two threads is compared with one thread for lone requests.
+    # Keep the cores awake, as the server does during requests: lone passes are planned by
+    # comparing the times of one thread and of several threads.
     with open_engines(plan.fit_in_memory(specs), plan.settings) as engines, keep_cores_awake():
         costs = measure(
             engines,
@@ -286,10 +289,10 @@ def tune_exclusively(
 ) -> CostTable | None:
     """Return the cost table of this host. Measure it if it is missing or `force` is set.
 
-    One process per kind of host tunes a model, on all hosts that share the store. While another
-    process does, `wait` waits for it; otherwise the result is None. `shapes` defaults to the
-    default shapes that the model can read. Raises ArtifactError, EngineFailed, and OSError if the
-    store cannot be written.
+    Among all hosts that share the store, one process per kind of host tunes a model. While another
+    process tunes it, wait if `wait` is set, else return None. `shapes` defaults to the default
+    shapes that the model can read. Raises ArtifactError, EngineFailed, and OSError if the store
+    cannot be written.
     """
     with _locked(_lock_path(target), wait=wait) as is_locked:
         if not is_locked:

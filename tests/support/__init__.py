@@ -1,9 +1,9 @@
-"""What several tests share. Where to find a tiny model:
+"""Code that several tests share. Where to find a tiny model:
 
-checkpoints   `tiny_encoders` (BERT and relatives), `tiny_decoders` (a Llama, a GPT-2, T5 and Marian
-              that write), `tiny_checkpoints` (every generative architecture), `pruned_checkpoints`,
+checkpoints   `tiny_encoders` (BERT and related models), `tiny_decoders` (Llama, GPT-2, T5, Marian),
+              `tiny_checkpoints` (every generative architecture), `pruned_checkpoints`,
               `outlier_models`, `adapters`
-artifacts     sealed without a build or torch: `artifacts` (encoders), `decoder_artifacts`,
+artifacts     sealed without a build and torch: `artifacts` (encoders), `decoder_artifacts`,
               `encoder_decoder_artifacts`, `tuning_artifacts` (several candidates), `all_models`
               (one per task, in one store)
 builds        `prepared_build`, `shared_exports`; `served_models` (the store of the cluster tests)

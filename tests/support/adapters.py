@@ -8,7 +8,7 @@ from build_artifacts.checkpoints.models import LOADERS
 from deployments.artifacts.types import ModelHead
 from tests.support.tiny_encoders import write_json
 
-# peft's task type and the fully trained layer, by head.
+# Head -> (peft's task type, name of the fully trained layer).
 _KINDS = {
     ModelHead.LABELS: ("SEQ_CLS", "classifier"),
     ModelHead.TOKENS: ("TOKEN_CLS", "classifier"),
@@ -26,7 +26,7 @@ def tiny_adapter(
 ) -> Path:
     """Write a random LoRA adapter with a head for the checkpoint `base`.
 
-    Without `typed`, peft stores the class of the base model instead of a task type.
+    If `typed` is False, peft stores the class of the base model instead of a task type.
     """
     import torch
     import transformers

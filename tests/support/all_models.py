@@ -28,7 +28,7 @@ from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.engine_programs import write_model
 from tests.support.tiny_encoders import tiny_tokenizer
 
-NLI_MODEL = "tiny/judge"  # of entailment
+NLI_MODEL = "tiny/judge"  # classifies entailment
 RANKER = "tiny/ranker"
 NER_MODEL = "tiny/tagger"
 QA_MODEL = "tiny/reader"
@@ -55,7 +55,7 @@ def seal_all_models(store: Path) -> Path:
 def seal_token_model(
     store: Path, model_id: str, task: TaskName, labels: tuple[str, ...] = ()
 ) -> None:
-    """Seal a model whose output for a token depends on that token only."""
+    """Seal a model whose output for a token depends only on the id of this token."""
     manifest = tiny_manifest(model_id)
     directory = model_directory(store, model_id) / manifest.version
     tiny_tokenizer(directory)

@@ -46,11 +46,11 @@ def seal_tiny(
     nan_word: str | None = None,
     tasks: tuple[TaskName, ...] = (),
 ) -> Path:
-    """Seal a model that averages random word vectors; return its directory.
+    """Seal a model that averages random word vectors. Return its directory.
 
-    With `labels` it is a classifier, unless `tasks` are given. Without labels its graph also
-    returns token vectors. Texts with `nan_word` get NaN rows. The weights depend on the vocabulary
-    only, so that every run gives the same outputs.
+    With `labels` the model is a classifier, unless `tasks` are given. Without `labels` its graph
+    also returns token vectors. Texts with `nan_word` get NaN rows. The weights depend on the
+    vocabulary only, so that every run has the same outputs.
     """
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
     if tasks:
@@ -59,7 +59,7 @@ def seal_tiny(
 
 
 def seal_tiny_version(store: Path, model_id: str, version: str) -> Path:
-    """Seal another version of an embedder, with other weights, and make it the latest one."""
+    """Seal another version of an embedder, with other weights, and make it the latest version."""
     manifest = tiny_manifest(model_id).model_copy(update={"version": version})
     return _seal_words(store, manifest, seed=int(version, 16))
 
@@ -111,7 +111,7 @@ def tiny_manifest(
 
 
 def with_tasks(manifest: ArtifactManifest, *tasks: str) -> ArtifactManifest:
-    """Copy a manifest with other tasks, and with the fields that the head of the first needs."""
+    """Copy a manifest with other tasks. Set the fields that the head of the first task needs."""
     head = find_head(tasks[0])
     has_labels = head in (ModelHead.LABELS, ModelHead.TOKENS)
     return manifest.model_copy(
@@ -126,7 +126,7 @@ def with_tasks(manifest: ArtifactManifest, *tasks: str) -> ArtifactManifest:
 
 
 def tiny_candidate(device: Device) -> Candidate:
-    """Build a candidate; all devices share one fp32 graph."""
+    """Build a candidate. The candidates of all devices share one fp32 graph."""
     exact = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=0.999999)
     return Candidate(
         name=f"tiny-{device}", device=device, precision="fp32", graph=GRAPH_NAME, parity=exact
@@ -160,8 +160,9 @@ def write_graph(
 ) -> None:
     """Write a graph that outputs the masked mean of `vectors`, [B, WIDTH] or [B, labels].
 
-    With `unpooled` a second output has the token vectors. With `token_types` the graph has the
-    third input of BERT and adds its sum to every output, so that nonzero values are visible.
+    With `unpooled` a second output holds the token vectors. With `token_types` the graph has the
+    third input of BERT. It adds the sum of this input to every output, so that nonzero values are
+    visible.
     """
     node = helper.make_node
     tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}
@@ -218,7 +219,7 @@ def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
 
 
 def seal_without_token_vectors(store: Path, model_id: str) -> Path:
-    """Seal an embedder whose graph has no token output; return its directory."""
+    """Seal an embedder whose graph has no token output. Return its directory."""
     directory = seal_tiny(store, model_id)
     vocabulary = Tokenizer.from_file(str(directory / TOKENIZER_NAME)).get_vocab_size()
     write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))
@@ -227,7 +228,7 @@ def seal_without_token_vectors(store: Path, model_id: str) -> Path:
 
 
 def make_previous(artifact: Path) -> None:
-    """Write the manifest as the release before wrote it, in schema 4."""
+    """Rewrite the manifest in the format of the previous release, schema 4."""
     path = artifact / MANIFEST_NAME
     raw = json.loads(path.read_bytes())
     raw["schema_version"] = PREVIOUS

@@ -17,7 +17,7 @@ Message = MutableMapping[str, Any]
 class AsgiClient:
     """One request and the messages of its response.
 
-    After `max_messages` messages the client reads no more, and the application blocks.
+    After `max_messages` messages the client stops reading, so the application blocks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The tiny graph with every attention variant of the exporters, in float and with int8 KV cache."""
+"""Variants of the tiny graph: every attention form of the exporters, float or int8 KV cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_grap
 GraphChange = Callable[[onnx.GraphProto], None]
 
 _DRAW = np.random.default_rng(17)
-# Many texts: random embeddings share no structure, and values beyond the scales are clipped.
+# Texts that determine the int8 scales. They are many, because random embeddings share no structure
+# and values beyond the scales are clipped.
 SHOWN = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (24, 40)).tolist())
 OTHERS = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (3, 40)).tolist())
 
@@ -32,11 +33,11 @@ def attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def packed(graph: onnx.GraphProto) -> None:
-    """Packed query, key and value with RoPE on halves, as exported."""
+    """Keep the exported form: packed query, key and value with RoPE on halves."""
 
 
 def unpacked(graph: onnx.GraphProto) -> None:
-    """Separate linear layers for query, key and value."""
+    """Use separate linear layers for query, key and value."""
     tables = {table.name: table for table in graph.initializer}
     for node in attentions(graph):
         (product,) = (each for each in graph.node if node.input[0] in each.output)
@@ -55,7 +56,7 @@ def unpacked(graph: onnx.GraphProto) -> None:
 
 
 def half_rotated(graph: onnx.GraphProto) -> None:
-    """Half as many heads of twice the size, with RoPE on their first half."""
+    """Use half as many heads of twice the size, with RoPE on the first half of each head."""
     for node in attentions(graph):
         for attribute in node.attribute:
             if attribute.name in ("num_heads", "kv_num_heads"):
@@ -67,7 +68,7 @@ def half_rotated(graph: onnx.GraphProto) -> None:
 
 
 def interleaved(graph: onnx.GraphProto) -> None:
-    """RoPE on neighboring channels instead of halves."""
+    """Apply RoPE to neighboring channels instead of halves."""
     for node in attentions(graph):
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
 
@@ -90,21 +91,21 @@ def unrotated(graph: onnx.GraphProto) -> None:
 
 
 def windowed(graph: onnx.GraphProto) -> None:
-    """Sliding-window attention with its own score scale."""
+    """Use sliding-window attention with a custom score scale."""
     numbers = {"local_window_size": 16, "softcap": 4.0, "scale": 0.2}
     for node in attentions(graph):
         node.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
 
 
 def biased(graph: onnx.GraphProto) -> None:
-    """Score bias in the last layer, for texts of eight tokens."""
+    """Add a score bias in the last layer, for texts of eight tokens."""
     bias = np.zeros((1, 1, 8, CONTEXT), np.float32)
     graph.initializer.append(numpy_helper.from_array(bias, "bias"))
     attentions(graph)[-1].input.extend(["", "bias"])
 
 
 def sinking(graph: onnx.GraphProto) -> None:
-    """Attention sink in the last layer."""
+    """Add an attention sink in the last layer."""
     sinks = np.linspace(0.5, 2, ATTENTION_HEADS, dtype=np.float32)
     graph.initializer.append(numpy_helper.from_array(sinks, "sinks"))
     attentions(graph)[-1].input.extend(["", "", "sinks"])
@@ -122,12 +123,12 @@ KINDS: Mapping[str, GraphChange] = {
         windowed,
     )
 }
-# Variants without support for an int8 KV cache.
+# Variants for which an int8 KV cache is not supported.
 UNKNOWN: Mapping[str, GraphChange] = {change.__name__: change for change in (biased, sinking)}
 
 
 def float_graph(path: Path, change: GraphChange = packed) -> Path:
-    """Write the tiny float graph with the exporters' names for attention nodes."""
+    """Write the changed tiny graph in float. Name attention nodes as exporters do."""
     model = onnx.load(tiny_graph(path))
     for layer, node in enumerate(attentions(model.graph)):
         node.name = f"/layers.{layer}/attention"
@@ -137,7 +138,7 @@ def float_graph(path: Path, change: GraphChange = packed) -> Path:
 
 
 def spec_for(graph: Path) -> DecoderSpec:
-    """Build the spec of any variant; its KV cache states the head size."""
+    """Build the spec of any variant. Read the head size from its KV cache."""
     spec, inputs = spec_of(graph), onnx.load(graph).graph.input
     (past,) = (value for value in inputs if value.name == "past_key_values.0.key")
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))

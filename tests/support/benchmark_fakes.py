@@ -30,7 +30,7 @@ class FakeAnswer:
     status: int = 200
     body: bytes = b"[[1.0]]"
     keep_alive: bool = True
-    raw: bytes | None = None  # sent instead of an HTTP response
+    raw: bytes | None = None  # bytes to send instead of an HTTP response
     hang_up: bool = False  # close the connection without a response
     is_silent: bool = False  # send no response
 
@@ -47,7 +47,10 @@ Script = Callable[[int, ReceivedRequest], FakeAnswer]
 
 @dataclass
 class FakeServer:
-    """Server that answers request n (from 0, over all connections) with `script(n, request)`."""
+    """Server that answers the n-th request with `script(n, request)`.
+
+    n counts from 0 over all connections.
+    """
 
     script: Script = lambda n, request: FakeAnswer()
     delay_s: float = 0.0

@@ -20,13 +20,13 @@ from tests.support.fakes import ListRecorder
 def answer(
     arrivals_s: Sequence[float], *, submitted_s: float = 0.0, ids: Sequence[int] = ()
 ) -> StreamResult:
-    """Build a result with these arrival times; without `ids` the tokens are numbered."""
+    """Build a result with these arrival times. Without `ids`, token ids count from 0."""
     numbered = tuple(ids) or tuple(range(len(arrivals_s)))
     return StreamResult(submitted_s, tuple(arrivals_s), len(arrivals_s), numbered)
 
 
 class ScriptedText:
-    """TextGenerator that emits one of the tokens of `script(request)` every `gap_s`."""
+    """TextGenerator that emits the tokens of `script(request)`, one every `gap_s` seconds."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ScriptedText:
 
 
 class DecodingGenerator:
-    """GeneratorClient over a replica that is created on the event loop of the first call."""
+    """GeneratorClient over a real replica. The first call creates the replica on its event loop."""
 
     def __init__(self, store: Path, model_id: str, settings: GeneratorSettings) -> None:
         self._args = AppArgs(

@@ -1,7 +1,7 @@
 """A real browser on the page of an in-process server.
 
-Each page records what it prints to the console and which hosts it asks. Screenshots stay in
-SCREENSHOTS, which CONTRIBUTING.md names, until a later run replaces them: people look at them.
+Each page records its console messages and its requests to other hosts. Screenshots for inspection
+stay in SCREENSHOTS, which CONTRIBUTING.md names, until a later run replaces them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 TIMEOUT_MS = 10_000
 PHONE = {"width": 360, "height": 740}
 TRANSLATOR = "tiny/translator"
-PRUNED_QA_MODEL = "tiny/pruned-reader"  # with the size of a pruned model only
-QA_VARIANT = "00000000beef"  # int8 version of QA_MODEL, which says so in its manifest only
+PRUNED_QA_MODEL = "tiny/pruned-reader"  # not pruned, but its manifest states a pruning
+QA_VARIANT = "00000000beef"  # version of QA_MODEL that is int8 in its manifest only
 PAGE_MODELS = (*ALL_MODELS, TRANSLATOR, PRUNED_QA_MODEL)
-# Chromium prints a line for each answer of status 400 and above; the page shows those to people.
+# Chromium prints a line with this start for each answer with a status of 400 or above. Such lines
+# are expected, because the page shows these answers to the user.
 REFUSED = "Failed to load resource: the server responded with a status of"
-# Texts that the tiny models can read: their limit is 16 tokens, and most words are letters.
+# Inputs of at most 16 tokens, the limit of the tiny models, whose tokens are mostly single letters.
 INPUTS: dict[str, dict[str, str]] = {
     "question-answering": {"Question": "Was it good?", "Text": "The food was good."},
     "text-classification": {"Text": "A good film."},
@@ -60,7 +61,7 @@ INPUTS: dict[str, dict[str, str]] = {
 
 @dataclass
 class Visitor:
-    """A browser at the page of `url`, with what it printed and asked for."""
+    """A browser tab at the page of `url`, with its console messages and foreign requests."""
 
     page: Page
     url: str
@@ -69,7 +70,7 @@ class Visitor:
 
     @classmethod
     def arrive(cls, browser: Browser, url: str, **context: Any) -> Visitor:
-        """Open an empty tab. `context` are options of Playwright's context."""
+        """Open an empty tab. `context` holds options of Playwright's browser context."""
         options = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
         page = browser.new_context(**{**options, **context}).new_page()
         page.set_default_timeout(TIMEOUT_MS)
@@ -101,7 +102,7 @@ class Visitor:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
     def leave(self) -> None:
-        """Close the tab. Raises AssertionError for console errors and requests to other hosts."""
+        """Close the tab. Raise AssertionError for console errors and requests to other hosts."""
         self.page.context.close()
         assert self.foreign == []
         assert [line for line in self.console if not line.startswith(REFUSED)] == []
@@ -116,7 +117,7 @@ class Visitor:
 
 
 def wait_for_server(happened: Callable[[], bool]) -> None:
-    """Wait until `happened` in the thread of the server. Raises TimeoutError."""
+    """Wait until `happened` returns True, which the server's thread causes. Raise TimeoutError."""
     ends_s = time.monotonic() + TIMEOUT_MS / 1e3
     while not happened():
         if time.monotonic() > ends_s:
@@ -125,7 +126,7 @@ def wait_for_server(happened: Callable[[], bool]) -> None:
 
 
 def find_accessibility_problems(page: Page) -> list[str]:
-    """Run axe-core in the page: rule and element of each problem that is serious or worse."""
+    """Run axe-core in the page. Return rule and element of each serious or critical problem."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
     found = page.evaluate("async () => (await axe.run()).violations")
@@ -138,7 +139,7 @@ def find_accessibility_problems(page: Page) -> list[str]:
 
 
 def seal_page_models(store: Path) -> Path:
-    """Seal PAGE_MODELS; return `store`. The translator has no graph of its own: fakes write."""
+    """Seal PAGE_MODELS. Return `store`. The translator's text comes from a fake generator."""
     seal_all_models(store)
     translator = ArtifactManifest.parse(seal_tiny_decoder(store, TRANSLATOR))
     config = translator.generation_config
@@ -161,7 +162,7 @@ def seal_page_models(store: Path) -> Path:
 
 
 def _write_report(model: Path) -> None:
-    """Write a stage table of two stages beside the only version of a model."""
+    """Write a stage table of two stages to the only version of a model."""
     first, second = (
         each.model_copy(update={"size_bytes": size, "scores": {"accuracy": score}})
         for each, size, score in zip(STAGES, (90_900_000, 22_700_000), (0.9, 0.89), strict=False)
@@ -174,7 +175,10 @@ def _write_report(model: Path) -> None:
 
 
 def _seal_copy(store: Path, manifest: ArtifactManifest, **update: Any) -> None:
-    """Seal the files of `manifest` with other facts; the latest version of a model stays."""
+    """Seal copies of the files of `manifest` with updated fields.
+
+    A new version of the same model does not become the latest version.
+    """
     changed = manifest.model_copy(update=update)
     source = model_directory(store, manifest.id) / manifest.version
     target = model_directory(store, changed.id) / changed.version

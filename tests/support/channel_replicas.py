@@ -1,4 +1,4 @@
-"""Scripted replicas behind channels, and the clients that they fall back to."""
+"""Scripted replicas behind channels, and the fallback client of calls without a channel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build_call(*texts: str) -> Call:
 
 
 class FakeTokenizer:
-    """One token per character; the text `too long` fails."""
+    """Tokenizer with one token per character. The text `too long` fails."""
 
     pool = None
 
@@ -90,9 +90,9 @@ class FakeTokenizer:
 
 
 class FakeEncoder:
-    """The value of a call is the sum of its token ids.
+    """Encoder that returns the sum of the token ids of each item.
 
-    `may_answer` holds all answers back, `may_continue` those after the first.
+    A cleared `may_answer` delays all answers. A cleared `may_continue` delays all but the first.
     """
 
     pool = None
@@ -137,7 +137,7 @@ class EchoGenerator:
 
 
 class Fallback:
-    """Every client; records that it was called."""
+    """Implements the interface of every client. Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []

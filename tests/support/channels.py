@@ -20,7 +20,7 @@ NODE = "node-1"
 
 @dataclass
 class ScriptedReplica:
-    """Answers `b"echo ..."` at once; other messages wait for `release`."""
+    """Replica that answers `b"echo ..."` at once. Other messages wait for `release`."""
 
     release: asyncio.Event = field(default_factory=asyncio.Event)
     started: list[bytes] = field(default_factory=list)
@@ -93,7 +93,7 @@ async def running_replica(
 async def connected_pool(
     *replicas: RunningReplica, node: str = NODE, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[ReplicaPool]:
-    """A pool that is connected to all replicas."""
+    """Yield a pool that is connected to all replicas."""
     pool = ReplicaPool("CpuEncoder", node, tls)
     pool.update({str(index): running.endpoint for index, running in enumerate(replicas)})
     await until(lambda: all(running.server.connections for running in replicas))
@@ -109,7 +109,7 @@ def call(message: bytes, cost: int = 1, method: Method = Method.INFER) -> Channe
 
 
 async def until(condition: object) -> None:
-    """Wait until `condition()` holds; the test's timeout bounds it."""
+    """Wait until `condition()` is true. Only the timeout of the test limits the wait."""
     assert callable(condition)
     while not condition():
         await asyncio.sleep(0.001)

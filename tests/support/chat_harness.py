@@ -1,4 +1,4 @@
-"""Requests to the application with a generator that a test scripts."""
+"""Harness for requests to an application with a scripted generator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT_BODY = {"messages": [USER]}
 
 @dataclass
 class ChatHarness:
-    """An application per request, all with the same `generator`."""
+    """Sends requests, each to a new application. All applications share `generator`."""
 
     store: Path
     reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
@@ -44,7 +44,7 @@ class ChatHarness:
             return await http.post(path, json=body, **more)
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """Return the events of a complete stream, without the end marker."""
+        """Request a stream. Return its events without the end marker."""
         response = await self.post(path, {**body, "stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -54,12 +54,12 @@ class ChatHarness:
 
     @property
     def call(self) -> GenerationCall:
-        """The latest call of the generator."""
+        """The last call of the generator."""
         return self.generator.calls[-1]
 
 
 def events_in(body: bytes) -> list[Any]:
-    """Parse a stream; the end marker is a string."""
+    """Parse the events of a stream. Return the end marker as a string."""
     *events, rest = body.split(b"\n\n")
     assert rest == b""
     assert all(event.startswith(b"data: ") for event in events)

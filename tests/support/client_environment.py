@@ -1,4 +1,4 @@
-"""Clients that need a Python environment of their own."""
+"""Client programs that run in a second Python environment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_client(program: str, *arguments: str, environment: Mapping[str, str] | N
 
 
 def find_python() -> str:
-    """Return the interpreter of the second environment; fail the test without one."""
+    """Return the interpreter of the second environment. Fail the test if it is missing."""
     named = os.environ.get(PYTHON_VARIABLE, str(DEFAULT_PYTHON))
     if named == SKIP:
         pytest.skip(f"{PYTHON_VARIABLE}={SKIP}")

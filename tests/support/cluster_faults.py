@@ -1,4 +1,4 @@
-"""Load of every kind on a running cluster, with every answer checked, while a fault is caused."""
+"""Load of every kind on a running cluster while a fault is caused. Every answer is checked."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ WRONG = "wrong"
 TIMEOUT_S = 60.0  # s without a byte after which a client gives up
 RECOVERY_S = 90.0  # s after a fault
 POLL_S = 0.01
-# s that a slowed process runs and stands still by turns; well below LOST_S.
+# A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S.
 RUN_S, STAND_S = 0.05, 0.4
-TOLERANCE = 1e-3  # of an embedding in other company
+TOLERANCE = 1e-3  # maximum of 1 - cosine; the batch affects rounding
 
 
 def noise(tokens: int) -> dict[str, Any]:
-    """A request for exactly so many tokens, the same in every run."""
+    """Build a request for exactly `tokens` tokens. The answer is the same in every run."""
     body = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
     return {**body, "seed": 1}
 
 
 class Seen(NamedTuple):
-    """What a client saw: RIGHT, WRONG, a status with its code, or the name of httpx's error."""
+    """Outcome for a client: RIGHT, WRONG, a status with its code, or the name of httpx's error."""
 
     outcome: str
-    characters: int = 0  # of generated text
+    characters: int = 0  # length of the generated text
 
 
 Send = Callable[[httpx.AsyncClient], Awaitable[Seen]]
@@ -65,13 +65,13 @@ class ObservedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientCounts:
-    """Numbers of clients that send one request after the other."""
+    """Numbers of clients by kind. Each client sends its requests sequentially."""
 
     embeddings: int = 2
     completions: int = 2
     streams: int = 2
     tokens: int = 200  # per completion and stream
-    long_streams: int = 0  # one per client, begun with the load
+    long_streams: int = 0  # clients with one stream that starts with the load
     long_tokens: int = 12_000
 
     @property
@@ -85,7 +85,7 @@ class ClientCounts:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What was seen under load, and when the fault had been caused."""
+    """All requests under load, and the time at which the fault was complete."""
 
     observations: tuple[ObservedRequest, ...]
     fault_s: float
@@ -107,7 +107,7 @@ class Scene:
 
 
 class FaultLoad:
-    """Closed-loop clients of a cluster whose right answers are known."""
+    """Closed-loop clients of a cluster, with known right answers."""
 
     def __init__(self, cluster: Cluster, clients: ClientCounts) -> None:
         self._url = cluster.url
@@ -116,13 +116,14 @@ class FaultLoad:
         body = noise(clients.tokens)
         reply = httpx.post(cluster.url + COMPLETIONS, json=body, timeout=60)
         self._text: str = reply.json()["choices"][0]["text"]
-        self._answered = 0  # clients that have had an answer
-        self._open_streams = 0  # streams whose text has begun
+        self._answered = 0  # clients with at least one answer
+        self._open_streams = 0  # running streams with text
 
     async def run(self, fault: Callable[[], object], is_over: Callable[[], bool]) -> Scene:
-        """Cause the fault when each client has had an answer and each stream is under way.
+        """Start the load, cause the fault, and wait for the recovery.
 
-        Clients send until `is_over` holds, and then once more: each sends after the fault.
+        The fault starts when each client has had an answer and each stream has text. Clients send
+        until `is_over` holds, and then once more, so that each client sends after the fault.
         """
         over = asyncio.Event()
         senders = {
@@ -196,13 +197,13 @@ class FaultLoad:
         return self._compare(text) if end == DONE else self._cut(text, end)
 
     async def _stream_long(self, http: httpx.AsyncClient) -> Seen:
-        """Compare the beginning; the text of a long stream is not known."""
+        """Run a long stream. Check only its beginning, because the rest of its text is unknown."""
         text, end = await self._read(http, self._clients.long_tokens)
         is_right = end == DONE and text.startswith(self._text)
         return Seen(RIGHT if is_right else f"cut: {end}", len(text))
 
     async def _read(self, http: httpx.AsyncClient, tokens: int) -> tuple[str, str]:
-        """Return the text of a stream, and DONE or why it ended early."""
+        """Read a stream. Return its text, and DONE or the reason of an early end."""
         body, text = {**noise(tokens), "stream": True}, ""
         try:
             async with http.stream("POST", COMPLETIONS, json=body) as reply:
@@ -231,7 +232,7 @@ class FaultLoad:
         return Seen(RIGHT if text == self._text else WRONG, len(text))
 
     def _cut(self, text: str, error: str) -> Seen:
-        """A stream that ended early must have been right so far."""
+        """Check a stream that ended early: its text must be a prefix of the right text."""
         return Seen(error if self._text.startswith(text) else WRONG, len(text))
 
 
@@ -244,7 +245,7 @@ def _failure(reply: httpx.Response) -> Seen:
 
 
 def changed(config: dict[str, Any], **changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with keys of some deployments replaced; mappings are merged."""
+    """Return the config with replaced keys of some deployments. Merge values that are mappings."""
     config = copy.deepcopy(config)
     for deployment in config["applications"][0]["deployments"]:
         for key, value in changes.get(deployment["name"], {}).items():
@@ -254,7 +255,7 @@ def changed(config: dict[str, Any], **changes: Mapping[str, Any]) -> dict[str, A
 
 
 def count_sockets(replicas: Iterable[psutil.Process]) -> Counter[str]:
-    """Count the sockets by path: each replica listens, and its clients connect."""
+    """Count the sockets per replica by path: one that listens, and one per connected client."""
     return Counter(
         str(connection.laddr)
         for replica in replicas
@@ -268,14 +269,17 @@ def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1
     replicas = cluster.replicas(deployment)
     try:
         sockets = count_sockets(replicas)
-    except psutil.Error:  # a replica has just ended
+    except psutil.Error:  # a replica ended in between
         return False
     return len(replicas) == count and list(sockets.values()) == [1 + clients] * count
 
 
 @contextmanager
 def slowed(processes: Iterable[psutil.Process]) -> Iterator[None]:
-    """Let the processes run a tenth of the time: their streams outlast what the block waits for."""
+    """Let the processes run about a tenth of the time within the block.
+
+    Their streams then last longer than the events for which the block waits.
+    """
     ended = threading.Event()
 
     def alternate() -> None:
@@ -294,7 +298,7 @@ def slowed(processes: Iterable[psutil.Process]) -> Iterator[None]:
 
 @contextmanager
 def stopped(processes: Iterable[psutil.Process]) -> Iterator[None]:
-    """Suspend the processes; one that has ended is left out."""
+    """Suspend the processes within the block. Skip processes that have ended."""
     try:
         for process in processes:
             with suppress(psutil.NoSuchProcess):

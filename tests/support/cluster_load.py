@@ -1,4 +1,4 @@
-"""Requests to a running cluster, with every answer checked."""
+"""Load on a running cluster. Every answer is checked."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
 
 
 async def load(cluster: Cluster, clients: int, until: Coroutine[Any, Any, None]) -> list[int]:
-    """Closed-loop requests of eight sentences until `until` ends.
+    """Send requests of eight sentences in closed loops until `until` ends.
 
-    Returns the statuses; every answer is checked.
+    Return the statuses. Check every answer with status 200.
     """
     statuses: list[int] = []
     expected = np.array(embed(cluster, SENTENCE).json()[0])

@@ -1,7 +1,7 @@
 """A tiny sealed decoder, written without torch and without a build.
 
-It is a Llama of two layers in the layout of onnxruntime-genai's model builder, with the input
-`logits_from`. Its tokenizer has single bytes and a few merged pairs.
+The model is a Llama of two layers. Its graph has the layout of onnxruntime-genai's model builder
+and the input `logits_from`. Its tokenizer has single bytes and a few merged pairs.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     defaults: GenerationDefaults | None = None,
     version: str | None = None,
 ) -> Path:
-    """Seal a decoder with seeded random weights; return its directory.
+    """Seal a decoder with seeded random weights. Return its directory.
 
-    Its text is noise and rarely ends. With `says`, it generates that text after a line feed and
-    then ends its turn. No character may occur twice in `says`.
+    The decoder generates noise that rarely ends. With `says`, it generates this text after a line
+    feed and then ends its turn. No token may occur twice in `says`.
     """
     version = version or hashlib.sha256(model_id.encode()).hexdigest()[:12]
     directory = model_directory(store, model_id) / version
@@ -120,7 +120,7 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
 
 
 def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
-    """Write a random Llama; after each token of `saying` the next one is the most probable."""
+    """Write a random Llama that generates the rest of `saying` after any of its tokens."""
     draw = _Draw()
     tables: dict[str, NDArray] = {
         "embedding": draw.matrix(vocabulary, HIDDEN) * 8,
@@ -154,7 +154,7 @@ def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[
 
 
 class _Draw:
-    """Seeded random matrices that preserve the norm of their input."""
+    """Source of seeded random matrices that preserve the norm of their input."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(11)

@@ -15,7 +15,7 @@ def check_batch_invariance(
     prompts: tuple[Sequence[int], Sequence[int]],
     assert_same: Callable[[np.ndarray, np.ndarray], None],
 ) -> None:
-    """Decode the first prompt alone and among three slots; compare the logits."""
+    """Decode the first prompt alone and in a batch of three slots. Compare the logits."""
     prompt, other = prompts
     first = single.prefill(0, prompt, 0).copy()
     batched.prefill(0, other, 0)

@@ -29,7 +29,7 @@ def tiny_graph(path: Path, saying: Sequence[int] = ()) -> Path:
 
 
 def without_slicing(graph: Path, into: Path) -> Path:
-    """Copy a tiny graph as the model builder would write it."""
+    """Copy a tiny graph without logits slicing, as the model builder writes it."""
     model = onnx.load(graph)
     (cut,) = (node for node in model.graph.node if node.op_type == "Slice")
     (head,) = (node for node in model.graph.node if cut.output[0] in node.input)

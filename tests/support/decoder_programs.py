@@ -31,7 +31,7 @@ def program_spec(
     *,
     broken_token: int | None = None,
 ) -> DecoderSpec:
-    """Export the program of a checkpoint to `into`; `broken_token` gets a NaN embedding."""
+    """Export the program of a checkpoint to `into`. `broken_token` gets a NaN embedding."""
     metadata, path = read_checkpoint_metadata(checkpoint), into / "model.safetensors"
     export_program(checkpoint, metadata, recipe, path)
     if broken_token is not None:

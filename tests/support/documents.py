@@ -1,7 +1,7 @@
 """Code blocks and links of README.md, CONTRIBUTING.md and docs/.
 
-A block that cannot run in the tests has `<!-- not run: REASON -->` on the line before it. A block
-after `<!-- output -->` shows what the previous one prints and is not run either.
+A block that cannot run in the tests follows a line `<!-- not run: REASON -->`. A block that follows
+a line `<!-- output -->` shows the output of the previous block and is not run either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = re.compile(
     r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)  # lines may continue after `\`
+_TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)  # a command may continue after `\`
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]+))?\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -30,10 +30,10 @@ class CodeBlock:
     """One fenced block. A diagram has no `language`."""
 
     document: Path
-    line: int  # of the code
+    line: int  # first line of the code
     language: str
     code: str
-    reason: str  # why no test runs it; empty: a test runs it
+    reason: str  # why no test runs it; "" if a test does
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class CodeBlock:
 
     @property
     def commands(self) -> str:
-        """The shell script: all lines, or the lines after prompts where a session is shown."""
+        """The shell script: all lines of a script, or the lines after the prompts of a session."""
         typed = [match[1] for match in _TYPED.finditer(self.code)]
         return "\n".join(typed) if typed else self.code
 
@@ -53,7 +53,7 @@ class CodeBlock:
 
 
 def find_blocks() -> Iterator[CodeBlock]:
-    """Yield the blocks of every document, without outputs."""
+    """Yield the code blocks of every document, except output blocks."""
     for document in list_documents():
         text = document.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(text):
@@ -65,12 +65,12 @@ def find_blocks() -> Iterator[CodeBlock]:
 
 
 def find_links(document: Path) -> Iterator[tuple[Path, str]]:
-    """Yield file and heading of each link to a file of the project."""
+    """Yield target file and anchor of each link to a file of the project."""
     for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
         yield (document.parent / target).resolve(), anchor
 
 
 def find_anchors(document: Path) -> set[str]:
-    """Return the anchors of the headings, as GitHub writes them."""
+    """Return the anchors that GitHub generates for the headings."""
     headings = _HEADING.findall(document.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,7 +1,7 @@
-"""A tiny sealed model with an encoder, written from a random checkpoint of transformers.
+"""A tiny sealed encoder-decoder model, written from a random checkpoint of transformers.
 
-It is a BART with a tokenizer of whole words that adds an end token, as T5 and Marian do. Its
-outputs are noise, but depend on every word of the prompt.
+The model is a BART. Its tokenizer has whole words and adds an end token, as those of T5 and Marian
+do. Its outputs are noise, but depend on every word of the prompt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VOCABULARY = (
 LANGUAGES = ("en_XX", "fr_XX", "de_DE")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SOURCE_TOKENS, ANSWER_TOKENS = 24, 40
-ENDS_SOON = 2.4  # added to the logit of the end token, so that texts end after a few words
+ENDS_SOON = 2.4  # bias of the end token's logit, so that texts end after a few words
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TinyEncoderDecoder:
 
     @classmethod
     def make(cls, root: Path, languages: Sequence[str] = ()) -> TinyEncoderDecoder:
-        """Write the checkpoint. The tokenizer adds the first of `languages` to a text."""
+        """Write the checkpoint. The tokenizer adds the first of `languages` to each text."""
         tokenizer = word_tokenizer(languages)
         model = saved(lambda: _bart(tokenizer), root / "checkpoint")
         model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
@@ -76,13 +76,13 @@ class TinyEncoderDecoder:
         return {code: token for code, token in ids.items() if token is not None}
 
     def translate(self, prompt: str, source: str, target: str, **options: Any) -> str:
-        """Return the output of `generate` for a prompt with the language token of `source`."""
+        """Return the output of transformers' `generate` for a prompt in the language `source`."""
         _, *words, end = self.tokenizer.encode(prompt).ids
         ids = [self.languages[source], *words[: SOURCE_TOKENS - 2], end]
         return self._generate(ids, forced_bos_token_id=self.languages[target], **options)
 
     def answer(self, prompt: str, **options: Any) -> str:
-        """Return the output of `generate`, of at most ten tokens by default."""
+        """Return the output of transformers' `generate`, by default at most ten tokens."""
         return self._generate(self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS], **options)
 
     def _generate(self, prompt_ids: list[int], **options: Any) -> str:
@@ -150,7 +150,7 @@ class TinyEncoderDecoder:
 
 
 def word_tokenizer(languages: Sequence[str] = ()) -> Tokenizer:
-    """Build a tokenizer of words and letters that adds END and the first of `languages`."""
+    """Build a tokenizer of words and letters. It adds END and the first of `languages`."""
     pieces = [(word, 0.0) for word in SPECIAL]
     pieces += [(f"▁{word}", -2.0) for word in VOCABULARY.split()]
     pieces += [(piece, -9.0) for piece in ("▁", *LETTERS)]
@@ -188,7 +188,7 @@ def _bart(tokenizer: Tokenizer) -> Any:
 
 
 def _copy(graphs: Path, into: Path) -> list[str]:
-    """Copy the graphs and their weights; return their names in the artifact."""
+    """Copy the graphs and their weights. Return their names in the artifact."""
     into.mkdir(parents=True)
     for path in sorted(graphs.iterdir()):
         (into / path.name).write_bytes(path.read_bytes())

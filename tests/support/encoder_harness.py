@@ -17,7 +17,7 @@ from deployments.tasks.embedding import EmbeddingOptions
 from tests.support.artifacts import EMBEDDER, WIDTH
 from tests.support.fakes import ListRecorder, far_deadline, item
 
-# fp32 sums of at most 16 values of size 1.
+# Rounding error of fp32 sums of at most 16 values of magnitude 1.
 TOLERANCE = 1e-5
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 
@@ -28,7 +28,7 @@ def args(store: Path) -> AppArgs:
 
 
 class EncoderHarness:
-    """A replica with its recorded passes."""
+    """An encoder replica and a record of its forward passes."""
 
     def __init__(self, store: Path, device: Device = Device.CPU) -> None:
         self.passes: ListRecorder[ForwardPassRecord] = ListRecorder()
@@ -37,7 +37,7 @@ class EncoderHarness:
         self.key = BatchKey(ref, TaskName.FEATURE_EXTRACTION, device, long=False)
 
     def batch(self, *calls: TokenizedCall | Exception) -> TokenizedBatch:
-        """Build a batch whose items consist of token 5."""
+        """Build a batch whose items consist of token 5 only."""
         lengths = [n for call in calls if isinstance(call, TokenizedCall) for n in call.lengths]
         return TokenizedBatch(self.key, item(5, sum(lengths)).ids.tobytes(), calls, tokenize_s=0.25)
 

@@ -21,7 +21,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def vectors() -> NDArray[np.float32]:
-    """Return one vector per word, [WORDS, WIDTH]; the vector of NAN_WORD is NaN."""
+    """Return one vector per word, [WORDS, WIDTH]. The vector of NAN_WORD is NaN."""
     table = word_vectors(WORDS)
     table[NAN_WORD] = np.nan
     return table
@@ -33,7 +33,7 @@ def expected(
     """Compute the output for one item.
 
     A pooled head returns the mean of the word vectors plus the share of tokens in the second
-    segment. The others add the vector of each token, or of each mask token.
+    segment. Other heads add this pooled vector to the vector of each token, or of each mask token.
     """
     words = vectors()[ids]
     pooled = words.mean(axis=0) + np.float32((len(ids) - second_segment_start) / len(ids))
@@ -49,7 +49,7 @@ def list_inputs(head: ModelHead) -> tuple[str, ...]:
 
 
 def write_onnx(path: Path, head: ModelHead) -> None:
-    """Write the model as an ONNX graph; pooled heads also have the output of ModelHead.TOKENS."""
+    """Write the model as an ONNX graph. Graphs of pooled heads also output token vectors."""
     node = helper.make_node
     nodes = [
         node("Gather", ["vectors", "input_ids"], ["words"]),

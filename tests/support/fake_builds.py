@@ -1,4 +1,4 @@
-"""A builder in a thread: it works off the queue of a store as the process of the compiler does."""
+"""Fake builder in a thread, which processes the build queue of a store as the compiler does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.artifacts import seal_tiny, tiny_manifest
 
 
 class Killed(BaseException):
-    """The builder ends in the middle of a build, as by a signal."""
+    """The builder ends in the middle of a build, as if a signal killed it."""
 
 
 class FakeBuilder:
-    """A `StartBuilder`. `work` is what it does with each build; it may raise Killed."""
+    """A `StartBuilder` that calls `work` for each build. `work` may raise Killed."""
 
     def __init__(self, work: Callable[[Path, BuildClaim], None]) -> None:
         self.work = work
@@ -65,7 +65,7 @@ class _Process:
 
 
 def seal_at_once(store: Path, claim: BuildClaim) -> None:
-    """Go through all states and seal a tiny embedder."""
+    """Enter all states of a build and seal a tiny embedder."""
     for state in (BuildState.BUILDING, BuildState.VERIFYING):
         claim.enter(state, f"{state} of a test")
     seal_tiny(store, claim.record.id)

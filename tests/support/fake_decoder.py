@@ -13,24 +13,24 @@ from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
 from deployments.errors import EngineFailed
 
 VOCABULARY = 64
-# The kind of call that computed a token. Real kernels round differently for each.
+# Kind of the call that computed a token. Real kernels round differently for each kind of call.
 PREFILL, SINGLE_TOKEN, DECODE = 1, 2, 3
 
 
 @dataclass
 class FakeDecoder:
-    """Slots of (token, kind of call) pairs; -1 where nothing was written."""
+    """KV slots of (token, kind of call) pairs. Unwritten entries are -1."""
 
     slots: int = 4
     context: int = 96
     failing_decode: int = -1  # index of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     max_draft_tokens: int = 0
-    memorable: int = 0  # last tokens that logits depend on; 0: all, with their kinds of call
-    held: threading.Event | None = None  # calls block until it is set
-    parts: list[tuple[int, int]] = field(default_factory=list)  # of prefill calls: slot, tokens
-    decodes: list[int] = field(default_factory=list)  # slots of each decode call
-    verified: list[int] = field(default_factory=list)  # tokens of each verify call
+    memorable: int = 0  # how many last tokens affect the logits; 0: all tokens and call kinds
+    held: threading.Event | None = None  # calls wait until it is set
+    parts: list[tuple[int, int]] = field(default_factory=list)  # (slot, tokens)
+    decodes: list[int] = field(default_factory=list)  # number of slots of each decode call
+    verified: list[int] = field(default_factory=list)  # number of tokens of each verify call
     moved: int = 0  # tokens copied or swapped
 
     def __post_init__(self) -> None:

@@ -24,12 +24,12 @@ from deployments.transports.base import Deliver, EncoderClient
 
 R = TypeVar("R")
 
-# s; a failing test ends instead of hanging.
+# Timeout in s, so that a failing test ends instead of hanging.
 TIMEOUT_S = 10.0
 
 
 def item(marker: int, length: int = 1) -> TokenizedItem:
-    """Return `length` tokens, all equal to `marker`; FakeEngine returns [marker] for them."""
+    """Return an item of `length` tokens `marker`. FakeEngine returns [marker] for it."""
     return build_item([marker] * length)
 
 
@@ -45,23 +45,23 @@ def far_deadline() -> float:
 
 
 async def collect_outcomes(client: EncoderClient, batch: CallBatch) -> list[CallOutcome]:
-    """Return one outcome per call, in order; all must be delivered."""
+    """Return one outcome per call, in order. Fail if an outcome is missing."""
     outcomes: dict[int, CallOutcome] = {}
     await client.infer(batch, outcomes.__setitem__)
     return [outcomes[index] for index in range(len(batch.calls))]
 
 
 async def wait_until(happened: Callable[[], bool]) -> None:
-    """Run other tasks until `happened`; raise TimeoutError after TIMEOUT_S."""
+    """Run other tasks until `happened` returns True. Raise TimeoutError after TIMEOUT_S."""
     async with asyncio.timeout(TIMEOUT_S):
         while not happened():
             await asyncio.sleep(0.001)
 
 
 class FakeEngine:
-    """Returns the marker of every item and records the markers of every pass.
+    """Engine that returns the marker of every item. It records the markers of every pass.
 
-    A pass with a marker in `failing` fails; a marker in `nan` gets NaN. With `held`, passes wait
+    A pass with a marker in `failing` fails. A marker in `nan` gets NaN. With `held`, passes wait
     for `release`.
     """
 
@@ -139,7 +139,7 @@ class TokenizeLog:
 
 
 class HangingEncoder:
-    """An EncoderClient that never answers; counts its micro-batches and the cancelled ones."""
+    """An EncoderClient that never answers. It counts all, and all cancelled, micro-batches."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -177,7 +177,7 @@ class FailingEncoder:
 
 
 def send_unbatched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-    """A `MicroBatcher` with one call per micro-batch."""
+    """Send each call in its own micro-batch. This function is a `MicroBatcher`."""
 
     async def collect(call: PendingCall) -> None:
         await send([call])
@@ -188,7 +188,7 @@ def send_unbatched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit
 def batch_by(size: int) -> MicroBatcher:
     """Return a `MicroBatcher` with exactly `size` calls per micro-batch.
 
-    As in @serve.batch, a micro-batch runs in a task of its own, which no caller cancels.
+    As with @serve.batch, a micro-batch runs in a separate task, so no caller can cancel it.
     """
 
     def batched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
@@ -207,7 +207,7 @@ def batch_by(size: int) -> MicroBatcher:
 
 
 class FakeTerminal(io.StringIO):
-    """A text stream that is a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Stands in for the package `flash_attn`, which computes on GPUs only."""
+"""Fake of the package `flash_attn`, which supports GPUs only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def flash_attn_with_kvcache(
 ) -> torch.Tensor:
     """Attend from queries [B, T, Q, size] to the valid keys of [B, M, heads, size].
 
-    The last query sees all valid keys, each query before it one less.
+    The last query attends to all valid keys. Each earlier query attends to one key less.
     """
     assert options == {"causal": True, "softcap": 0.0}
     assert cache_seqlens.dtype == torch.int32

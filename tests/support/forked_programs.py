@@ -1,7 +1,7 @@
-"""Programs in forks of a process that has imported torch, which takes seconds.
+"""Programs in forks of a process that has imported torch, because this import takes seconds.
 
-A process forks for every program, so programs share nothing but imports. One forking process serves
-a test session; it computes nothing and therefore has no threads.
+Each program runs in its own fork, so programs share nothing but imports. A test session has one
+fork server. The fork server computes nothing, so that it has no threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PROCESSES = get_context("forkserver")
-# The model builder's package puts its own directory on sys.path.
+# Package of the model builder. Its import adds its directory to sys.path.
 _PACKAGE_WITH_PATH = "onnxruntime_genai.models"
 PROCESSES.set_forkserver_preload(
     [
@@ -38,7 +38,7 @@ _PYTHON_MODULE = (sys.executable, "-m")
 def run(
     command: Sequence[str], *, env: Mapping[str, str], capture_output: bool, text: bool, check: bool
 ) -> subprocess.CompletedProcess[str]:
-    """Replace `subprocess.run` for `python -m MODULE ...` with captured text."""
+    """Replace `subprocess.run` of `python -m MODULE ...` with captured text output."""
     assert (tuple(command[:2]), capture_output, text, check) == (_PYTHON_MODULE, True, True, False)
     with TemporaryDirectory() as directory:
         outputs = [Path(directory, name) for name in ("stdout", "stderr")]
@@ -58,5 +58,5 @@ def _run_module(arguments: Sequence[str], env: Mapping[str, str], outputs: Seque
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = list(arguments)
-    sys.modules.pop(_PACKAGE_WITH_PATH, None)  # a fork starts with the sys.path of the tests
+    sys.modules.pop(_PACKAGE_WITH_PATH, None)  # import again: forks have the tests' sys.path
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

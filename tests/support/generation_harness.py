@@ -53,7 +53,7 @@ class GenerationHarness:
     store: Path
     reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    running: int = 1  # replicas that the next refresh reports
+    running: int = 1  # replicas in the next status refresh
     models: tuple[str, ...] = (EMBEDDER, DECODER)
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
@@ -80,7 +80,7 @@ class GenerationHarness:
         return ClusterSnapshot({"CpuGenerator": self.running})
 
     def is_idle(self) -> bool:
-        """Return whether no stream is open and no item is reserved."""
+        """Whether no stream is open and admission has no reservation."""
         return self.generator.open == 0 and self.pipeline.admission.generations.used == 0
 
     @property

@@ -1,4 +1,4 @@
-"""Fake generators: scripted replies, hanging calls, failures, counters."""
+"""Fake generator client with scripted replies, hanging calls, failures and counters."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ TIMINGS = GenerationTimings(queue_s=0.001, prefill_s=0.002, decode_s=0.003, toke
 
 
 class ScriptedReply(NamedTuple):
-    """Reply to one call, one token per piece; reason END adds an end token."""
+    """Reply to one call, with one token per piece. Reason END adds an end token."""
 
     pieces: tuple[str, ...] = ("Hel", "lo")
     reason: FinishReason = FinishReason.END
     refusal: ServeError | None = None  # raised before the first event
     breaks: ServeError | None = None  # raised instead of the last chunk
-    hangs: bool = False  # instead of the last chunk
+    hangs: bool = False  # hangs instead of the last chunk
     is_silent: bool = False  # hangs before the first event
-    waits_for: asyncio.Event | None = None  # before the first event
-    logprob: float = -0.5  # of each token
+    waits_for: asyncio.Event | None = None  # event to await before the first event
+    logprob: float = -0.5  # same for each token
     cached_tokens: int = 1
 
 
@@ -63,7 +63,7 @@ class ScriptedGeneratorClient:
         return Completion(started, text, tokens, finished)
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Yield one chunk per piece; other tasks run before each."""
+        """Yield one chunk per piece. Let other tasks run before each event."""
         self.calls.append(call)
         self.open += 1
         try:
@@ -97,7 +97,7 @@ async def _stream_reply(
 
 
 def build_token(call: GenerationCall, reply: ScriptedReply, number: int, piece: str) -> Token:
-    """Return a token with the requested number of alternatives."""
+    """Return a token with as many alternatives as the call requests."""
     count = call.options.logprobs
     if count is None:
         return Token(number, piece)
@@ -106,7 +106,7 @@ def build_token(call: GenerationCall, reply: ScriptedReply, number: int, piece: 
 
 
 def build_started(call: GenerationCall, reply: ScriptedReply) -> Started:
-    """Return the first event; words or ids of the prompt are its tokens."""
+    """Return the first event. Each word or id of the prompt is one token."""
     words = split_prompt(call)
     prompt: tuple[Token, ...] = ()
     if call.options.prompt_logprobs:
@@ -120,7 +120,7 @@ def build_started(call: GenerationCall, reply: ScriptedReply) -> Started:
 
 
 def split_prompt(call: GenerationCall) -> list[str]:
-    """Return the words of a prompt or conversation; ids become words."""
+    """Return the words of a prompt or conversation. Token ids become words such as `<5>`."""
     prompt = call.prompt
     if isinstance(prompt, Chat):
         return [word for message in prompt.messages for word in message["content"].split()]

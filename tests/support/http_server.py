@@ -27,7 +27,7 @@ class HttpServer:
         return f"http://127.0.0.1:{self.port}"
 
     def send(self, raw: bytes, *, finish: bool = False) -> bytes:
-        """Send raw bytes and return the response; with `finish`, close the sending side."""
+        """Send raw bytes and return the response. With `finish`, close the sending side."""
         with socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S) as peer:
             peer.sendall(raw)
             if finish:
@@ -50,8 +50,8 @@ def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
             config = uvicorn.Config(app, port=0, log_level="critical", timeout_keep_alive=1)
             server = uvicorn.Server(config)
             servers.append(server)
-            # asyncio sets TCP_NODELAY only on sockets that name the protocol. Without, answers
-            # to browsers take 40 ms.
+            # asyncio sets TCP_NODELAY only on sockets that name the protocol. Without
+            # TCP_NODELAY, answers to browsers take 40 ms.
             listening = socket.socket(proto=socket.IPPROTO_TCP)
             listening.bind(("127.0.0.1", 0))
             started_servers.append(HttpServer(listening.getsockname()[1], in_process))

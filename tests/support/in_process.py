@@ -79,17 +79,17 @@ class InProcess:
 
     store: Path
     models: tuple[str, ...] = (EMBEDDER, CLASSIFIER)
-    gpus: float = 0.0  # of the fake cluster
+    gpus: float = 0.0  # GPUs of the fake cluster
     running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     batched: MicroBatcher = send_unbatched
     encoder: EncoderClient | None = None  # replaces the real replicas
-    tokenizer: TokenizerClient | None = None  # replaces the real tokenizer of the inspection routes
+    tokenizer: TokenizerClient | None = None  # replaces the real one in inspection routes
     generator: GeneratorClient | None = None  # None: the cluster has no generator
-    writes: GeneratorSettings | None = None  # replaces `generator` by a real one on the CPU
+    writes: GeneratorSettings | None = None  # real CPU generator in place of `generator`
     start_builder: StartBuilder = refuse_to_start
-    raise_bugs: bool = True  # in the test instead of a 500 response
+    raise_bugs: bool = True  # raise in the test, no 500 response
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     @asynccontextmanager

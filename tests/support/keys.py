@@ -11,7 +11,7 @@ from deployments.keys.key_file import KeyFile, change_key_file
 
 
 def add_key(path: Path, name: str = "alice", **facts: Any) -> str:
-    """Add a key to the file and return its text. `facts` are fields of ApiKey."""
+    """Add a key to the file. Return the text of the key. `facts` holds fields of ApiKey."""
     key = generate_key()
     entry = ApiKey(
         id=key_id(key),

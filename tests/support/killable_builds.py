@@ -1,7 +1,7 @@
-"""Builds that kill themselves at a given point, forked from a process with all imports.
+"""Fork server of builds that kill themselves at a given point.
 
-The program reads one request per line from stdin and writes one response per line. A fork avoids
-the seconds that the import of torch takes. The parent computes nothing, so that forks start
+The program reads one request per line from stdin and writes one response per line. It has imported
+torch, so that a fork saves the seconds of this import. It computes nothing, so that forks start
 without threads.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, cast
 
-# Imports of a build, loaded once before all forks.
+# Modules that a build imports. They are imported once, before all forks.
 _NEEDED = (
     "build_artifacts.__main__",
     "build_artifacts.commands",
@@ -39,17 +39,17 @@ TIMEOUT_S = 120.0
 class BuildExit:
     """Exit status and output of a build."""
 
-    status: int  # of the process; negative: the signal that killed it
+    status: int  # exit status; negative: killed by this signal
     output: str
 
     @property
     def steps(self) -> list[str]:
-        """The names of the logged steps, in order."""
+        """Names of the logged steps, in order."""
         return [line.split()[0] for line in self.output.splitlines() if line.startswith("  ")]
 
     @property
     def resumed(self) -> list[str]:
-        """The steps that an interrupted build had finished."""
+        """Names of the steps that an earlier, interrupted build had finished."""
         lines = self.output.splitlines()
         return [line.split()[0] for line in lines if line.endswith("done by an interrupted build")]
 
@@ -63,7 +63,7 @@ class BuildForkServer:
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.support.killable_builds"],
             cwd=ROOT,
-            # Torch's threads spin while they wait, for seconds on busy cores.
+            # One thread, because waiting torch threads spin and take seconds on busy cores.
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ class BuildForkServer:
     def start(
         self, *arguments: str, die_after: int | None = None, die_in: str | None = None
     ) -> Build:
-        """Start a build that kills itself after `die_after` lines or ends at `die_in`."""
+        """Start a build. It kills itself after `die_after` lines, or ends at the point `die_in`."""
         self._count += 1
         output = self._root / f"output-{self._count}"
         request = {
@@ -85,7 +85,7 @@ class BuildForkServer:
         return Build(self, int(self._ask("start", request)), output)
 
     def run(self, *command: str) -> None:
-        """Run another command in the process of the builds."""
+        """Run another command in the fork server."""
         assert self._ask("run", command) == 0
 
     def status(self, pid: int) -> int:
@@ -114,7 +114,7 @@ class Build:
     output: Path
 
     def wait_for(self, text: str) -> None:
-        """Return once the build has written `text`."""
+        """Wait until the build has written `text`."""
         end_s = time.monotonic() + TIMEOUT_S
         while text not in self.written():
             ended = "Traceback" in self.written() or time.monotonic() > end_s
@@ -129,7 +129,7 @@ class Build:
 
 
 class _KillingStream:
-    """A stream that kills its process after some lines."""
+    """A stream that kills its process after `lines` lines."""
 
     def __init__(self, stream: TextIO, lines: int) -> None:
         self._stream = stream
@@ -151,7 +151,7 @@ class _KillingStream:
 
 
 def kill_self(*_arguments: object, **_options: object) -> None:
-    """End this process as a power failure would."""
+    """Kill this process without cleanup, like a power failure."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -173,7 +173,7 @@ def _half_dispose(directory: Path, building: Path) -> None:
 
 
 def _run_build(request: dict[str, object]) -> int:
-    """Run one build in the forked process; return its exit status."""
+    """Run one build in the forked process. Return its exit status."""
     from build_artifacts import __main__, pipeline, recipes
     from build_artifacts.progress import BuildProgress
     from build_artifacts.search import graphs

@@ -19,7 +19,7 @@ LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 MANIFEST = tiny_manifest(labels=LABELS)
 TASK = TokenClassification()
 
-Scores = Mapping[str, float] | str  # of one token by label; or its label
+Scores = Mapping[str, float] | str  # scores of a token by label, or its only label
 
 
 def ask(
@@ -30,9 +30,9 @@ def ask(
     most: int = MAX_TOKENS,
     **parameters: Any,
 ) -> Any:
-    """Return the task's output for `tokens`, the scores of the tokens of each text.
+    """Return the output of the task. `tokens` holds the scores of the tokens of each text.
 
-    Without `tokens` the label of a token depends on its id only.
+    Without `tokens`, scores of a token depend on its id only.
     """
     manifest = MANIFEST.model_copy(update={"max_tokens": most})
     parsed = TASK.parse(inputs, parameters, manifest)
@@ -59,7 +59,7 @@ def ask(
 
 
 def _logits(tokens: list[Scores]) -> NDArray[np.float32]:
-    """Return logits [T, W]; special tokens get B-PER, which must not reach the output."""
+    """Return logits [T, W]. Special tokens get B-PER, which must not reach the output."""
     return np.log(np.array([_row("B-PER"), *map(_row, tokens), _row("B-PER")], dtype=np.float32))
 
 

@@ -28,14 +28,14 @@ SYSTEM = [n % (VOCABULARY - 1) for n in range(7, 37)]
 
 
 def build_model_context(context: int) -> ModelContext:
-    """A word vocabulary whose last token is the end token."""
+    """Build a model context with a word vocabulary. The last token is the end token."""
     names = {f"w{n}": n for n in range(VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(names, unk_token="w0"))
     return ModelContext(tokenizer, VOCABULARY, (END,), frozenset((END,)), context)
 
 
 class EventCollector:
-    """Collects the events of a loop by job."""
+    """Collector of the events of a loop by job."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[Started | Chunk | ServeError]] = defaultdict(list)
@@ -102,7 +102,7 @@ class LoopHarness:
 
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
-    """Find the best beams without a KV cache."""
+    """Return the best beam, computed without reuse of the KV cache."""
     search, decoder = BeamSearch(BeamSearchParams(beams), most, (END,)), FakeDecoder(context=200)
     while not search.is_over:
         rows = []

@@ -10,13 +10,13 @@ from onnx import numpy_helper
 
 from tests.support.decoder_graphs import tiny_graph
 
-LOUD = 40.0  # ratio to the other values
+LOUD = 40.0  # factor of the outlier channels
 LOUD_CHANNELS = (3, 17)
 NORM = "SimplifiedLayerNormalization"
 
 
 def graph_with_outliers(path: Path) -> Path:
-    """Give every norm two loud channels, and scale the consumers of these channels down."""
+    """Scale two channels of every norm up, and scale the weights that read these channels down."""
     model = onnx.load(tiny_graph(path))
     tables = {table.name: table for table in model.graph.initializer}
     loud = np.ones(tables["ones"].dims[0], np.float32)
@@ -24,7 +24,7 @@ def graph_with_outliers(path: Path) -> Path:
     for norm in [node for node in model.graph.node if node.op_type == NORM]:
         readers = [node for node in model.graph.node if norm.output[0] in node.input]
         if any(node.op_type != "MatMul" for node in readers):
-            continue  # the head's norm, behind a Slice
+            continue  # norm of the head; a Slice reads it
         name = f"{norm.output[0]}_scale"
         model.graph.initializer.append(numpy_helper.from_array(loud, name))
         norm.input[1] = name

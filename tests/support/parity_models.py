@@ -1,4 +1,4 @@
-"""One tiny random checkpoint in transformers and in this server."""
+"""One tiny random checkpoint, run by transformers and by this server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from tests.support.tiny_encoders import tiny_checkpoint, write_json
 PARITY_MODEL = "tiny/twin"
 UNTUNED = BuildBudget(tune_seconds=0)
 ParityPrecision = Literal["fp32", "int8"]
-# One candidate each, so that no search runs; int8 passes the gate of real builds.
+# Each recipe has one candidate, so that no search runs. The int8 candidate must pass the default
+# accuracy gate.
 RECIPES: Mapping[ParityPrecision, BuildRecipe] = {
     "fp32": BuildRecipe(candidates=(CPU_FP32,)),
     "int8": BuildRecipe(candidates=(CPU_INT8,)),
 }
-# The settings of BERT's tokenizer; without the input names it returns no segments.
+# Settings of BERT's tokenizer. Without `model_input_names` it returns no segments.
 TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
@@ -40,21 +41,21 @@ TOKENIZER = {
     "mask_token": "[MASK]",
     "pad_token": "[PAD]",
 }
-# No cache, and the output shapes of transformers' pipelines.
+# Options for output shapes as in transformers' pipelines, without the response cache.
 OPTIONS = {"use_cache": False, "legacy_format": True}
-LARGEST_LIST = 24  # inputs of one request of a mixed batch
+LARGEST_LIST = 24  # maximum of inputs per request of `mixed`
 
 
 @dataclass(frozen=True)
 class ParityModel:
-    """A checkpoint and the directory of its artifacts."""
+    """A checkpoint and its artifacts."""
 
     root: Path
     task: TaskName
 
     @classmethod
     def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> ParityModel:
-        """Write a BERT of two layers and 64 positions with the head of the task."""
+        """Write a BERT of two layers and 64 positions with the head of `task`."""
         head = find_head(task)
         checkpoint = tiny_checkpoint(root / "checkpoint", head=head, labels=labels, normalize=False)
         write_json(checkpoint / "tokenizer_config.json", TOKENIZER)
@@ -82,7 +83,7 @@ class ParityModel:
         return transformers.AutoTokenizer.from_pretrained(self.checkpoint)
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Create the transformers pipeline `name`, by default that of the task."""
+        """Create the transformers pipeline `name`, by default the pipeline of the task."""
         import transformers
 
         return transformers.pipeline(
@@ -90,7 +91,7 @@ class ParityModel:
         )
 
     def store(self, precision: ParityPrecision = "fp32") -> Path:
-        """Build a store with PARITY_MODEL, whose only graph has `precision`."""
+        """Build a store with PARITY_MODEL. The only graph of the model has `precision`."""
         store = self.root / precision
         request = BuildRequest(
             ref=str(self.checkpoint),
@@ -108,7 +109,7 @@ class ParityModel:
     async def serving(
         self, precision: ParityPrecision = "fp32", *, task: TaskName | None = None
     ) -> AsyncIterator[ServedModel]:
-        """Serve PARITY_MODEL for `task`, by default its own, within the block."""
+        """Serve PARITY_MODEL within the block. Requests use `task`, by default the model's."""
         app = InProcess(self.store(precision), models=(PARITY_MODEL,))
         async with app.client() as http:
             model = app.pipeline.registry.find(PARITY_MODEL)
@@ -116,7 +117,7 @@ class ParityModel:
 
 
 class RefusedError(Exception):
-    """The server answered with another status than 200."""
+    """The server answered with a status other than 200."""
 
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(f"{response.status_code}: {response.text[:500]}")
@@ -133,7 +134,7 @@ class ServedModel:
     manifest: ArtifactManifest
 
     async def ask(self, inputs: Any, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Post one request and return its JSON; raise RefusedError."""
+        """Post one request and return the JSON. Raise RefusedError."""
         body = {"inputs": inputs, "parameters": parameters or {}, "options": OPTIONS}
         response = await self.http.post(f"/models/{PARITY_MODEL}/pipeline/{self.task}", json=body)
         if response.status_code != 200:
@@ -143,13 +144,13 @@ class ServedModel:
     async def alone(
         self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Return the outputs of one request per input, one after the other."""
+        """Send one request per input, sequentially. Return the outputs."""
         return [await self.ask(each, parameters) for each in inputs]
 
     async def mixed(
         self, inputs: Sequence[Any], parameters: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Return the outputs of concurrent requests with lists of various lengths."""
+        """Send concurrent requests with lists of various lengths. Return the outputs in order."""
         requests = (self.ask(part, parameters) for part in split_requests(inputs))
         return [answer for answers in await asyncio.gather(*requests) for answer in answers]
 
@@ -170,6 +171,6 @@ def agreement(ours: Sequence[object], theirs: Sequence[object]) -> float:
 
 
 def decided(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
-    """Return the indices of the outputs that the gate does not count as near ties."""
+    """Return the indices of outputs that the accuracy gate does not count as near ties."""
     gap = Gate().near_tie_margin
     return [i for i, best in enumerate(answers) if best[0]["score"] - best[1]["score"] >= gap]

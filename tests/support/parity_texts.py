@@ -25,8 +25,8 @@ def varied_texts(
 ) -> list[str]:
     """Return `count` different texts of `min_tokens` to `max_tokens` tokens.
 
-    `tokenizer` is the directory of a tokenizer.json. The first text has the minimum
-    length and the second the maximum. Special tokens do not count.
+    `tokenizer` is the directory of a tokenizer.json. The first text has the minimum length, the
+    second text the maximum length. Special tokens do not count.
     """
     counter = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     rng = random.Random(seed)
@@ -39,7 +39,7 @@ def varied_texts(
 
 
 def _text(counter: Tokenizer, rng: random.Random, tokens: int) -> str:
-    """Build a text of exactly `tokens` tokens from pieces, then single letters."""
+    """Build a text of exactly `tokens` tokens. Add pieces, and single letters at the end."""
     text = ""
     while (left := tokens - _count(counter, text)) > 0:
         piece = rng.choice(rng.choice(_KINDS))
@@ -54,7 +54,7 @@ def _count(counter: Tokenizer, text: str) -> int:
 
 
 def with_masks(text: str, count: int, *, seed: int, mask: str = "[MASK]") -> str:
-    """Insert `count` masks at seeded places between the words of `text`."""
+    """Insert `count` masks at seeded random positions between the words of `text`."""
     rng = random.Random(seed)
     words: list[str] = text.split(" ")
     for _ in range(count):
@@ -63,7 +63,7 @@ def with_masks(text: str, count: int, *, seed: int, mask: str = "[MASK]") -> str
 
 
 def pair_texts(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Pair each text with the next one, as `text` and `text_pair`."""
+    """Pair the first text with the second, the third with the fourth, and so on."""
     return [
         {"text": first, "text_pair": second}
         for first, second in zip(texts[::2], texts[1::2], strict=False)

@@ -1,4 +1,4 @@
-"""A prepared build of a tiny model; many tests share its graphs."""
+"""A prepared build of a tiny model. Many tests share its graphs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from deployments.engines import GraphSpec, open_engine
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import ProbeOutputs, run_probes
 
-# Two candidates of one export and minimal tuning: a build of a few seconds.
+# Two candidates from one export, and minimal tuning, so that a build takes a few seconds.
 SMALL = BuildRecipe(candidates=(CPU_INT8, CPU_INT8_WEIGHTS))
 LITTLE = BuildBudget(tune_seconds=0.2)
-# Accepts all finite outputs.
+# Gate that accepts all finite outputs.
 ANYTHING = Gate(
     cosine_mean=-2,
     cosine_worst=-2,
@@ -49,7 +49,7 @@ ANYTHING = Gate(
     metric_drop=1e9,
 )
 
-# The export of torch without rewrites.
+# Candidate that is the torch export without rewrites.
 FLOAT = replace(CPU_FP32, name="float", rewrites=None)
 
 
@@ -62,7 +62,7 @@ class RecordingRunner:
         self.steps = StepRunner(Workspace(root), BuildProgress(self.output))
 
     def lines(self, step: str) -> list[str]:
-        """Return the output lines of a step, without the time."""
+        """Return the output lines of a step without the columns before the message."""
         lines = [line.split(maxsplit=3) for line in self.output.getvalue().splitlines()]
         return [words[3] for words in lines if words[0] == step]
 
@@ -94,7 +94,7 @@ class PreparedBuild:
         return self.prepared.reference.items
 
     def answers(self, recipe: CandidateRecipe, graph: Path, batch_items: int = 8) -> ProbeOutputs:
-        """Run the probes on `graph`, `batch_items` of all lengths per padded batch."""
+        """Run the probes on `graph`. Each padded batch has `batch_items` probes of all lengths."""
         engine = open_engine(build_graph_spec(recipe, graph, self.prepared), EncoderSettings())
         try:
             return run_probes(engine, self.items, batch_items)
@@ -109,7 +109,7 @@ class PreparedBuild:
         graphs: CandidateGraphs | None = None,
         prepared: PreparedModel | None = None,
     ) -> EncoderBuild:
-        """A build of this model whose gate results are stored in the workspace of `runner`."""
+        """Return a build of this model. Its gate results go to the workspace of `runner`."""
         prepared = prepared or self.prepared
         context = BuildContext(
             steps=runner.steps,
@@ -135,7 +135,7 @@ class PreparedBuild:
 
 @dataclass
 class FixedGraphs(CandidateGraphs):
-    """Existing graphs by candidate name; records the requests."""
+    """Graphs that exist already, by candidate name. Records the requests."""
 
     given: Mapping[str, Path]
     requested: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -178,10 +178,10 @@ def matrices(graph: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 1000.0) -> Path:
-    """Give one feed-forward row of a BERT checkpoint activations `factor` times as large.
+    """Scale the activations of one feed-forward row of a BERT checkpoint by `factor`.
 
-    The next matrix reverses the scaling, so that the outputs hardly change. Only the product in
-    between loses accuracy when its activations share an int8 scale.
+    The next matrix reverses the scaling, so that the outputs hardly change. The product of this
+    matrix loses accuracy if its input activations share one int8 scale.
     """
     from safetensors.torch import load_file, save_file
 
@@ -224,7 +224,7 @@ def slowed(graph: Path, into: Path, size: int = 700) -> Path:
     model.graph.initializer.extend(
         [numpy_helper.from_array(large, "large"), numpy_helper.from_array(nothing, "nothing")]
     )
-    # The product depends on the output; a constant would be folded when the graph is opened.
+    # The product depends on the output, because a constant product would be folded at open.
     model.graph.node.extend(
         [
             helper.make_node("ReduceMean", [inner], ["mean"], keepdims=0),

@@ -1,6 +1,7 @@
 """Tiny random encoders with the zeros that pruning methods leave.
 
-Each has 2 layers of 4 heads of width 8, and 64 feed-forward channels. No bias is near zero.
+Each encoder has 2 layers with 4 heads of width 8 and 64 feed-forward channels. No bias is near
+zero.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NAMES = {
 
 
 def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
-    """Create a random model with clearly different outputs per text; `kind` is its auto class."""
+    """Create a random model with clearly different outputs per text. `kind`: its auto class."""
     import torch
     import transformers
 
@@ -98,7 +99,7 @@ def layer(model: TorchModel, index: int) -> Layer:
 
 
 def zero_rows(linear: Any, outputs: Iterable[int]) -> None:
-    """Zero the weights of these outputs of `linear`; biases remain."""
+    """Zero the weights of these outputs of `linear`. Biases remain."""
     linear.weight.data[list(outputs)] = 0
 
 
@@ -139,7 +140,7 @@ def everything(at: Layer) -> None:
 
 
 def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
-    """Create an `encoder` with four kinds of zeros; `PRUNED` lists the constant parts."""
+    """Create an `encoder` with four kinds of zeros. PRUNED lists its constant parts."""
     model = encoder(model_type, kind, **settings)
     ignored_heads(layer(model, 0))
     blind_rows(layer(model, 0))
@@ -148,14 +149,14 @@ def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) ->
     return model
 
 
-# heads and channels per layer
+# Per layer: (prunable heads, prunable feed-forward channels) of `pruned_encoder`.
 PRUNED = (((1, 3), tuple(range(8, 40))), ((0,), (0, 1, 2, 3, 63)))
 
 
 def answers(model: TorchModel) -> NDArray[np.float32]:
-    """Run three texts of 13, 5 and 1 tokens in one padded batch, then the longest alone.
+    """Run three texts of 13, 5 and 1 tokens in one padded batch, then the longest text alone.
 
-    Returns all outputs without the values at padding.
+    Return all outputs except values at padding.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A cluster for tests, started by its command line."""
+"""A cluster for tests, started by `hundredfold serve`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
-GPUS = 2  # reported to Ray: one for the encoder, one for the generator
+GPUS = 2  # number for Ray: one for the encoder, one for the generator
 
 
 class Cluster:
@@ -35,7 +35,7 @@ class Cluster:
         self._environment = {
             **os.environ,
             "HUNDREDFOLD_STORE": str(store),
-            "RAY_metrics_report_interval_ms": "1000",  # tests wait for metrics; the default is 10 s
+            "RAY_metrics_report_interval_ms": "1000",  # tests wait for metrics; default 10 s
         }
         self._launcher: subprocess.Popen[bytes] | None = None
 
@@ -85,7 +85,7 @@ class Cluster:
         return self._find_url("dashboard")
 
     def metrics(self) -> str:
-        """Return the text of `/metrics`, which has a port of its own."""
+        """Return the text of `/metrics`, which has a separate port."""
         return httpx.get(self._find_url("metrics") + "/metrics", timeout=30).text
 
     def _find_url(self, port: str) -> str:
@@ -94,13 +94,13 @@ class Cluster:
         return f"http://{found[1]}"
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """Apply another config with the same port, as `serve deploy` does but without its start."""
+        """Apply another config with the same port by REST, which is faster than `serve deploy`."""
         self._call_serve("PUT", self._with_port(config))
 
     def settle(self, config: dict[str, Any]) -> None:
-        """Apply a config and wait until Serve has done all that it asks for.
+        """Apply a config and wait until Serve has applied it completely.
 
-        What follows would else meet replicas that still end, or settings of the config before.
+        Later steps of a test could otherwise meet replicas that still end, or old settings.
         """
         self.deploy(config)
         wait_for(self._is_settled, 120)
@@ -111,17 +111,17 @@ class Cluster:
         return status["status"] == "RUNNING" and {each["state"] for each in replicas} == {"RUNNING"}
 
     def draining(self, deployment: str) -> set[int]:
-        """Return the ids of the processes whose replicas Serve has asked to end."""
+        """Return the pids of the replicas that Serve is stopping."""
         replicas = self.status()["deployments"][deployment]["replicas"]
         return {replica["pid"] for replica in replicas if replica["state"] == "STOPPING"}
 
     def status(self) -> dict[str, Any]:
-        """Return what Serve tells of the application."""
+        """Return Serve's status of the application."""
         details: dict[str, Any] = self._call_serve("GET").json()["applications"]["hundredfold"]
         return details
 
     def _call_serve(self, method: str, config: dict[str, Any] | None = None) -> httpx.Response:
-        """Call Serve's REST API, which asks for Ray's token."""
+        """Call Serve's REST API, which requires Ray's token."""
         reply = httpx.request(
             method,
             f"{self.dashboard()}/api/serve/applications/",
@@ -148,7 +148,7 @@ class Cluster:
         return {**config, "http_options": {**config["http_options"], "port": self.port}}
 
     def processes(self) -> list[psutil.Process]:
-        """Return the live processes of the two sessions of the launcher."""
+        """Return the live processes in the sessions of the launcher's children."""
         sessions = {child.pid for child in psutil.Process(self.launcher.pid).children()}
         return [p for p in psutil.process_iter() if find_session(p) in sessions]
 
@@ -161,7 +161,7 @@ class Cluster:
 
 
 def read_token() -> str:
-    """Return Ray's token, which the start of a cluster creates."""
+    """Return Ray's token. The first start of a cluster creates it."""
     path = Path.home() / ".ray" / "auth_token"
     return os.environ.get("RAY_AUTH_TOKEN") or path.read_text().strip()
 
@@ -183,7 +183,7 @@ def read_title(process: psutil.Process) -> str:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Return when `condition` holds; fail the test after `timeout_s`."""
+    """Wait until `condition` holds. Fail the test after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"the condition was false for {timeout_s} s"

@@ -37,7 +37,7 @@ def ending(reason: FinishReason = FinishReason.END, tokens: int = 4) -> Finished
     return Finished(reason, tokens, TIMINGS)
 
 
-# Two words, the second of two tokens, and the end token.
+# Chunks of two words and an end token. The second word has two tokens.
 CHUNKS = (
     Chunk(" a", (Token(7, " a", -0.25, alternatives=OTHERS),)),
     Chunk(" time", (Token(11, " ti", -0.5), Token(12, "me", -1.0))),
@@ -48,15 +48,15 @@ TEXT = " a time"
 
 @dataclass
 class ScriptedGenerator:
-    """Yields `chunks` for each call, raises the errors among them, and records the calls.
+    """Generator that yields `chunks` for each call and records the calls.
 
-    Without a finished chunk it waits at the end until it is closed.
+    It raises errors in `chunks`. If no chunk is `finished`, the stream waits until it is closed.
     """
 
     chunks: Sequence[Chunk | Exception] = CHUNKS
     refusal: Exception | None = None  # raised before anything starts
-    pause_s: float = 0.0  # before every chunk
-    cached_tokens: int = 0  # of the prompt
+    pause_s: float = 0.0  # pause before every chunk
+    cached_tokens: int = 0  # prompt tokens from the prefix cache
     calls: list[GenerationCall] = field(default_factory=list)
     running: int = 0
 

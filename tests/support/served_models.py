@@ -1,4 +1,4 @@
-"""The models of the tested cluster: demo models, tiny models and a damaged model."""
+"""Models of the tested cluster: demo models, tiny models and a damaged model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RANKER = "tiny/ranker"
 WRITER = "tiny/writer"  # generates noise without end
 FIXED_TEXT_MODEL = "tiny/speaker"  # always generates SAYS
 SAYS = "Hi you!"
-# Context of the writer, about ten seconds of its noise.
+# Context of WRITER in tokens. Its noise fills this context in about ten seconds.
 LONG_CONTEXT = 24_000
 DAMAGED = "hundredfold/damaged"
 
@@ -65,11 +65,12 @@ TINY: Mapping[str, TinyModel] = {
     RANKER: TinyModel(TaskName.TEXT_RANKING, ("relevant",)),
 }
 ENCODER_MODELS = (*DEMO, *TINY)
-# The first one that generates is the default.
+# The first generative model is the default model of the server.
 SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL, *REAL)
 
 
-# Kept between runs: the builds take minutes, and unchanged recipes give the same models.
+# This store is kept between runs, because builds take minutes. Unchanged recipes give the same
+# models.
 BUILT_STORE = default_store().with_name("test-store")
 
 
@@ -86,7 +87,7 @@ def fill(store: Path) -> None:
 
 
 def build_missing() -> None:
-    """Build the models that BUILT_STORE lacks, two at a time: most steps use one core."""
+    """Build the models that BUILT_STORE lacks, two at a time, because most steps use one core."""
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=use_one_thread) as pool:
         builds = [pool.submit(build_demo, i) for i in reversed(range(len(ALL_DEMO_MODELS)))]
         builds += [pool.submit(build_tiny, model_id) for model_id in TINY]
@@ -95,12 +96,12 @@ def build_missing() -> None:
 
 
 def use_one_thread() -> None:
-    """Limit torch, whose threads would wait for those of the other build."""
+    """Limit torch to one thread, because the threads of two builds would wait for each other."""
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def build_demo(index: int) -> None:
-    """Build one demo model as `hundredfold demo` does; speed matters to no test."""
+    """Build one demo model as `hundredfold demo` does. Tune less: no test needs speed."""
     with (
         patch.object(demo, "_TUNE_SECONDS", 1.0),
         patch.object(screening, "_SECONDS", 1.0),
@@ -110,7 +111,7 @@ def build_demo(index: int) -> None:
 
 
 def build_tiny(model_id: str) -> None:
-    """Build the tiny model; its files are equal in every run."""
+    """Build a tiny model. Its files are equal in every run."""
     tiny = TINY[model_id]
     with TemporaryDirectory() as directory:
         checkpoint = tiny_checkpoint(Path(directory), head=find_head(tiny.task), labels=tiny.labels)
@@ -126,7 +127,7 @@ def build_tiny(model_id: str) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Create a hard link if the file system supports it; artifacts are read-only."""
+    """Create a hard link, or a copy without links. Links are safe: artifacts are read-only."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""One export per tiny model for all tests: torch takes seconds to trace even the smallest."""
+"""Cache of one export per tiny model for all tests. Even these take torch seconds to trace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from build_artifacts.recipes import ExportRecipe
 from build_artifacts.steps.export import export
 from deployments.artifacts.locks import exclusive_lock
 
-# Fields of the config that change no graph.
+# Fields of the config that do not affect the graph.
 _UNUSED = ("_name_or_path", "id2label", "label2id")
 
 
 @dataclass(frozen=True)
 class SharedExports:
-    """`export` that copies the graph of an equal model; all workers share `directory`."""
+    """Replacement of `export` that copies the stored graph of an equal model.
+
+    All test workers share `directory`.
+    """
 
     directory: Path
 

@@ -1,4 +1,4 @@
-"""Drives the KV slots of a decoder graph as OnnxDecoder does, without the engine."""
+"""Driver of the KV slots of a decoder graph, which binds them as OnnxDecoder does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_graph(path: Path) -> ort.InferenceSession:
 
 
 class SlotDriver:
-    """Slots of `context` tokens, and of `width` source tokens, filled with noise."""
+    """KV slots of `context` tokens and `width` source tokens, initially filled with noise."""
 
     def __init__(
         self, written: ExportedModel, rows: int = 3, context: int = 24, width: int = 16
@@ -41,7 +41,7 @@ class SlotDriver:
         return np.random.default_rng(3).standard_normal(shape, dtype=np.float32) * 50
 
     def read_source(self, row: int, ids: Sequence[int], padding: int = 0) -> None:
-        """Run the encoder on a source, followed by padding."""
+        """Run the encoder on a source with `padding` padding tokens."""
         assert self._encoder is not None
         padded = np.array([[*ids, *[1] * padding]], np.int64)
         mask = (np.arange(padded.shape[1]) < len(ids)).astype(np.int64)[None]
@@ -53,7 +53,7 @@ class SlotDriver:
         self._sources[row] = np.arange(self._sources.shape[1]) < len(ids)
 
     def prefill(self, row: int, ids: Sequence[int], all_logits: bool = False) -> FloatArray:
-        """Prefill tokens of a slot. Return the last logits [V], or all of them [T, V]."""
+        """Prefill tokens of a slot. Return the last logits [V], or all logits [T, V]."""
         self.lengths[row] += len(ids)
         logits = self._run(
             row, row + 1, np.array([ids], np.int64), 0 if all_logits else len(ids) - 1
@@ -61,7 +61,7 @@ class SlotDriver:
         return logits[0] if all_logits else logits[0, 0]
 
     def decode(self, tokens: Sequence[int]) -> FloatArray:
-        """Decode one token for each of the first slots. Return logits [n, V]."""
+        """Decode one token for each of the first n slots. Return logits [n, V]."""
         count = len(tokens)
         self.lengths[:count] += 1
         return self._run(0, count, np.array(tokens, np.int64)[:, None], 0)[:, 0]
@@ -97,10 +97,10 @@ class SlotDriver:
 
 
 def greedy(rows: SlotDriver, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-    """Greedy answers of `steps` tokens each, decoded together.
+    """Decode greedy answers of `steps` tokens in one batch.
 
-    Tokens of the prompt, the answer and END are excluded, because random weights would repeat one
-    token.
+    An answer contains no token of its prompt, no token twice and no END, because random weights
+    would repeat one token.
     """
     sequences = [[END, *ids] for ids in prompts]
     logits = np.stack([rows.prefill(row, ids) for row, ids in enumerate(prompts)])

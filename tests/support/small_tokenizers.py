@@ -39,14 +39,14 @@ def _trained() -> str:
 
 
 def byte_token(tokenizer: Tokenizer, byte: int) -> int:
-    """Return the token of a byte, in byte-level tokenizers and in those with byte fallback."""
+    """Return the token of a byte in a byte-level tokenizer or a tokenizer with byte fallback."""
     own: int | None = tokenizer.token_to_id(f"<0x{byte:02X}>")
     return tokenizer.token_to_id(_letters()[byte]) if own is None else own
 
 
 @cache
 def _letters() -> str:
-    """Return the letters of byte-level vocabularies in the order of their bytes."""
+    """Return the letters that byte-level vocabularies use for bytes, in the order of the bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     printable = {ord(letter): letter for letter in letters if ord(letter) < 256}
     others = iter(letters[len(printable) :])

@@ -101,7 +101,7 @@ ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-# Standard deviations by the first matching name prefix.
+# Standard deviation of weights by name prefix. The first matching prefix applies.
 _SPREADS = {
     "embed_positions": 2.0,
     "wpe": 2.0,

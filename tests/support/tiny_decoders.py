@@ -22,7 +22,7 @@ HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 2
 
 
 def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
-    """Write a Llama with a byte tokenizer and clearly different logits; return `directory`."""
+    """Write a Llama with a byte tokenizer and clearly different logits. Return `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -54,7 +54,7 @@ def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: in
 
 
 def tiny_gpt2(directory: Path) -> Path:
-    """Write a GPT-2 with a byte tokenizer and without chat template; return `directory`."""
+    """Write a GPT-2 with a byte tokenizer and without a chat template. Return `directory`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -90,7 +90,7 @@ def tokenizer_config() -> dict[str, object]:
     }
 
 
-# Weight names of a layer in llama.cpp, by their names in transformers.
+# Weight name of a layer in transformers -> name in llama.cpp.
 _PARTS = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -101,7 +101,7 @@ _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 
 
 def write_gguf(checkpoint: Path, path: Path) -> Path:
-    """Write the tiny Llama in `checkpoint` as an fp32 GGUF file; return `path`."""
+    """Write the tiny Llama in `checkpoint` as an fp32 GGUF file. Return `path`."""
     from gguf import GGUFWriter, TokenType
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
@@ -145,16 +145,16 @@ def write_gguf(checkpoint: Path, path: Path) -> Path:
 
 
 def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighboring channels, transformers the two halves of a head."""
+    """Reorder channels: llama.cpp applies RoPE to neighboring channels, transformers to halves."""
     size = weights.shape[0] // heads
     halves = weights.reshape(heads, 2, size // 2, weights.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
 
 
 def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) -> Path:
-    """Write an encoder-decoder model with a byte tokenizer; return `directory`.
+    """Write an encoder-decoder model with a byte tokenizer. Return `directory`.
 
-    `make` receives the vocabulary size and the ids of the special tokens, by config names.
+    `make` gets the vocabulary size and the ids of the special tokens by config field.
     """
     import torch
     from tokenizers import processors
@@ -179,7 +179,7 @@ def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) 
 
 
 def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
-    """A T5 with a task prefix for summarization."""
+    """Create a T5 with a task prefix for summarization."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -195,7 +195,7 @@ def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
 
 
 def make_marian(vocabulary: int, ids: dict[str, int]) -> object:
-    """A Marian with two beams by default."""
+    """Create a Marian that uses two beams by default."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(

@@ -31,10 +31,10 @@ def tiny_checkpoint(  # noqa: PLR0913  tests set one or two options each
     normalize: bool = True,
     layers: int = 2,
 ) -> Path:
-    """Write a random checkpoint of hidden size 32 and its tokenizer; return `directory`.
+    """Write a random checkpoint of hidden size 32 and its tokenizer. Return `directory`.
 
-    Without `head` it is a classifier with `labels`, or an embedding model without them. It has 64
-    positions. Its weights are larger than usual, so that outputs of texts differ clearly.
+    Without `head`, the model is a classifier if `labels` are given, else an embedding model. It has
+    64 positions. Its weights are larger than usual, so that outputs of texts differ clearly.
     """
     import torch
     import transformers
@@ -77,11 +77,11 @@ def _sizes(model_type: str, layers: int) -> dict[str, object]:
     }
 
 
-# Settings that an architecture requires.
+# Additional config fields that an architecture requires.
 _OWN_SIZES: dict[str, dict[str, object]] = {
     "albert": {"embedding_size": 16},
     "electra": {"embedding_size": 16},
-    "mpnet": {"pad_token_id": 1},  # its code counts positions from 2
+    "mpnet": {"pad_token_id": 1},  # positions start at 2
     # Settings of microsoft/deberta-v3-base, with smaller sizes.
     "deberta-v2": {
         "relative_attention": True,
@@ -93,7 +93,7 @@ _OWN_SIZES: dict[str, dict[str, object]] = {
         "type_vocab_size": 0,
     },
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
-    # Every second layer attends to eight neighbors only.
+    # Every second layer uses local attention to eight neighbors.
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2,
                    "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
     "qwen3": {"num_key_value_heads": 1, "head_dim": 16},
@@ -102,7 +102,7 @@ _OWN_SIZES: dict[str, dict[str, object]] = {
 
 
 def tiny_tokenizer(directory: Path) -> None:
-    """Write a lowercasing WordPiece tokenizer over ASCII and a few words."""
+    """Write a lowercasing WordPiece tokenizer with ASCII characters and a few words."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     vocabulary = {token: i for i, token in enumerate(_vocabulary())}

@@ -1,4 +1,4 @@
-"""An engine in one file, with an encoder and decoders that compute next to nothing."""
+"""An engine in one file, with an encoder and decoders that look their outputs up."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ToyEncoder:
 
 
 class ToyDecoder:
-    """Predict from the last token alone, by default the same token again."""
+    """Decoder that predicts from the last token only. By default it repeats this token."""
 
     def __init__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
         self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
-        self._logits = self.load(spec)  # [V, V], of the next token by the last one
+        self._logits = self.load(spec)  # [V, V]: logits of the next token, by last token
 
     def load(self, spec: DecoderSpec) -> Logits:
         return np.eye(spec.vocabulary, dtype=np.float32)
@@ -61,7 +61,7 @@ class ToyDecoder:
 
 
 class BigramDecoder(ToyDecoder):
-    """Reads its table from the graph file, a NumPy array."""
+    """Decoder that reads its logits table from the graph file, a NumPy array."""
 
     def load(self, spec: DecoderSpec) -> Logits:
         return np.load(spec.path)

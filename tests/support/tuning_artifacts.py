@@ -36,11 +36,11 @@ from tests.support.artifacts import (
 from tests.support.cost_tables import row, shape, variant
 from tests.support.fakes import build_item
 
-STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}  # of a stale table
+STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}  # fields that make a cost table stale
 WRONG_GRAPH_NAME = "graphs/wrong.onnx"
 SLOW_GRAPH_NAME = "graphs/slow.onnx"
 MISSING_PROVIDER = EngineOptions(providers=("AbacusExecutionProvider",))
-UNUSED_SIZE = 300  # rows and columns of the unused matrix in the slow graph
+UNUSED_SIZE = 300  # size of the unused square matrix in the slow graph
 
 
 def seal_tunable(
@@ -55,8 +55,8 @@ def seal_tunable(
     """Seal a model with one CPU candidate per name, all with the same fp32 graph.
 
     Candidates in `wrong` have a graph with other vectors. Candidates in `absent` require an
-    execution provider that does not exist. `slow` takes a hundred times as long; `int8` has the
-    precision int8.
+    execution provider that does not exist. A candidate named `slow` takes a hundred times as long.
+    A candidate named `int8` has the precision int8.
     """
     directory = seal_tiny(store, model_id, devices=(Device.CPU,))
     manifest = ArtifactManifest.read(directory)
@@ -122,7 +122,7 @@ def _slow_down(graph: Path, into: Path) -> None:
 
 
 def write_table(target: TuningTarget, winners: dict[str, str], **changes: object) -> Path:
-    """Write a table with `winners` by shape; return its path."""
+    """Write a cost table with the fastest variant of each shape in `winners`. Return its path."""
     named = [variant(name) for name in winners.values()]
     shapes = dict.fromkeys(winners, 1.0)
     table = CostTable(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Outputs of one text differ slightly between batches (dynamic int8 ranges).
+# Minimum cosine of embeddings of one text. Dynamic int8 ranges change outputs between batches.
 SAME_COSINE = 0.98
 
 
@@ -16,5 +16,5 @@ def cosine(a: Any, b: Any) -> float:
 
 
 def is_same_embedding(a: Any, b: Any) -> bool:
-    """Return whether two vectors belong to the same text."""
+    """Whether two vectors belong to the same text."""
     return np.shape(a) == np.shape(b) and cosine(a, b) > SAME_COSINE

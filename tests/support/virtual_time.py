@@ -1,6 +1,6 @@
 """A generation loop in virtual time: a fake decoder whose calls advance a clock.
 
-Overload takes minutes; here it takes seconds, and every run is the same.
+Minutes of overload take seconds in virtual time. Every run has the same results.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.support.loop_harness import END, GREEDY, build_model_context
 
 SLOTS = 8
 PREFILL_TOKEN_S = 0.001
-# Seconds of a decode step over n slots: 12 ms for one, 26 ms for eight, as SmolLM2-135M on two
-# cores takes.
+# Seconds of a decode step, and additional seconds per slot: 12 ms for one slot, 26 ms for eight
+# slots. SmolLM2-135M takes as long on two cores.
 STEP_S, STEP_SLOT_S = 0.010, 0.002
 
 
 class VirtualClock:
-    """Stands for the module `time`."""
+    """Replacement of the module `time`."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s = 1_000_000.0
@@ -47,7 +47,7 @@ class VirtualClock:
 
 
 class TimedDecoder(FakeDecoder):
-    """Takes virtual time; an answer ends with each token with the same probability."""
+    """Decoder whose calls take virtual time. Each token ends the answer with `end_probability`."""
 
     def __init__(self, clock: VirtualClock, end_probability: float = 0.0) -> None:
         super().__init__(slots=SLOTS, context=4096)
@@ -77,18 +77,18 @@ class Arrival:
     timeout_s: float
     client: str = ""
     priority: int = 0
-    seed: int | None = None  # None: greedy, so that the answer has all its tokens
+    seed: int | None = None  # None: greedy, so that the answer has `new_tokens` tokens
 
 
 @dataclass
 class JobOutcome:
-    """How a request ended; times are after the start."""
+    """Outcome of a request. Times are seconds after the start."""
 
     arrival: Arrival
     ended_s: float = 0.0
     first_token_s: float = 0.0
     error: ServeError | None = None
-    is_rejected: bool = False  # at once
+    is_rejected: bool = False  # on submission
 
     @property
     def is_in_time(self) -> bool:
@@ -96,7 +96,7 @@ class JobOutcome:
 
 
 class VirtualLoop:
-    """Replays arrivals on a real loop, step by step in virtual time."""
+    """Replays arrivals on a real GenerationLoop, step by step in virtual time."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class VirtualLoop:
         return self.clock.now_s - self._start_s
 
     def replay(self, arrivals: Iterable[Arrival]) -> list[JobOutcome]:
-        """Run all arrivals to their ends. Return the outcomes in order of arrival."""
+        """Run all arrivals to completion. Return the outcomes in order of arrival."""
         outcomes: list[JobOutcome] = []
         for arrival in arrivals:
             self._run_until(lambda due_s=arrival.at_s: self.elapsed_s >= due_s)
@@ -137,7 +137,7 @@ class VirtualLoop:
 
     def _submit(self, arrival: Arrival) -> JobOutcome:
         outcome = JobOutcome(arrival)
-        # No two prompts share a prefix, which would be cached.
+        # Random prompts share no prefix, so that the prefix cache has no effect.
         prompt = random.Random(len(self._outcomes)).choices(range(END), k=arrival.prompt_tokens)
         sampling = GREEDY if arrival.seed is None else SamplingParams(seed=arrival.seed)
         options = GenerationOptions(sampling=sampling, max_new_tokens=arrival.new_tokens)
@@ -162,7 +162,7 @@ class VirtualLoop:
 
 
 def poisson_arrivals(rate: float, seconds: float, seed: int, **fields: object) -> list[Arrival]:
-    """Arrivals at random times, `rate` per second on average."""
+    """Return arrivals at random times, `rate` per second on average."""
     chance = random.Random(seed)
     arrivals: list[Arrival] = []
     at_s = chance.expovariate(rate)

@@ -1,1 +1,1 @@
-"""Servers of rivals: scripts that run in the environments of the rivals."""
+"""Server scripts that run in the Python environments of the rivals."""

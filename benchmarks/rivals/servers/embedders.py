@@ -1,7 +1,7 @@
-"""Embedding functions over the libraries of rivals, as their documentations recommend.
+"""Embedding functions over the libraries of rivals, written as their documentation recommends.
 
-Runs in the environment of a rival and imports nothing of this project. Settings that are not named
-here have the defaults of the library, the number of threads included.
+This module runs in the environment of a rival and imports nothing of this project. All other
+settings, including the number of threads, have the library's defaults.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_embedder(engine: str, model: Path, tokenizer: Path | None) -> Embed:
-    """Open the model. `tokenizer` is required for engines that run a graph file."""
+    """Open the model. Engines that run a graph file require `tokenizer`."""
     return ENGINES[engine](model, tokenizer)
 
 
 def open_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
-    """transformers: the pipeline with its defaults, mean pooling over all tokens."""
+    """Open transformers' pipeline with its defaults and mean pooling over all tokens."""
     from transformers import pipeline
 
     extract = pipeline("feature-extraction", model=str(model))
@@ -50,7 +50,7 @@ def open_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
 
 
 def open_padded_pipeline(model: Path, _tokenizer: Path | None) -> Embed:
-    """transformers: the pipeline with every text padded, mean pooling without the padding."""
+    """Open transformers' pipeline with padded texts. Mean pooling ignores the padding."""
     from transformers import pipeline
 
     extract = pipeline("feature-extraction", model=str(model))
@@ -78,7 +78,7 @@ def open_sentence_transformers(model: Path, _tokenizer: Path | None) -> Embed:
 
 
 def open_fastembed(model: Path, _tokenizer: Path | None) -> Embed:
-    """Fastembed with a model of its own: `model` holds an fp32 graph and the tokenizer."""
+    """Open fastembed with a custom model. `model` holds an fp32 graph and the tokenizer."""
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
@@ -111,7 +111,7 @@ def open_openvino(model: Path, tokenizer: Path | None) -> Embed:
     compiled = openvino.Core().compile_model(model, "CPU")
     names = [value.any_name for value in compiled.inputs]
     tokenize = open_tokenizer(tokenizer, names)
-    local = threading.local()  # a request of OpenVINO computes for one thread at a time
+    local = threading.local()  # each thread needs its own infer request
 
     def embed(texts: list[str]) -> NormalizedVectors:
         if not hasattr(local, "request"):
@@ -126,8 +126,8 @@ def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]],
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()  # no text exceeds the model; the file may set a lower limit
-    tokenizer.enable_padding()  # to the longest of a request
+    tokenizer.no_truncation()  # texts fit the model, but the file may set a lower limit
+    tokenizer.enable_padding()  # to the longest text of a request
 
     def tokenize(texts: list[str]) -> dict[str, Any]:
         rows = tokenizer.encode_batch(texts)

@@ -1,6 +1,6 @@
 """FastAPI around an embedding function.
 
-The route is no coroutine: FastAPI runs it in its thread pool, as it recommends for blocking code.
+The route is no coroutine, so FastAPI runs it in a thread pool, as recommended for blocking code.
 """
 
 from __future__ import annotations

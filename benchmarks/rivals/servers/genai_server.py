@@ -1,6 +1,6 @@
 """FastAPI around onnxruntime-genai: `/v1/completions`, one generation at a time.
 
-Its continuous batching requires CUDA, and a generator is not safe for several threads.
+onnxruntime-genai's continuous batching requires CUDA. Its generator is not thread-safe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GenaiModel:
         self._lock = threading.Lock()
 
     def complete(self, prompt: str, max_tokens: int) -> tuple[str, int]:
-        """Return text and number of the new tokens, greedily decoded."""
+        """Decode greedily. Return the new text and its number of tokens."""
         ids = self._tokenizer.encode(prompt)
         with self._lock:
             parameters = onnxruntime_genai.GeneratorParams(self._model)

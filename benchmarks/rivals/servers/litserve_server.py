@@ -11,7 +11,7 @@ BATCH_TIMEOUT_S = 0.005
 
 
 class EmbeddingServer(litserve.LitAPI):
-    """Requests of the same form as those of the FastAPI server."""
+    """LitServe API that takes the request bodies of the FastAPI server."""
 
     def __init__(self, options: Namespace) -> None:
         super().__init__(

@@ -11,7 +11,7 @@ from mlserver.types import InferenceRequest, InferenceResponse
 
 
 class EmbeddingRuntime(MLModel):
-    """One BYTES input of texts, one FP32 output [texts, width]."""
+    """Runtime with one BYTES input of texts and one FP32 output [texts, width]."""
 
     async def load(self) -> bool:
         extra = self.settings.parameters.extra

@@ -1,4 +1,4 @@
-"""Ray Serve around an embedding function: one deployment, JSON, `@serve.batch`, all defaults."""
+"""Ray Serve around an embedding function: one deployment with `@serve.batch` and all defaults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Embedder:
 
 if __name__ == "__main__":
     arguments = parse_arguments()
-    # A cluster of its own on loopback, also while another one runs on this machine.
+    # Start a new cluster on loopback, even if another cluster runs on this machine.
     ray.init(
         address="local", include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False
     )

@@ -32,9 +32,9 @@ class BartLike:
     """Variant of the architecture. A call builds the graphs of a checkpoint."""
 
     norms_first: (
-        bool  # before each sublayer and after the last layer; otherwise after each sublayer
+        bool  # True: norm before each sublayer and after the last layer; False: after each sublayer
     )
-    norms_words: bool  # after the sum of word and position embeddings
+    norms_words: bool  # norm after the sum of word and position embeddings
     # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None
     table: PositionTable | None = None  # computed positions; None: learned
@@ -76,7 +76,7 @@ class _BartStack:
         return graph.layer_norm(hidden, f"{side}.layernorm_embedding", _EPSILON)
 
     def _positions(self) -> Value:
-        """Return the position table without its offset: row 0 is the first token's."""
+        """Return the position table without the offset rows: row 0 belongs to the first token."""
         weights, layout, config = self.graph.weights, self._layout, self._config
         name = f"{self._side}.embed_positions.weight"
         rows, width = config.max_position_embeddings, config.d_model
@@ -92,7 +92,7 @@ class _BartStack:
         return self.graph.weight(name, (rows, width), read)
 
     def _add_residual(self, hidden: Value, norm: str, part: Sublayer) -> Value:
-        """Add the output of a sublayer to `hidden`, with the norm before or after."""
+        """Add a sublayer's output to `hidden`. Normalize before the sublayer or after the sum."""
         if self._layout.norms_first:
             return self.graph.op("Add", hidden, part(self._norm(hidden, norm)))
         return self._norm(self.graph.op("Add", hidden, part(hidden)), norm)
@@ -167,7 +167,7 @@ class _BartDecoder(_BartStack):
         return vocabulary
 
     def _has_logits_bias(self) -> bool:
-        """Most checkpoints store a bias of zeros, which the graph omits."""
+        """Return whether the logits bias has nonzero values. The graph omits a bias of zeros."""
         weights = self.graph.weights
         return "final_logits_bias" in weights and bool(weights.read("final_logits_bias").any())
 

@@ -1,7 +1,7 @@
 """Blockwise quantization of weights to 4 or 8 bits, for the graphs of this package.
 
-MatMuls run on the integers and round their activations to int8. Large embedding tables always
-become int8: the graph only reads single rows, and they are most of the file.
+MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables, which
+are most of the file, always become int8, because the graph reads only single rows.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     )
 
     config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
-    # The operators default to the zero points of symmetric blocks.
+    # The graph omits the zero points, because the operators default to those of symmetric blocks.
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
     )

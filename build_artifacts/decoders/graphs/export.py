@@ -48,10 +48,14 @@ GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
 class ExportedModel:
     """Graph files of one model and the shapes that an engine needs.
 
-    deployments/engines/onnx_decoder.py describes the inputs of `decoder`. With an `encoder` it also
-    reads cross.{layer}.{key,value} [B, kv_heads, C, head_dim] and cross_mask [B, C], which is 1 for
-    the tokens of a source, left-aligned. The encoder computes the cross tensors, without padding to
-    C, from input_ids and attention_mask [B, S].
+    deployments/engines/onnx_decoder.py describes the inputs of `decoder`. With an `encoder`, the
+    decoder has two further inputs:
+
+        cross.{layer}.{key,value}  [B, kv_heads, C, head_dim]
+        cross_mask                 [B, C], 1 for the tokens of a source, left-aligned
+
+    The encoder computes the cross tensors, without padding to C, from input_ids and attention_mask
+    [B, S].
     """
 
     decoder: Path

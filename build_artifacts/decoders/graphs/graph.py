@@ -56,7 +56,7 @@ class GraphWriter:
         self._outputs.append(value)
 
     def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
-        """Append an operator with one output. `domain` in `attributes` selects its domain."""
+        """Append an operator with one output. `attributes` may name its `domain`."""
         return self.multi_output_op(op_type, 1, *inputs, name=name, **attributes)[0]
 
     def multi_output_op(
@@ -72,7 +72,7 @@ class GraphWriter:
     def if_else(
         self, condition: Value, then: Sequence[ir.Node], otherwise: Sequence[ir.Node], name: str
     ) -> Value:
-        """Append an If and return its output, the output of the last node of the branch taken."""
+        """Append an If. Its output is the output of the last node in the executed branch."""
         import onnx_ir as ir
 
         branches = {
@@ -91,7 +91,7 @@ class GraphWriter:
         return self.tensor(f"{array.dtype}_{shape}_{digits}", array)
 
     def tensor(self, name: str, array: NDArray[np.generic]) -> Value:
-        """Return the tensor `name`; `array` is its value on first use."""
+        """Return the tensor `name`. The first call with a name stores `array`."""
         import onnx_ir as ir
 
         existing = self._tensors.get(name)
@@ -137,7 +137,7 @@ class GraphWriter:
         return self.op("Add", projected, bias)
 
     def head(self, value: Value, names: Sequence[str]) -> tuple[Value, int]:
-        """Return logits and vocabulary size V, with the first stored tensor of `names`, [V, in]."""
+        """Return logits and vocabulary size V. The first stored tensor of `names` is the weight."""
         name = self.weights.first(names)
         vocabulary, size = self.weights.shape(name)
         columns = self.weight("head.columns", (size, vocabulary), lambda: self.weights.read(name).T)
@@ -186,7 +186,7 @@ class _FusedLinear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[in, sum of outs]."""
+        """Shape of the joined weight, [in, sum of outs]."""
         shapes = [self.weights.shape(f"{module}.weight") for module in self.modules]
         if self.stored == "rows":
             shapes = [shape[::-1] for shape in shapes]

@@ -30,7 +30,7 @@ class EncoderInputs:
         self._mask = graph.op("Cast", mask, to=INT32)
 
     def positions(self) -> Value:
-        """Token positions, equal for all texts: [S]."""
+        """Return the token positions [S], which are equal for all texts."""
         return arange(self._graph, read_length(self._graph, self.ids))
 
     def attend(
@@ -69,15 +69,15 @@ class ModelGraphs:
 
     decoder: GraphWriter
     encoder: GraphWriter | None = None  # encoder-decoder models only
-    layers: int  # of the decoder
-    shape: HeadShape  # of the decoder
+    layers: int  # number of decoder layers
+    shape: HeadShape  # attention heads of a decoder layer
     vocabulary: int
 
 
 # Read config.json and the weights. Raises UnsupportedModel.
 GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
-# Score of padding: its attention weight is zero and the sum stays finite.
+# Score of padding: the attention weight becomes zero, and sums of scores stay finite.
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
@@ -85,11 +85,11 @@ _SIZE_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Attention heads of one layer; queries and keys have the same number."""
+    """Attention heads of one layer, with equal numbers of query heads and KV heads."""
 
     heads: int
     size: int  # values per head
-    scale: float | None = None  # of the scores; None: 1 / sqrt(size)
+    scale: float | None = None  # factor of the scores; None: 1 / sqrt(size)
 
     def __post_init__(self) -> None:
         if self.size % _SIZE_STEP:
@@ -112,7 +112,7 @@ class HeadShape:
 
 
 class SelfAttentionInputs:
-    """Inputs of a decoder, B slots and T tokens each, with causal self-attention.
+    """Inputs of a decoder with causal self-attention, for B slots of T tokens each.
 
     T may exceed 1 only for a single slot.
     """
@@ -129,12 +129,12 @@ class SelfAttentionInputs:
         self.tokens = read_length(graph, self.ids)
 
     def positions(self) -> Value:
-        """Token positions within each slot, [B, T]."""
+        """Return the token positions within each slot, [B, T]."""
         first = self._graph.op("Sub", self._sums, self.tokens)
         return self._graph.op("Add", first, arange(self._graph, self.tokens))
 
     def cache_positions(self) -> Value:
-        """Cache positions 0 to M - 1, [M]."""
+        """Return the cache positions 0 to M - 1, [M]."""
         return arange(self._graph, self._width)
 
     def attend(
@@ -157,7 +157,7 @@ class SelfAttentionInputs:
         return attended
 
     def select_logits_positions(self, hidden: Value) -> Value:
-        """Select the tokens with logits: [B, T, D] -> [B, T - logits_from, D]."""
+        """Select the tokens that need logits: [B, T, D] -> [B, T - logits_from, D]."""
         end, axis = self._graph.constant([_TO_THE_END]), self._graph.constant([1])
         return self._graph.op("Slice", hidden, self._logits_from, end, axis)
 
@@ -171,7 +171,7 @@ class CrossAttentionInputs:
     def __init__(self, graph: GraphWriter, tokens: Value, shape: HeadShape) -> None:
         self._graph, self._shape = graph, shape
         mask = graph.input("cross_mask", "INT64", "B", "C")
-        # An unused slot has no source: it reads one token of arbitrary values.
+        # An unused slot has no source. Its length is 1, so it attends to arbitrary values.
         sums = graph.op("Max", sum_rows(graph, mask), graph.constant([1]))
         self._lengths = lengths_before_last(graph, sums)
         self._total = graph.op("Cast", read_length(graph, mask), to=INT32)
@@ -184,10 +184,11 @@ class CrossAttentionInputs:
     def attend(self, layer: int, query: Value) -> Value:
         """Attend to the source: [B, T, heads x size] -> [B, T, heads x size].
 
-        One token per slot uses GroupQueryAttention without new keys and values. It stops at the end
-        of each source. MultiHeadAttention reads the full width, which takes four times as long for
-        8 sources of 3 to 512 tokens. Several tokens use MultiHeadAttention, because
-        GroupQueryAttention rejects more tokens than the source has.
+        With one token per slot, the graph runs GroupQueryAttention without new keys and values.
+        GroupQueryAttention stops at the end of each source. MultiHeadAttention reads the full
+        width, which takes four times as long for 8 sources of 3 to 512 tokens. With several tokens,
+        the graph runs MultiHeadAttention, because GroupQueryAttention rejects more tokens than the
+        source has.
         """
         shape, name = self._shape, f"cross_attention.{layer}"
         size = ("B", shape.heads, "C", shape.size)
@@ -207,7 +208,7 @@ class CrossAttentionInputs:
 
 
 def sum_rows(graph: GraphWriter, mask: Value) -> Value:
-    """[B, M] -> [B, 1]."""
+    """Sum each row of the mask: [B, M] -> [B, 1]."""
     return graph.op("ReduceSum", mask, graph.constant([1]), keepdims=1)
 
 

@@ -69,7 +69,7 @@ def sinusoids(positions: int, width: int) -> FloatArray:
 def stretched_sinusoids(positions: int, width: int) -> FloatArray:
     """Return fairseq's sinusoids, [positions, width]: the lowest frequency is exactly 1 / 10,000.
 
-    Single precision throughout, as in the training of these models.
+    All steps use single precision, as in the training of these models.
     """
     half = width // 2
     step = np.float32(math.log(10_000) / (half - 1))
@@ -84,9 +84,9 @@ def distance_buckets(
 ) -> NDArray[np.int64]:
     """Return T5's relative position bucket per distance (key minus query).
 
-    Half of the buckets of a direction hold one distance each; the others grow logarithmically up to
-    `farthest`. With `both_ways`, keys after the query have buckets of their own; otherwise they
-    share the bucket of distance 0.
+    In each direction, half of the buckets hold one distance each. The widths of the other half grow
+    logarithmically up to `farthest`. With `both_ways`, keys after the query have separate buckets.
+    Otherwise keys after the query share the bucket of distance 0.
     """
     if both_ways:
         buckets //= 2
@@ -96,7 +96,7 @@ def distance_buckets(
         first = np.zeros_like(distances)
         apart = np.maximum(-distances, 0)
     exact = buckets // 2
-    # Single precision as in torch: rounding decides at bucket borders.
+    # Use single precision as torch does, because rounding selects the bucket at the borders.
     ratio = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact))
     grown = ratio / np.float32(math.log(farthest / exact)) * np.float32(buckets - exact)
     far = np.minimum(exact + grown.astype(np.int64), buckets - 1)

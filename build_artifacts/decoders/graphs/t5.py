@@ -72,8 +72,8 @@ class _T5Stack:
         """Return the relative position bias of the scores, [heads, X, Y, Z].
 
         `queries` [X, Y, 1] and `keys` [Z] are positions. `ahead` is the maximum distance of a key
-        after its query. The table holds the buckets of all distances up to the maximum, beyond
-        which the bias is constant.
+        after its query. The table has one column per distance from `-farthest` to `ahead`. Beyond
+        these limits, the bias is constant.
         """
         config, graph = self._config, self.graph
         farthest = config.relative_attention_max_distance
@@ -90,7 +90,7 @@ class _T5Stack:
 
         table = graph.weight("bias_by_distance", (config.num_heads, len(buckets)), read)
         moved = graph.op("Add", keys, graph.constant(farthest))
-        columns = graph.op("Sub", moved, queries)  # of the table
+        columns = graph.op("Sub", moved, queries)  # column of the table for each key and query
         ends = graph.constant(0), graph.constant(len(buckets) - 1)
         return graph.op("Gather", table, graph.op("Clip", columns, *ends), axis=1)
 

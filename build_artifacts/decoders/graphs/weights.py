@@ -26,14 +26,14 @@ class CheckpointWeights:
     """
 
     def __init__(self, checkpoint: Path, base: str = "") -> None:
-        import ml_dtypes  # noqa: F401 - numpy knows bf16 from then on
+        import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
         self._files: dict[str, Any] = {}  # by name without `base`
-        self._stored: dict[str, str] = {}  # stored name by name without `base`
+        self._stored: dict[str, str] = {}  # name in the file, by name without `base`
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
-            for stored in file.keys():  # noqa: SIM118 - no mapping
+            for stored in file.keys():  # noqa: SIM118 - the file object is no mapping
                 name = stored.removeprefix(base)
                 self._files[name], self._stored[name] = file, stored
 
@@ -41,7 +41,7 @@ class CheckpointWeights:
         return name in self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raise UnsupportedModel when the tensor is missing."""
+        """Return the shape of the tensor. Raises UnsupportedModel when it is missing."""
         return tuple(self._file(name).get_slice(self._stored[name]).get_shape())
 
     def read(self, name: str) -> FloatArray:
@@ -50,7 +50,7 @@ class CheckpointWeights:
         return tensor.astype(np.float32, copy=False)
 
     def first(self, names: Sequence[str]) -> str:
-        """Return the first stored name; shared tensors have several names."""
+        """Return the first of `names` in the checkpoint: a shared tensor may have any of them."""
         return next((name for name in names if name in self), names[0])
 
     def _file(self, name: str) -> Any:

@@ -13,7 +13,7 @@ Scrape = Callable[[], Awaitable[str]]  # returns the metrics of the cluster as P
 
 
 class ModelServices(NamedTuple):
-    """Services for operators beside the store: builds, and the memory of the replicas."""
+    """Services that manage models: builds, and the models in the memory of the replicas."""
 
     builds: BuildService
     memory: ReplicaMemory

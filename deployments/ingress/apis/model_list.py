@@ -16,7 +16,7 @@ from deployments.keys.caller import current_caller
 from deployments.management.listing import list_default_versions
 from deployments.registry import RegisteredModel
 
-PAGE_MODELS = 100  # of a list, unless the query has a `limit`
+PAGE_MODELS = 100  # default page length; `limit` in the query replaces it
 MAX_PAGE_MODELS = 1_000
 
 
@@ -25,8 +25,8 @@ async def build_model_list(
 ) -> dict[str, Any]:
     """Build a page of OpenAI's list object: configured models, rejected ones, then the store's.
 
-    `limit` of the query is the length of the page, `after` the id of the last model before it.
-    Manifests are read for the page only. Raises InvalidField.
+    In the query, `limit` is the length of the page and `after` the last model id of the previous
+    page. Only the manifests of the page are read. Raises InvalidField.
     """
     limit, after = parse_limit(query), query.get("after")
     configured = [model.ref.id for model in pipeline.registry.open_models()]
@@ -42,7 +42,7 @@ async def build_model_list(
         names = [*first, *rest]
     data = []
     for model_id in names[:limit]:
-        await asyncio.sleep(0)  # requests go on while manifests are read
+        await asyncio.sleep(0)  # lets other requests run before the next manifest is read
         data.append(describe_model(pipeline, model_id))
     return {"object": "list", "data": data, "has_more": len(names) > limit}
 
@@ -81,7 +81,8 @@ async def build_short_path_list(
 ) -> dict[str, Any]:
     """Build the list for `GET /models`, which Infinity's client reads too.
 
-    That client fails without `stats`, and if `owned_by` has any value but its own.
+    Infinity's client requires `stats`, and rejects an `owned_by` other than its own. This list
+    therefore has no `owned_by`.
     """
     model_list = await build_model_list(pipeline, store, query)
     models = [
@@ -92,7 +93,7 @@ async def build_short_path_list(
 
 
 def build_version_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """Build the facts in which versions differ. `pruned` is the `--prune` of the build."""
+    """Build the facts that differ between versions. `pruned` is the build option `--prune`."""
     manifest = model.manifest
     states = monitor.states_for(model)
     devices = {

@@ -1,4 +1,4 @@
-"""The report of a model: its candidates, and what `hundredfold build` and `report` measured."""
+"""Report of a model: its candidates and the measurements of `hundredfold build` and `report`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-STAGES_NAME = "report.json"  # of `hundredfold models report`, one per host
+STAGES_NAME = "report.json"  # written by `hundredfold models report`, one per host
 STAGES_KEYS = ("metric", "measured_at", "stages", "unmeasured")
-GENERATION_NAME = "generation.json"  # of the build of a generative model
+GENERATION_NAME = "generation.json"  # written by the build of a generative model
 GENERATION_KEYS = ("host", "threads", "throughput")
 
 
@@ -50,7 +50,7 @@ def describe_candidate(manifest: ArtifactManifest, candidate: Candidate) -> dict
 
 
 def _read(path: Path, keys: tuple[str, ...]) -> Mapping[str, Any] | None:
-    """Return some keys of a JSON file; None without the file, or if it is damaged."""
+    """Return `keys` of a JSON file; None if the file is missing or damaged."""
     try:
         content = orjson.loads(path.read_bytes())
         return {key: content[key] for key in keys}

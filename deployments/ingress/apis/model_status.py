@@ -15,7 +15,7 @@ from deployments.registry import RegisteredModel
 
 
 class ModelStatus(BaseModel):
-    """huggingface_hub reads the first four keys."""
+    """Status of a model. huggingface_hub reads the first four keys."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,7 +29,7 @@ class ModelStatus(BaseModel):
 def describe_served(
     model: RegisteredModel, monitor: ClusterMonitor, build: BuildStatus | None
 ) -> ModelStatus:
-    """Describe a model that requests find; a later version of it may be building."""
+    """Describe a model that requests can use. A newer version may be building."""
     loaded = is_loaded(model, monitor)
     on_gpu = Device.GPU in running_devices(model, monitor)
     ready = BuildStatus(

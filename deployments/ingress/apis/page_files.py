@@ -1,4 +1,4 @@
-"""Files of a page for browsers, with headers that keep the page to this server."""
+"""Files of a page for browsers, with headers that restrict the page to this server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of an API: its operations, who may call them, and its error format."""
+"""Contract of an API: its operations, the access that they need, and its error format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deployments.errors import ServeError
 from deployments.tasks.inputs import JsonSchema, validation_error
 
 B = TypeVar("B", bound=BaseModel)
-# For bodies of clients that send further keys, which are ignored.
+# Configuration of body types that ignore unknown keys.
 LENIENT = ConfigDict(frozen=True, extra="ignore", strict=True)
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -25,14 +25,14 @@ class Access(StrEnum):
     """Permission that an operation needs; http/gate.py enforces it where keys are configured."""
 
     PUBLIC = "public"  # health checks and documentation
-    INFER = "infer"  # run models, and read about them
+    INFER = "infer"  # run models, and read their descriptions
     ADMIN = "admin"  # operate the server
 
 
 class ErrorFormat(NamedTuple):
     """Conversion of errors to the responses of one API."""
 
-    name: str  # of the schema in the documentation
+    name: str  # name of the error schema in the OpenAPI document
     respond: Callable[[ServeError], Response]
 
 
@@ -46,14 +46,14 @@ class Operation:
     summary: str
     access: Access
     body: JsonSchema | None = None  # None: no body is read
-    response: JsonSchema | None = field(default_factory=dict)  # of status 200; empty: any JSON
+    response: JsonSchema | None = field(default_factory=dict)  # for status 200; {} is any JSON
     media_type: str = "application/json"  # of status 200
     events: JsonSchema | None = None  # schema of each event, if status 200 can be a stream
     examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
-    runs_model: bool = False  # the headers of `options` apply
-    headers: Mapping[str, str] = field(default_factory=dict)  # of status 200, with descriptions
+    runs_model: bool = False  # then request headers may set `options`
+    headers: Mapping[str, str] = field(default_factory=dict)  # descriptions, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # not errors
-    # The first applies until the handler calls `use_error_format`; empty: that of the API.
+    # The first format applies until the handler calls `use_error_format`. Empty: the API's format.
     error_formats: tuple[ErrorFormat, ...] = ()
     hidden: bool = False  # served, but not documented
 
@@ -65,7 +65,7 @@ class ApiRoutes(Protocol):
     error_format: ClassVar[ErrorFormat]
 
     def operations(self) -> Sequence[Operation]:
-        """Every operation. Where two paths match a request the earlier one wins."""
+        """Return all operations. If two paths match a request, the earlier operation wins."""
         ...
 
 

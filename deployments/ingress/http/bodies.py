@@ -45,7 +45,7 @@ class IdentityDecoder:
 
 
 class InflateDecoder:
-    """One gzip or deflate stream. Rejects a second stream, whose window would cost memory again."""
+    """Decoder of one gzip or deflate stream. It rejects a second one, which needs memory again."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window  # None: detected from the first bytes
@@ -74,7 +74,7 @@ class InflateDecoder:
 def select_decoder(encoding: str) -> ContentDecoder:
     """Select the decoder for a Content-Encoding header. Raises UnsupportedEncoding.
 
-    Several layers are rejected: each multiplies the size that a small body can expand to.
+    Several encodings are rejected: each multiplies the size to which a small body can expand.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -90,16 +90,16 @@ def select_decoder(encoding: str) -> ContentDecoder:
 
 
 def detect_deflate_window(start: bytes) -> int:
-    """Detect the zlib header, which the standard demands and some clients omit."""
+    """Return the window size. The standard demands a zlib header, but some clients omit it."""
     has_header = start[0] & 0x0F == zlib.DEFLATED
     if has_header and len(start) > 1:
         has_header = int.from_bytes(start[:2]) % 31 == 0
     return ZLIB_WINDOW if has_header else RAW_WINDOW
 
 
-GRACE_S = 3.0  # s before `body_bytes_per_s` counts
+GRACE_S = 3.0  # seconds before `body_bytes_per_s` applies
 SCOPE_KEY = "hundredfold.body_reservation"
-BODY_KEY = "hundredfold.body"  # read and decoded, for a handler that runs again
+BODY_KEY = "hundredfold.body"  # the decoded body, kept for a second run of the handler
 
 
 class BodyReservation:
@@ -119,12 +119,12 @@ class BodyReservation:
         self._capacity.release(self._bytes)
 
 
-# Levels. Real bodies nest a few; recursion over a value must not overflow.
+# Levels of nesting. Real bodies have a few. Recursion over a value must not overflow the stack.
 MAX_DEPTH = 32
-# Objects and lists cost most: a million in two megabytes block the interpreter for seconds.
+# Objects and lists. They cost most: a million in two megabytes block the interpreter for seconds.
 MAX_CONTAINERS = 20_000
-# Possessive, with an optional closing quote: every string start matches, so the search is linear.
-# Otherwise an unterminated string would be tried again from each of its quotes.
+# JSON strings. Possessive quantifiers and the optional closing quote make the search linear: every
+# opening quote matches. Otherwise the search in an unterminated string restarts at each quote.
 STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
@@ -142,12 +142,12 @@ async def read_json_object(request: Request, limits: LimitSettings) -> dict[str,
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON in UTF-8. The last of duplicate keys counts.
+    """Parse strict JSON in UTF-8. Among duplicate keys the last one counts.
 
     Strict: no NaN, no number beyond a double, no lone surrogate, no data after the value. Raises
     MalformedBody.
     """
-    # The exact count costs more, so it is made only when brackets inside strings may matter.
+    # The cheap count includes brackets inside strings. Count exactly only if it is too high.
     brackets = count_brackets(raw)
     if brackets > MAX_CONTAINERS and count_brackets(STRINGS.sub(b"", raw)) > MAX_CONTAINERS:
         raise MalformedBody(
@@ -181,7 +181,7 @@ def is_deeper_than(value: Any, depth: int) -> bool:
 
 
 async def read_body(request: Request, limits: LimitSettings) -> bytes:
-    """Read the body and decode its `content-encoding`; again, it is that of the first time.
+    """Read the body and decode its `content-encoding`. Later calls return the same body again.
 
     Raises BodyTooLarge, BodyTooSlow, MalformedBody, Overloaded or UnsupportedEncoding.
     """
@@ -239,7 +239,7 @@ def _body_too_large(limits: LimitSettings) -> BodyTooLarge:
 
 
 class JsonResponse(Response):
-    """A complete JSON body; builds its headers faster than Starlette's general Response."""
+    """Response with a JSON body. It builds its headers faster than Starlette's Response does."""
 
     media_type = "application/json"
 
@@ -257,6 +257,6 @@ class JsonResponse(Response):
 def json_response(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Serialize strict JSON; orjson writes numpy arrays without Python floats."""
+    """Serialize strict JSON. orjson writes numpy arrays without a conversion to Python floats."""
     body = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return JsonResponse(body, status, headers or {})

@@ -1,4 +1,4 @@
-"""The client of a request. Queues share their capacity equally among clients."""
+"""Identification of a request's client. Queues share their capacity equally among clients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from starlette.datastructures import Headers
 from deployments.keys.caller import current_caller
 from deployments.request_headers import ADDRESS_HEADER, KEY_HEADERS
 
-# Shorter keys are placeholders such as `Bearer -`, which clients send that need no key.
+# Shorter keys are placeholders such as `Bearer -`. Some clients send one where no key is needed.
 MIN_KEY_CHARS = 16
 
-# Headers of the request that the present task handles.
+# Headers of the request that the current task handles.
 CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None)
 
 
 def current_client(trusted_proxies: int) -> str:
-    """Return the name of the request's key, else who its headers say it is from."""
+    """Return the name of the request's key; without a name, the client in the request's headers."""
     if name := current_caller().name:
         return name
     headers = CURRENT_HEADERS.get()
@@ -29,9 +29,8 @@ def current_client(trusted_proxies: int) -> str:
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
     """Return the digest of the API key, else the address; "" without either.
 
-    Each proxy appends the address it sees to `x-forwarded-for`. HAProxy writes the last one, and
-    each of the `trusted_proxies` before it one more. What stands before them is the client's own
-    claim.
+    Each proxy appends its peer's address to `x-forwarded-for`. HAProxy appends the last address,
+    and each of the `trusted_proxies` one before that. Clients can forge all earlier addresses.
     """
     for name in KEY_HEADERS:
         if name in headers and len(headers[name]) >= MIN_KEY_CHARS:

@@ -1,7 +1,8 @@
 """Cross-origin requests: which web pages may read the answers. Off by default.
 
-Browsers send a page's origin and ask before requests with a key (https://fetch.spec.whatwg.org).
-Cookies are never allowed: a key in a header is the only credential.
+Browsers send the origin of the page. Before a request with a key they send a preflight request
+(https://fetch.spec.whatwg.org). Cookies are never allowed. A key in a header is the only credential
+that counts.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Cors:
         return WILDCARD in origins or headers["origin"] in origins
 
     def build_preflight(self, headers: Headers) -> Response | None:
-        """Return the answer to a browser that asks whether a page may send a request.
+        """Return the answer to a preflight request of an allowed page, else None.
 
-        None if it is another request, or if the page may not. It needs no key: browsers send none.
+        A preflight request needs no key, because browsers send none with it.
         """
         if "access-control-request-method" not in headers or not self.is_allowed(headers):
             return None
@@ -37,7 +38,7 @@ class Cors:
             status_code=204,
             headers={
                 "access-control-allow-methods": "GET, POST, DELETE",
-                # The clients of all dialects have headers of their own.
+                # Allow all requested headers: the clients of each API send different ones.
                 "access-control-allow-headers": headers.get("access-control-request-headers", ""),
                 "access-control-max-age": f"{self.settings.max_age_s:d}",
             },

@@ -23,23 +23,23 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 
-# Keys of bodies that set deadline or priority: in `options`, and in the parameters of /v2.
+# Body keys that set deadline or priority, in `options` or in the parameters of /v2.
 QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds for errors that may pass."""
+    """Build `Retry-After` in whole seconds, for errors that a later retry may avoid."""
     if error.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, round(error.retry_after_s)))}
 
 
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
-    """Mark the refusal of a queue, which HAProxy repeats to requests with the same headers.
+    """Mark a queue's refusal, so that HAProxy repeats it to requests with the same headers.
 
-    Not if the body sets deadline or priority, which HAProxy does not see: it would also refuse
-    requests with more time. Searching the body costs answered requests nothing, and a refused one
-    less than parsing it again. A text that is equal to such a key only prevents a mark.
+    A body that sets deadline or priority prevents the mark: HAProxy does not read bodies, and would
+    also refuse requests with more time. Searching the body costs less than parsing it again, and
+    happens only for refused requests. If a text equals such a key, only the mark is missing.
     """
     if error.code != Overloaded.code:
         return

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from deployments.errors import ServeError
 
-# Messages quote what clients send, such as a model id, which may have megabytes.
+# Messages quote texts of clients, such as a model id. Such a text may have megabytes.
 MAX_MESSAGE_CHARS = 1_000
 MAX_FIELD_CHARS = 200
 
@@ -28,8 +28,8 @@ def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
 def rename_field(error: ServeError, names: Mapping[str, str]) -> ServeError:
     """Replace the longest prefix of the error's field that is a key of `names`.
 
-    Errors name fields of the internal request, which each API calls differently. The result is a
-    copy, because requests that share a computation share its error.
+    Errors name fields of the internal request. Each API has other names for these fields. The
+    result is a copy, because requests that share a computation share its error.
     """
     field = error.field
     if field is None:
@@ -58,7 +58,7 @@ def status_and_type(
 ) -> tuple[int, str]:
     """Return an API's status and error type: the first entry of `known` that fits.
 
-    Other errors keep their status; their type is `refused` below 500, else `failed`.
+    Without an entry, the error keeps its status. Its type is `refused` below 500, else `failed`.
     """
     entries = (entry for kind, entry in known.items() if isinstance(error, kind))
     return next(entries, (error.status, refused if error.status < 500 else failed))
@@ -76,7 +76,7 @@ def truncate_error(error: ServeError) -> ServeError:
 
 
 def shorten_text(text: str, max_chars: int) -> str:
-    """Drop the middle of a text above `max_chars`, and replace lone surrogates."""
+    """Cut the middle out of a text longer than `max_chars`; replace lone surrogates."""
     if len(text) > max_chars:
         text = f"{text[: max_chars // 2]} ... {text[-max_chars // 2 :]}"
     return text.encode("utf-8", "replace").decode()

@@ -1,6 +1,6 @@
-"""The gate in front of every operation: the key of a request, and the access it permits.
+"""Access check before every operation: the key of a request, and the access it permits.
 
-Requests are refused by their headers, before their body is read.
+The check needs only the headers of a request. It runs before the body is read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope
 
 
 class AccessGate:
-    """Without a key file every request passes, whatever key it sends."""
+    """Access check by the keys of a file. Without a key file, requests need no key."""
 
     def __init__(
         self, key_file: Path | None = None, count_replicas: Callable[[], int] = lambda: 1
     ) -> None:
         """Raises BadSetting if the file is missing or invalid.
 
-        The limits of a key are divided by the ingress replicas that `count_replicas` returns.
+        The limits of a key are divided by the number of ingress replicas, `count_replicas()`.
         """
         self._ring: KeyRing | None = None
         self._count_replicas = count_replicas
@@ -43,7 +43,7 @@ class AccessGate:
             self._ring = None if key_file is None else KeyRing(key_file)
 
     def admit(self, access: Access, headers: Mapping[str, str]) -> MeteredRequest | None:
-        """Make the caller the current one; meter it if its key has limits.
+        """Set the current caller; meter the request if the caller's key has limits.
 
         Raises Unauthorized, Forbidden or RateLimited.
         """
@@ -61,10 +61,10 @@ class AccessGate:
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends this for a page that this server did not send.
+    """Whether a browser sends this request for a page of another server.
 
-    A page's own host must be an address or `localhost`: a name could be one that an attacker lets
-    point to this host.
+    A page of this server has this host as its origin, as an IP address or `localhost`. A host name
+    does not count: an attacker's domain may resolve to this host (DNS rebinding).
     """
     origin = headers.get("origin")
     if origin is None:
@@ -84,8 +84,8 @@ def _is_address(name: str) -> bool:
 def find_key(headers: Mapping[str, str]) -> str:
     """Return the key in the headers. Raises Unauthorized if there is none.
 
-    One in the form of this server's keys wins: Hugging Face's client adds the user's own token to
-    `authorization` unasked.
+    A key in the form of this server's keys takes precedence. Hugging Face's client adds the user's
+    own token to `authorization` without being asked.
     """
     bearer = headers.get(KEY_HEADERS[0], "")
     if bearer.startswith(USUAL_START):

@@ -1,7 +1,7 @@
 """Large answers: sent in chunks within a time limit, their bytes counted until they are sent.
 
-The HTTP server stores what it cannot send. It takes a whole body at once, but of a body in chunks
-only the next one while the client does not read.
+The HTTP server buffers data that the client does not read yet. A body in one piece is buffered as a
+whole. With chunks, the server buffers only one chunk and blocks the next.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from deployments.capacity import Capacity
 log = logging.getLogger("ray.serve.hundredfold")
 
 CHUNK_BYTES = 1 << 16
-# A client that reads slower is disconnected. Each answer has the write timeout of streams in
-# addition.
+# A client that reads more slowly is disconnected. The time limit of an answer is its size divided
+# by this rate, plus the write timeout of streams.
 MIN_BYTES_PER_S = 100_000
 
 
 class LargeResponseSender:
-    """Sends answers of more than CHUNK_BYTES; `write_timeout_s` returns the present setting."""
+    """Sender of answers above CHUNK_BYTES. `write_timeout_s` returns the current setting."""
 
     def __init__(self, capacity: Capacity, write_timeout_s: Callable[[], float]) -> None:
         self._capacity = capacity
         self._write_timeout_s = write_timeout_s
 
     def reserve(self, response: Response) -> int:
-        """Reserve the bytes of an answer; one above the limit needs all. Raises Overloaded."""
+        """Reserve the bytes of an answer, at most the whole capacity. Raises Overloaded."""
         size = min(len(response.body), self._capacity.limit)
         self._capacity.reserve(size)
         return size

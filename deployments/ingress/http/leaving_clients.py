@@ -1,7 +1,8 @@
-"""Clients that leave before their answer: their requests end at once and free what they hold.
+"""Clients that disconnect before their answer: their requests end at once and free resources.
 
-Ray Serve can watch for them too, by two tasks per request, which take 35 µs. HAProxy asks it not to
-(cluster/edge/haproxy_config.py): most requests are answered before anything has to be watched.
+Ray Serve can watch for disconnects too, with two tasks per request that take 35 µs. A header of
+HAProxy turns this off (cluster/edge/haproxy_config.py). Most requests end before WATCH_AFTER_S and
+need no watch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WATCH_AFTER_S = 0.05
 
 
 class ClientWatch:
-    """Cancels the block, and ends it without an exception, when the client disconnects."""
+    """Context that cancels its block when the client disconnects. The block then ends normally."""
 
     __slots__ = ("_has_left", "_receive", "_scope", "_task", "_timer", "_watching")
 
@@ -46,12 +47,12 @@ class ClientWatch:
         if self._watching is not None:
             self._watching.cancel()
         if self._has_left and kind is asyncio.CancelledError:
-            return self._task.uncancel() == 0  # else another task cancels it too
+            return self._task.uncancel() == 0  # above 0 another task has cancelled it too
         return False
 
     def _begin(self) -> None:
         if self._scope["method"] == "POST" and BODY_KEY not in self._scope:
-            # The handler receives the body now, and notices itself if it ends early.
+            # The handler is reading the body, and notices a disconnect itself.
             self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
         else:
             self._watching = asyncio.create_task(self._watch())

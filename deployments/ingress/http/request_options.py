@@ -1,4 +1,4 @@
-"""Options of a request, from its body and headers, and the model it names."""
+"""Options of a request, from its body and headers, and the model that it names."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class RequestOptions(BaseModel):
     require_gpu: bool | None = None
     hardware: Literal["cpu", "gpu"] | None = None  # as `compute`, but required
     compute: Compute | None = None  # `gpu` is a hint, like `use_gpu`; `auto`: the server chooses
-    # Zero-shot responses in the format for clients older than mid-2025, whatever the user agent.
+    # Whether zero-shot responses have the form for clients before mid-2025. None: by user agent.
     legacy_format: bool | None = None
-    # Milliseconds until the client needs the answer; the configured timeout bounds it.
+    # Milliseconds until the client needs the answer, at most the configured timeout.
     deadline_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
     priority: Priority | None = None
 
@@ -53,7 +53,7 @@ class RequestOptions(BaseModel):
 
     @property
     def requires_device(self) -> bool:
-        """Whether the request fails without the device."""
+        """Whether the request fails if the device is not available."""
         return self.hardware is not None or bool(self.require_gpu)
 
     @property
@@ -68,20 +68,20 @@ class RequestOptions(BaseModel):
 NO_OPTIONS = RequestOptions()
 
 HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware", "compute"}
-# Words of the headers that name one of several.
+# Allowed words of headers that name one of several values.
 HEADER_WORDS: Mapping[str, Sequence[str]] = {
     "hardware": [device.value for device in Device],
     "compute": get_args(Compute),
     "priority": PRIORITIES,
 }
-OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})  # those of every API
+OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})  # options of every API
 
 
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
     """Read `options` of the body; headers fill in what the body omits.
 
-    The timeouts of OpenAI's clients end a request, but not an answer that `streams`. Raises
-    InvalidField or UnknownParameter.
+    The timeout headers of OpenAI's clients set a deadline, except for an answer that `streams`.
+    Raises InvalidField or UnknownParameter.
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
@@ -102,7 +102,7 @@ def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False
     return parse_parameters(RequestOptions, options, path="options")
 
 
-@lru_cache(1_024)  # a client sends the same ones with each request
+@lru_cache(1_024)  # a client sends the same headers with each request
 def _parse_headers(present: tuple[tuple[str, str], ...], timeout: str | None) -> RequestOptions:
     options: dict[str, Any] = {}
     if timeout is not None and (timeout_s := _parse_positive(timeout)) is not None:
@@ -113,7 +113,7 @@ def _parse_headers(present: tuple[tuple[str, str], ...], timeout: str | None) ->
 
 
 def _parse_positive(text: str) -> float | None:
-    """Return the positive finite number in `text`; None if it is another text."""
+    """Return the number in `text`; None if `text` is not a positive finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -143,14 +143,14 @@ def _parse_header(header: str, key: str, word: str) -> dict[str, Any]:
 
 
 def waits_for_model(request: Request) -> bool:
-    """Whether a request says `wait_for_model`, in its body, if that was read, or its headers."""
+    """Whether a request sets `wait_for_model` in its headers, or in its body if that was read."""
     with suppress(orjson.JSONDecodeError, KeyError, TypeError):
         in_body = orjson.loads(request.scope[BODY_KEY])["options"]["wait_for_model"]
         return in_body is True
     return request.headers.get("x-wait-for-model", "").strip().lower() in TRUE_WORDS
 
 
-# `model` of clients whose user named none: huggingface_hub, its 0.2x releases, Infinity.
+# Values of `model` that huggingface_hub, its 0.2x releases or Infinity send if a user names none.
 PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
 
 
@@ -161,7 +161,7 @@ def model_in_path(request: Request) -> str | None:
 
 
 def model_in_body(model: Any) -> str | None:
-    """Return the body's `model`; None for null, a placeholder or the server's own address.
+    """Return the body's `model`; None for null, a placeholder or a URL of the server.
 
     Raises InvalidField.
     """

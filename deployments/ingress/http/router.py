@@ -39,7 +39,7 @@ class OperationRoute:
         self._pattern = re.compile(pattern.pattern, re.DOTALL)
 
     def match(self, path: str) -> dict[str, Any] | None:
-        """Return the parameters in `path`, or None if it has another form."""
+        """Return the parameters in `path`; None if the pattern of this route does not match."""
         found = self._pattern.match(path)
         if found is None:
             return None
@@ -71,7 +71,7 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
 
 
 class WrongMethod(Exception):
-    """The path exists for other methods; `route` is the one with the longest pattern."""
+    """The path exists for other methods. Among the routes that match, `route` is the longest."""
 
     def __init__(self, route: OperationRoute, allowed: frozenset[str]) -> None:
         super().__init__(route.path)
@@ -105,7 +105,8 @@ class RouteTable:
                 return match
         if matches:
             allowed = frozenset().union(*(match.route.methods for match in matches))
-            # `DELETE /models/{id:path}` matches the paths of other APIs too.
+            # The longest route is the most specific: `DELETE /models/{id:path}` also matches paths
+            # of other APIs.
             longest = max(matches, key=lambda match: len(match.route.path))
             raise WrongMethod(longest.route, allowed)
         return None

@@ -16,12 +16,12 @@ from deployments.ingress.http.errors import truncate_error
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Without them proxies collect the whole response and caches store it.
+# Without these headers, proxies buffer the whole response and caches store it.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Closable(Protocol):
-    """The source of the events."""
+    """Source of the events, closed at the end of the response."""
 
     async def aclose(self) -> None:
         """Release its resources; later calls do nothing."""
@@ -29,11 +29,11 @@ class Closable(Protocol):
 
 
 class SseResponse(Response):
-    """Sends `events`, each item one or several whole events, and then closes their `source`.
+    """Response that sends `events`, where each item has one or several whole events.
 
-    The source, if there is one, is closed at the end, on a write timeout, when the events fail and
-    when the client disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by
-    cancelling the task. A failure is sent as the last event, built by `encode_error`.
+    It closes the optional `source` at the end, on a write timeout, after a failure and when the
+    client disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by cancelling the
+    task. A failure is sent as the last event, which `encode_error` builds.
     """
 
     media_type = "text/event-stream"
@@ -86,7 +86,7 @@ class SseResponse(Response):
                 log.info("stream closed, the client does not read: %r", exc)
 
     async def _read_events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events; a failure becomes the last one."""
+        """Yield the events; a failure becomes the last event."""
         try:
             async for body in self._events:
                 yield body

@@ -1,4 +1,4 @@
-"""The client's end of one connection: calls, streams, and how it notices that a replica is lost."""
+"""Client end of one connection: calls, streams, and detection of lost replicas."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from deployments.transports.channel.frames import (
     encode_count,
 )
 
-# s of silence with calls in progress after which the client pings, and then gives up.
+# Seconds without data from a replica with calls in progress. After PING_S the client pings, after
+# LOST_S it drops the connection.
 PING_S = 2.0
 LOST_S = 5.0
 CHECK_S = 1.0
-# Events of a stream that are read between two renewals; below the server's window.
+# Events of a stream that the client reads between two RENEW frames; below the server's window.
 RENEW_EVENTS = 16
 
 
@@ -43,20 +44,23 @@ class ReplicaLost(Exception):
 
 
 class ChannelRequest(NamedTuple):
-    """One call, encoded."""
+    """One encoded call."""
 
     method: Method
     message: Buffer
     cost: int
-    deadline_s: float = 0.0  # of methods that have one
-    is_repeatable: bool = False  # a stream that may start again after its first event
-    can_wait: bool = True  # for a successor, when all replicas are lost
-    backlog: int = 0  # cost of what waits in this process behind the call
-    model: str = ""  # name of the exact version; replicas that have it are preferred
+    deadline_s: float = 0.0  # only for methods with a deadline
+    is_repeatable: bool = False  # whether a stream may start again after its first event
+    can_wait: bool = True  # whether to wait for a new replica when all replicas are lost
+    backlog: int = 0  # cost of the calls that wait in this process behind this call
+    model: str = ""  # name of the exact version; replicas that have it loaded are preferred
 
 
 class _Pending:
-    """A call in progress. `end` resolves to its answer; `events` holds a stream's, then None."""
+    """A call in progress. `end` resolves to its answer.
+
+    `events` is set only for streams. It has the events, then None at the end.
+    """
 
     def __init__(self, cost: int, end: asyncio.Future[AnswerFrame]) -> None:
         self.cost = cost
@@ -91,7 +95,7 @@ class ClientConnection(FrameConnection):
         self._pending: dict[int, _Pending] = {}  # by id
         self._next_id = 1
         self.pending_cost = 0
-        self.models: set[str] = set()  # that the replica has loaded
+        self.models: set[str] = set()  # names of the models that the replica has loaded
         self._other_load = 0
         self.window = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +103,7 @@ class ClientConnection(FrameConnection):
 
     @property
     def load(self) -> int:
-        """Cost that the replica holds, as far as this side knows."""
+        """Cost of the calls in the replica, as far as this client knows."""
         return self.pending_cost + self._other_load
 
     @property
@@ -112,7 +116,7 @@ class ClientConnection(FrameConnection):
 
     @property
     def has_credit(self) -> bool:
-        """Whether a call may be sent. It may exceed the window if anything of that is left."""
+        """Whether a call may be sent. A call may be larger than the rest of the window."""
         return self.pending_cost < self.window and self._writable.is_set()
 
     async def call(self, request: ChannelRequest) -> AnswerFrame:
@@ -140,7 +144,7 @@ class ClientConnection(FrameConnection):
             self._forget(id)
 
     def drain(self) -> None:
-        """Send no more calls; close after the last answer."""
+        """Send no more calls, and close the connection after the last answer."""
         self.is_draining = True
         self._on_change.set()
         if not self._pending:
@@ -165,7 +169,7 @@ class ClientConnection(FrameConnection):
         self._on_change.set()
 
     def handle_frame(self, frame: Frame) -> None:
-        pending = self._pending.get(frame.id)  # None for a call that was cancelled meanwhile
+        pending = self._pending.get(frame.id)  # None if the call was cancelled meanwhile
         if not self.is_ready:
             self._continue_handshake(frame)
         elif frame.type == FrameType.ANSWER:
@@ -223,13 +227,14 @@ class ClientConnection(FrameConnection):
         return id, pending
 
     def _forget(self, id: int) -> None:
-        """Return the credit of a call; cancel it in the replica if it has not ended."""
+        """Remove a call and its cost; cancel the call in the replica if it has not ended."""
         pending = self._pending.pop(id)
         self.pending_cost -= pending.cost
         if not pending.end.done() or pending.end.cancelled():
             self.send(FrameType.CANCEL, id)
         else:
-            pending.end.exception()  # marks it as read: a stream that is closed early does not
+            # Mark the exception as retrieved: a stream that is closed early never awaits it.
+            pending.end.exception()
         self._on_change.set()
         if self.is_draining and not self._pending:
             self.close()
@@ -244,7 +249,7 @@ class ClientConnection(FrameConnection):
         if not self._pending:
             return
         now_s = self._loop.time()
-        if now_s - self._checked_s > 2 * CHECK_S:  # this process did not run, so it read nothing
+        if now_s - self._checked_s > 2 * CHECK_S:  # this process was stalled and read nothing
             self._received_s = now_s
         silent_s = now_s - self._received_s
         if silent_s > LOST_S:

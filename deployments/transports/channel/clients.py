@@ -1,6 +1,7 @@
-"""Clients over channels. They use the client of the Ray Serve handles where no channel exists.
+"""Clients over channels. Without a channel they fall back to clients over Ray Serve handles.
 
-A handle also starts a deployment that has no replica: Serve counts the calls that wait in it.
+The fallback also starts a deployment that has no replica: Serve counts the calls that wait in a
+handle.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from deployments.transports.channel.pool import NoChannel, ReplicaPool
 T = TypeVar("T")
 
 
-# Characters of a call that an idle encoder tokenizes itself, in less time than a hop takes.
+# Limit of the characters that an idle encoder tokenizes itself, in less time than a hop takes.
 LONE_CALL_CHARACTERS = 1_000
 CHARACTERS_PER_TOKEN = 4
-# Tokens of an answer without a limit or with a higher one, which few answers reach.
+# Assumed tokens of an answer whose limit is higher or missing. Few answers reach such limits.
 LONG_ANSWER_TOKENS = 512
-LOAD_TIMEOUT_S = 120.0  # of a micro-batch without calls, which loads its model
+LOAD_TIMEOUT_S = 120.0  # for a micro-batch without calls, which only loads its model
 
 
 class ChannelEncoderClient:
-    """An EncoderClient. The tokenizer's answer goes to the encoder unopened.
+    """An EncoderClient. It forwards the tokenizer's answer to the encoder without decoding it.
 
-    A short call that finds an idle encoder goes there at once: it saves one of two hops, and no
-    other call waits while the encoder tokenizes.
+    If an encoder is idle, a short call goes to it directly, without the hop to the tokenizer. No
+    other call waits while this encoder tokenizes.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class ChannelEncoderClient:
             await self._fallback.infer(batch, deliver)
 
     async def _build_request(self, batch: CallBatch) -> ChannelRequest:
-        """Return the encoder's request, after a hop to the tokenizer if need be.
+        """Return the request to the encoder, after a hop to the tokenizer if needed.
 
-        Without a tokenizer that answers, the encoder tokenizes every call.
+        If no tokenizer answers, the encoder tokenizes every call.
         """
         if batch.calls:
             deadline_s = max(call.deadline_s for call in batch.calls)
@@ -164,7 +165,7 @@ class ChannelGeneratorClient:
                     yield _decode(codec.decode_event, message)
             return
         except NoChannel:
-            pass  # raised before the first event
+            pass  # raised only before the first event, so the fallback repeats nothing
         async with aclosing(self._fallback.stream(call)) as events:
             async for event in events:
                 yield event
@@ -197,7 +198,7 @@ def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
 
 
 def _count_tokens(call: GenerationCall) -> int:
-    """Return about the tokens of prompt and answer, at least 1."""
+    """Estimate the tokens of prompt and answer, at least 1."""
     prompt, options = call.prompt, call.options
     length = count_prompt(prompt)
     prompt_tokens = length if isinstance(prompt, tuple) else length // CHARACTERS_PER_TOKEN

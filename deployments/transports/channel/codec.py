@@ -1,7 +1,8 @@
-"""Messages as MessagePack with types: what a peer sends is data of the expected type, never code.
+"""Typed MessagePack encoding of messages. Decoding yields the expected types and runs no code.
 
 Deadlines are sent relative to the deadline of their frame, so that a message can be forwarded
-unopened. Arrays are an extension type with dtype and shape. Errors travel as kind and fields.
+without decoding it. Arrays are an extension type with dtype and shape. Errors are sent as kind and
+fields.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class _GenerationCall(NamedTuple):
     text: str | tuple[int, ...] | None  # None: a chat
     chat: _Chat | None
     options: GenerationOptions
-    deadline_s: float  # after the deadline of the frame
+    deadline_s: float  # relative to the deadline of the frame
     client: str
     priority: int
 
@@ -177,7 +178,7 @@ def decode_event(body: Buffer) -> Started | Chunk:
 
 
 def encode_message(message: object) -> bytes:
-    """Encode a message that is sent as it is."""
+    """Encode a message that needs no conversion."""
     return _ENCODER.encode(message)
 
 
@@ -253,7 +254,7 @@ def _decode_item_error(errors: Errors, index: int) -> ServeError:
 
 
 def _build_error(fields: ErrorFields) -> ServeError:
-    """Build the error; of an unknown kind as its base class."""
+    """Build the error. An unknown kind becomes a ServeError."""
     if not isinstance(fields.state.get("message"), str):
         raise ChannelError("an error without a message")
     return rebuild_error(_error_kinds().get(fields.kind, ServeError), fields.state)
@@ -275,7 +276,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], body: Buffer) -> T:
 
 
 def _encode_array(value: object) -> object:
-    """Encode what MessagePack does not know; `msgspec` calls this."""
+    """Encode an array or numpy number. `msgspec` calls this for types unknown to MessagePack."""
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, np.ndarray):
@@ -285,7 +286,7 @@ def _encode_array(value: object) -> object:
 
 
 def _decode_array(code: int, data: memoryview) -> NDArray[Any]:
-    """Copy the array out of the message, which would stay in memory as a whole otherwise."""
+    """Copy an array out of the message. A view would keep the whole message in memory."""
     if code != _ARRAY or len(data) < 2 or data[0] >= len(_DTYPES) or data[1] > _MAX_AXES:
         raise ChannelError(f"extension {code} is not an array")
     dtype, start = _DTYPES[data[0]], 2 + 4 * data[1]

@@ -1,4 +1,4 @@
-"""One end of a channel: reads and writes frames. Subclasses handle them."""
+"""One end of a channel. It reads and writes frames; subclasses handle them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from deployments.transports.channel.frames import (
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# ms that sent bytes may stay unacknowledged before the kernel ends a TCP connection.
+# Milliseconds without acknowledgment of sent bytes after which the kernel ends a TCP connection.
 TCP_USER_TIMEOUT_MS = 10_000
-KEEPALIVE_S = 5  # between probes of an idle TCP connection
+KEEPALIVE_S = 5  # seconds between probes of an idle TCP connection
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class FrameConnection(asyncio.Protocol):
-    """Closes itself when the peer breaks the protocol or does not finish the handshake."""
+    """Connection that aborts if the peer breaks the protocol or does not finish the handshake."""
 
     def __init__(self) -> None:
         self.is_ready = False  # the handshake is done
@@ -63,7 +63,7 @@ class FrameConnection(asyncio.Protocol):
             self.abort()
 
     def handle_frame(self, frame: Frame) -> None:
-        """Raises ChannelError if the frame is not valid in this state."""
+        """Handle a frame. Raises ChannelError if the frame is not valid in this state."""
         raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -78,7 +78,7 @@ class FrameConnection(asyncio.Protocol):
         self._writable.set()
 
     async def wait_writable(self) -> None:
-        """Wait while the peer does not read."""
+        """Wait until the write buffer has room. It is full while the peer does not read."""
         if not self._writable.is_set():
             await self._writable.wait()
 
@@ -103,7 +103,7 @@ class FrameConnection(asyncio.Protocol):
 
 
 def _prepare_socket(sock: socket.socket) -> None:
-    """Reject a Unix peer of another user. On TCP send at once and detect a dead host early."""
+    """Reject a Unix peer of another user. Set TCP options: no delay, early loss detection."""
     if sock.family == socket.AF_UNIX:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         _, uid, _ = _PEER_CREDENTIALS.unpack(raw)

@@ -1,7 +1,7 @@
-"""The replicas of each deployment that this process knows, by deployment name.
+"""The known replicas of each deployment, by deployment name, once per process.
 
-Ray Serve pickles the request router class by value, so that its module's globals are copies. It
-therefore imports this module when it runs.
+Ray Serve pickles the request router class by value, and with it the globals of its module. The
+router therefore imports this module at run time, to get the DIRECTORY of the process and no copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Listener = Callable[[Endpoints], None]
 
 
 class Directory:
-    """Passes changes to listeners on their own event loops."""
+    """Directory that reports changes to listeners on the listeners' event loops."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Endpoints] = {}

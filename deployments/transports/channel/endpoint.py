@@ -1,4 +1,4 @@
-"""Where a replica listens, and the handshake by which both sides prove that they know its secret.
+"""Addresses of a replica, and the handshake that proves both sides know the replica's secret.
 
     HELLO(version, nonce c) -> CHALLENGE(nonce s, mac of the replica) -> PROOF(mac of the client)
 
@@ -23,7 +23,7 @@ _HELLO = struct.Struct(f"<H{NONCE_BYTES}s")
 
 
 class Endpoint(NamedTuple):
-    """Addresses of one replica. The Unix socket works on its own node only."""
+    """Addresses of one replica. Its Unix socket can be reached only from the same node."""
 
     wire: int
     node: str
@@ -37,7 +37,7 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self | None:
-        """Return None for a replica without a channel, or with another version of it."""
+        """Return the endpoint; None for a replica without a channel or with another version."""
         fields = metadata.get(METADATA_KEY)
         if not isinstance(fields, dict) or fields.get("wire") != WIRE_VERSION:
             return None
@@ -63,11 +63,11 @@ def decode_hello(body: bytes) -> bytes:
 
 
 def sign(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Prove to know `key`. The role keeps one side from returning the other's proof."""
+    """Return a proof of `key`. The role prevents a side from reflecting the proof of its peer."""
     return hmac.digest(key, role.encode() + client_nonce + server_nonce, hashlib.sha256)
 
 
 def check_signature(actual: bytes, expected: bytes) -> None:
-    """Raises ChannelError if they differ."""
+    """Raises ChannelError if the signatures differ."""
     if not hmac.compare_digest(actual, expected):
         raise ChannelError("the peer does not know the secret of this replica")

@@ -14,7 +14,7 @@ Buffer = bytes | memoryview
 
 WIRE_VERSION = 7
 MAX_HANDSHAKE_BYTES = 256
-# As RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH: a micro-batch of 32 documents in windows fits.
+# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents in windows fit.
 MAX_BODY_BYTES = 1 << 30
 MAX_U32 = (1 << 32) - 1
 
@@ -37,7 +37,7 @@ class FrameType(IntEnum):
     ANSWER = 6  # ends a unary call or a stream
     ERROR = 7  # ends a unary call or a stream
     EVENT = 8  # one step of a stream
-    RENEW = 9  # the client has read this many events
+    RENEW = 9  # the client has read this many more events
     CANCEL = 10
     PING = 11
     PONG = 12
@@ -58,17 +58,17 @@ class Method(IntEnum):
     DECODE = 4
     COMPLETE = 5
     STREAM = 6
-    TOKENIZE_AND_INFER = 7  # both in the encoder
-    MANAGE_POOL = 8  # in every kind of replica
+    TOKENIZE_AND_INFER = 7  # the encoder does both
+    MANAGE_POOL = 8  # every kind of replica has this method
 
 
 class CallFrame(NamedTuple):
-    """Body of a CALL. A deadline is relative, because clocks of nodes differ."""
+    """Body of a CALL. The deadline is sent as remaining time, because clocks of nodes differ."""
 
     method: int
     remaining_ms: int
     cost: int  # in the unit of the replica's load: characters or tokens
-    backlog: int  # cost that waits in the client, this replica's share
+    backlog: int  # this replica's share of the cost that waits in the client
     message: memoryview
 
 
@@ -77,7 +77,7 @@ class AnswerFrame(NamedTuple):
 
     other_load: int  # cost that the replica holds for other connections
     window: int  # cost that this connection may have in the replica
-    cost: int  # cost of the message as the next call, such as the tokens of a tokenized batch
+    cost: int  # cost of a next call with this message, such as the tokens of a tokenized batch
     message: memoryview
 
 
@@ -141,7 +141,7 @@ def _unpack(header: struct.Struct, body: bytes) -> tuple[int, ...]:
 
 
 class FrameParser:
-    """Cuts a stream of bytes into frames. A long frame is joined once, when it is complete."""
+    """Parser that cuts a byte stream into frames. It joins the parts of a long frame only once."""
 
     def __init__(self, max_body_bytes: int = MAX_HANDSHAKE_BYTES) -> None:
         self.max_body_bytes = max_body_bytes
@@ -150,10 +150,10 @@ class FrameParser:
         self._needed = _FRAME.size  # bytes until the next frame may be complete
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes. Raises ChannelError for an oversized one.
+        """Yield the frames that `data` completes. Raises ChannelError for an oversized frame.
 
-        Each frame is cut after the one before it was handled: the last frame of a handshake raises
-        `max_body_bytes` for those that arrived together with it.
+        A frame is parsed only after the caller has handled the previous frame. The last frame of a
+        handshake raises `max_body_bytes`, also for frames that arrived together with it.
         """
         self._chunks.append(data)
         self._held += len(data)

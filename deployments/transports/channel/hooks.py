@@ -1,4 +1,4 @@
-"""Methods that Ray Serve calls in a replica: metadata, health, the end of a channel server."""
+"""Methods that Ray Serve calls in a replica: metadata, health check, shutdown of the channel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deployments.transports.channel.tls import TlsContexts
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# s before Serve kills a draining replica that the rest of its shutdown may take. Serve itself waits
-# 2 s (`graceful_shutdown_wait_loop_s`) before it ends the replica's object.
+# Seconds of Serve's shutdown timeout that are left for the rest of the shutdown. Serve itself waits
+# 2 s of them (`graceful_shutdown_wait_loop_s`) before it deletes the replica's object.
 SHUTDOWN_RESERVE_S = 5.0
 MIN_DRAIN_S = 1.0
 
 
 class ReplicaChannel:
-    """The channel server of a replica; none with `transport: handle`."""
+    """The channel server of a replica. With `transport: handle` there is no server."""
 
     def __init__(self, service: Service, transport: Literal["channel", "handle"]) -> None:
         self._server: ChannelServer | None = None
@@ -31,7 +31,7 @@ class ReplicaChannel:
             self._server = ChannelServer(service, TlsContexts.load(ray_tls_files()).server)
 
     async def start(self) -> dict[str, Any]:
-        """Listen; return the replica's metadata, which are empty if it cannot listen."""
+        """Start to listen; return the replica's metadata, empty if it cannot listen."""
         if self._server is None:
             return {}
         node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
@@ -45,7 +45,7 @@ class ReplicaChannel:
 
     @property
     def backlog(self) -> int:
-        """Return the cost of what waits in the clients for this replica."""
+        """Return the cost of the calls that wait in clients for this replica."""
         return 0 if self._server is None else self._server.backlog
 
     def check_health(self) -> None:
@@ -54,7 +54,7 @@ class ReplicaChannel:
             self._server.check_health()
 
     async def close(self) -> None:
-        """Answer the accepted calls, as long as Serve's shutdown timeout allows."""
+        """Answer the accepted calls as far as Serve's shutdown timeout allows, then close."""
         if self._server is None:
             return
         config = serve.get_replica_context()._deployment_config

@@ -18,17 +18,19 @@ from deployments.transports.channel.frames import AnswerFrame
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Replicas among which every call is compared; with more, two random ones.
+# Up to this number of replicas, a call compares the load of all. With more, it compares two random
+# replicas.
 MAX_COMPARED = 4
-# Replicas that a call may lose: two can end at once, but a call that ends each must not end all.
+# Replicas on which a call is tried. Two replicas can fail at the same time by chance. The limit
+# keeps a call that crashes its replica from crashing all.
 MAX_TRIES = 3
-# s between attempts to connect, doubled after each failure.
+# Seconds between attempts to connect. Each failure doubles the time, up to MAX_BACKOFF_S.
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 
 
-# s that a call waits while Serve lists only replicas whose connections were lost: its handle would
-# send the call to one of them. Together with LOST_S a stopped replica costs its callers 10 s.
+# Seconds that a call waits while Serve lists only lost replicas. A Serve handle would send the call
+# to one of these. With LOST_S, a stopped replica costs its callers up to 10 s.
 SUCCESSOR_S = 4.0
 
 
@@ -37,7 +39,7 @@ class NoChannel(Exception):
 
 
 class Peer:
-    """One replica and the task that keeps a connection to it. `connect` raises OSError."""
+    """One replica, and the task that keeps a connection to it. `connect` may raise OSError."""
 
     def __init__(
         self,
@@ -49,19 +51,19 @@ class Peer:
         self.connection: ClientConnection | None = None
         self._name = name
         self._connect = connect
-        self._has_lost = False  # a connection that was ready
+        self._has_lost = False  # whether a connection was lost after its handshake
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
 
     @property
     def is_lost(self) -> bool:
-        """Whether the replica took calls and does not answer any more."""
+        """Whether the replica has taken calls, and its connection was then lost."""
         connection = self.connection
         if connection is None or connection.is_draining:
             return False
         return self._has_lost or connection.is_lost
 
     def retire(self) -> None:
-        """Connect no more; close the connection after its last answer."""
+        """Stop connecting; close the connection after its last answer."""
         self._task.cancel()
         if self.connection is not None:
             self.connection.drain()
@@ -109,7 +111,7 @@ class _Tries:
             raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
     def note_refused(self, connection: ClientConnection, error: ServeError, connected: int) -> None:
-        """Raises the error if no other replica may answer."""
+        """Raises the error if no other replica can answer."""
         self.refused.add(connection)
         self._count += 1
         if not error.elsewhere or self._count >= MAX_TRIES or len(self.refused) >= connected:
@@ -117,22 +119,22 @@ class _Tries:
 
 
 class ReplicaPool:
-    """The replicas of one deployment, seen from `node`."""
+    """The replicas of one deployment, as clients on `node` reach them."""
 
     def __init__(
         self, name: str, node: str, tls: ssl.SSLContext | None = None, spread: int = 0
     ) -> None:
-        """`spread`: cost by which replicas with a model may be busier before another loads it."""
+        """`spread`: extra cost of the replicas with a model at which another replica loads it."""
         self._spread = spread
         self._name = name
         self._node = node
         self._tls = tls
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
-        self._waiting_cost = 0  # of the requests that wait for credit
+        self._waiting_cost = 0  # cost of the requests that wait for credit
 
     def update(self, endpoints: Mapping[str, Endpoint]) -> None:
-        """Connect to the new replicas, by id; send no more calls to those that are missing."""
+        """Connect to new replicas in `endpoints`; send no more calls to missing replicas."""
         for replica, endpoint in endpoints.items():
             if replica not in self._peers:
                 name = f"{self._name} {replica}"
@@ -150,22 +152,22 @@ class ReplicaPool:
         return sum(connection.is_usable for connection in self.connections())
 
     def has_idle_replica(self, model: str) -> bool:
-        """Whether a replica with the model has nothing to do; if none has it, any replica."""
+        """Whether a replica with the model is idle; if no replica has the model, any replica."""
         usable = [one for one in self.connections() if one.is_usable]
         holders = [one for one in usable if model in one.models]
         return any(one.load == 0 for one in holders or usable)
 
     def connections(self) -> list[ClientConnection]:
-        """Return the open connections of the listed replicas, also those that drain."""
+        """Return the connections to the listed replicas, including draining replicas."""
         peers = self._peers.values()
         return [peer.connection for peer in peers if peer.connection is not None]
 
     async def call(self, request: ChannelRequest) -> AnswerFrame:
-        """Return the answer; if the replica is lost, of another one.
+        """Return the answer; if the replica is lost, try another replica.
 
         Raises the replica's ServeError, ReplicasLost after MAX_TRIES, ReplicasSilent if all listed
         replicas are lost, NoChannel if none is listed or was ever connected. A replica that cannot
-        load the model, or has no room for it, is one of the tries.
+        load the model counts as one try.
         """
         tries = _Tries(self._name)
         while True:
@@ -178,7 +180,7 @@ class ReplicaPool:
                 tries.note_refused(connection, error, self.connected)
 
     async def call_each(self, request: ChannelRequest) -> dict[str, AnswerFrame | ServeError]:
-        """Return the answer or error of every replica that answers, by id."""
+        """Return the answers and errors by replica id, of all replicas that answer."""
         usable = {
             replica: peer.connection
             for replica, peer in self._peers.items()
@@ -195,9 +197,9 @@ class ReplicaPool:
         return found
 
     async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
-        """Yield the events; a replica that is lost before the first is replaced. See `call`.
+        """Yield the events. If a replica is lost before the first event, try another; see `call`.
 
-        A repeatable stream starts again on another replica at any time.
+        A repeatable stream also starts again on another replica after its first event.
         """
         has_started = False
         tries = _Tries(self._name)
@@ -221,10 +223,10 @@ class ReplicaPool:
     async def _choose(
         self, request: ChannelRequest, refused: Collection[ClientConnection]
     ) -> tuple[ClientConnection, int]:
-        """Wait for credit; return the connection with the least load, on the own node if equal.
+        """Wait for credit; return the least loaded connection, on this node if loads are equal.
 
-        Also returns the share of one replica in what waits in this process. Those that `refused`
-        the request are left out while there are others.
+        Also return one replica's share of the cost that waits in this process. Connections that
+        `refused` the request are used only if there are no others.
         """
         while True:
             every = [
@@ -248,10 +250,10 @@ class ReplicaPool:
                 self._waiting_cost -= request.cost
 
     def _choose_free(self, free: list[_Option], model: str) -> ClientConnection:
-        """Prefer the replicas that have the model, as long as others are not much less busy.
+        """Prefer replicas that have the model, if their load is at most `spread` above the least.
 
-        Otherwise one more replica loads the model: the same one for all ingress replicas, so that
-        they do not load it everywhere.
+        Otherwise one more replica loads the model. The hash makes all ingress replicas choose the
+        same replica, so that the model is not loaded everywhere.
         """
         if model and len(free) > 1:
             least = min(one.connection.load for one in free)
@@ -264,7 +266,10 @@ class ReplicaPool:
         return min(free, key=lambda one: (one.connection.load, not one.is_local)).connection
 
     async def _wait_for_successor(self, wait_s: float) -> None:
-        """Wait for any change while Serve lists lost replicas only. Raises ReplicasSilent."""
+        """Wait for any change while Serve lists only lost replicas. Raises ReplicasSilent.
+
+        Raises NoChannel if no listed replica was lost.
+        """
         if not any(peer.is_lost for peer in self._peers.values()):
             raise NoChannel
         self._changed.clear()
@@ -277,7 +282,7 @@ class ReplicaPool:
             ) from None
 
     async def _connect(self, endpoint: Endpoint) -> ClientConnection:
-        """Connect by Unix socket on the own node, else by TCP. Raises OSError."""
+        """Connect by Unix socket on the same node, else by TCP. Raises OSError."""
         loop = asyncio.get_running_loop()
 
         def build() -> ClientConnection:

@@ -1,7 +1,7 @@
-"""The request router of Ray Serve handles, which also tells where the replicas listen.
+"""Request router of Ray Serve handles, which also publishes where the replicas listen.
 
-serve_config.yaml names it in `request_router_config`. The CLI and the controller import this
-module, so it imports little.
+serve_config.yaml names the router in `request_router_config`. The CLI and the controller import
+this module, so the module itself imports little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from ray.serve.request_router import (
 
 
 class AnnouncingRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Chooses the less loaded of two random replicas, and publishes the list of replicas."""
+    """Router that offers two random replicas, and publishes the list of all replicas.
+
+    Ray Serve chooses the less loaded one of the two.
+    """
 
     async def choose_replicas(
         self,
@@ -28,7 +31,8 @@ class AnnouncingRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray h
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        # Ray Serve pickles this class by value: imports at the top would be copies.
+        # Ray Serve pickles this class by value. With an import at the top, DIRECTORY would be a
+        # copy instead of the object of this process.
         from deployments.transports.channel.directory import DIRECTORY
         from deployments.transports.channel.endpoint import Endpoint
 

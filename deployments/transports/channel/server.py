@@ -1,4 +1,4 @@
-"""The replica's end: accepts connections, runs calls, drains."""
+"""Replica end of channels: accepts connections, runs calls, drains."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ from deployments.transports.channel.sockets import SocketDirectory
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# s that a client's report of its backlog holds. Each call brings another; a client whose waiting
-# calls were all cancelled sends none.
+# Seconds for which a client's report of its backlog is valid. Each call has a new report. A client
+# whose waiting calls were all cancelled sends no report.
 BACKLOG_S = 5.0
-# Events of one stream that may be unread. More wait in the replica's own buffer, which merges them.
+# Unread events that one stream may send. Further events wait in the replica's StreamBuffer, which
+# merges them.
 STREAM_WINDOW = 64
 
 
 class Reply(NamedTuple):
-    """An encoded answer, and its cost as the next call."""
+    """An encoded answer, and the cost of a next call with the same message."""
 
     message: bytes
     cost: int = 0
@@ -59,9 +60,9 @@ StreamHandler = Callable[[memoryview, float], AsyncGenerator[bytes, None]]
 
 
 class Service(NamedTuple):
-    """Methods of a replica by name: handlers of an encoded message and its deadline.
+    """Handlers of a replica by Method. A handler gets an encoded message and its deadline.
 
-    Handlers raise ServeError. `window` is the cost of calls that may be in the replica at a time.
+    Handlers raise ServeError. `window` is the limit of the cost of all calls in the replica.
     Clients prefer a replica that has the model in its `pool`.
     """
 
@@ -72,13 +73,13 @@ class Service(NamedTuple):
 
 
 class ChannelServer:
-    """Listens on a Unix socket for the own node and on TCP for the others."""
+    """Server that listens on a Unix socket for its own node and on TCP for other nodes."""
 
     def __init__(self, service: Service, tls: ssl.SSLContext | None = None) -> None:
         self.service = service
         self._tls = tls
         self.key = secrets.token_bytes(32)
-        self.window = service.window  # clients learn a change with their next answer
+        self.window = service.window  # clients get a change with their next answer
         self.load = 0  # cost of the calls in progress
         self.calls = 0  # calls in progress
         self.is_draining = False
@@ -104,7 +105,7 @@ class ChannelServer:
 
     @property
     def backlog(self) -> int:
-        """Return the cost of what waits in the clients for this replica."""
+        """Return the cost of the calls that wait in clients for this replica."""
         return sum(connection.backlog for connection in self.connections)
 
     def check_health(self) -> None:
@@ -113,7 +114,7 @@ class ChannelServer:
             raise EngineFailed("the replica's channel does not listen")
 
     async def close(self, timeout_s: float) -> None:
-        """Stop listening, tell the clients, and wait until they have their answers."""
+        """Stop listening, send GOAWAY to the clients, and wait until they have their answers."""
         self.is_draining = True
         for server in self._servers:
             server.close()
@@ -155,7 +156,7 @@ class _Running(NamedTuple):
 
 
 class ServerConnection(FrameConnection):
-    """One client. Its calls are cancelled when it disconnects."""
+    """Connection to one client. A disconnect cancels the client's calls."""
 
     def __init__(self, server: ChannelServer) -> None:
         super().__init__()
@@ -164,11 +165,11 @@ class ServerConnection(FrameConnection):
         self._running: dict[int, _Running] = {}
         self._load = 0
         self._backlog = 0
-        self._backlog_s = 0.0  # loop time of the report
+        self._backlog_s = 0.0  # loop time of the backlog report
 
     @property
     def backlog(self) -> int:
-        """Return the cost that waits in the client for this replica, as of its latest call."""
+        """Return the waiting cost that the client reported with its latest call."""
         return self._backlog if self._loop.time() - self._backlog_s < BACKLOG_S else 0
 
     def handle_frame(self, frame: Frame) -> None:
@@ -222,7 +223,7 @@ class ServerConnection(FrameConnection):
         task = self._loop.create_task(self._run(id, call, deadline_s, unread))
         self._running[id] = _Running(task, call.cost, unread)
         self._count(call.cost, 1)
-        # A task that is cancelled before its first step runs no `finally`.
+        # A callback, because a task that is cancelled before its first step runs no `finally`.
         task.add_done_callback(lambda _: self._release(id))
 
     async def _run(

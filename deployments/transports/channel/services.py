@@ -17,20 +17,21 @@ from deployments.transports.channel import codec
 from deployments.transports.channel.frames import MAX_U32, Method
 from deployments.transports.channel.server import Reply, Service, StreamHandler, UnaryHandler
 
-# Characters in a tokenizer replica and tokens in an encoder replica at a time: bounds of memory.
-# Calls wait in the replicas, whose queues are fair; a smaller window would make them wait before.
+# Limits of the characters in a tokenizer replica and the tokens in an encoder replica. They only
+# bound memory. Calls shall wait in the replicas' fair queues; with smaller windows they would wait
+# in the clients.
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
-# Cost by which the replicas with a model may be busier than another before that loads it too: what
-# takes them about as long as the load.
+# Extra cost of the replicas with a model at which another replica loads the model too. Computing
+# this cost takes about as long as the load.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
 GENERATOR_SPREAD = 2_048  # four answers without a limit
 
 
 def tokenizer_service(replica: TokenizerReplica) -> Service:
-    """Costs are characters."""
+    """Build the service of a tokenizer replica. Costs are characters."""
 
     async def tokenize_batch(message: memoryview, deadline_s: float) -> Reply:
         batch = await replica.tokenize_batch(codec.decode_call_batch(message, deadline_s))
@@ -54,7 +55,10 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
 
 
 def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Service:
-    """Costs are tokens without padding; characters where the encoder tokenizes itself."""
+    """Build the service of an encoder replica. Costs are tokens without padding.
+
+    If the encoder tokenizes itself, costs are characters.
+    """
 
     async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
         batch = codec.decode_tokenized_batch(message, deadline_s)
@@ -80,7 +84,10 @@ def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Ser
 
 
 def generator_service(replica: GeneratorReplica) -> Service:
-    """Costs are tokens of prompt and answer. Only the queue of the replica limits its calls."""
+    """Build the service of a generator replica. Costs are tokens of prompt and answer.
+
+    Only the queue of the replica limits its calls.
+    """
 
     async def complete(message: memoryview, deadline_s: float) -> Reply:
         call = codec.decode_generation_call(message, deadline_s)
@@ -107,7 +114,10 @@ class HasPool(Protocol):
 
 
 async def manage_pools(request: PoolRequest, replica: HasPool, *others: HasPool) -> PoolState:
-    """Manage the pools of a replica; list the first. Raises the ServeError of a failed load."""
+    """Apply `request` to all pools of a replica; return the state of the first pool.
+
+    Raises the ServeError of a failed load.
+    """
     for other in others:
         await other.pool.handle(request)
     return await replica.pool.handle(request)

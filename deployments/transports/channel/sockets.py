@@ -1,4 +1,4 @@
-"""Directories of Unix sockets: private to the user, removed also after a replica was killed."""
+"""Directories of Unix sockets: private to the user, removed even after a replica was killed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class SocketDirectory(NamedTuple):
 
     @classmethod
     def create(cls) -> Self:
-        """Create a directory, after removing those of processes that have ended."""
+        """Create a directory. First remove the directories of processes that have ended."""
         root = Path(tempfile.gettempdir())
         _remove_orphans(root)
         return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)))
 
     @property
     def socket_path(self) -> str:
-        """Empty if it would be too long for a socket: the replica then listens on TCP only."""
+        """The path, or "" if it is too long for a socket. The replica then listens on TCP only."""
         path = str(self.path / _SOCKET)
         return path if len(os.fsencode(path)) <= _MAX_PATH_BYTES else ""
 

@@ -10,16 +10,17 @@ from deployments.config import RayTlsFiles
 
 
 class TlsContexts(NamedTuple):
-    """None: no TLS."""
+    """TLS contexts of both ends; None means no TLS."""
 
     server: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
 
     @classmethod
     def load(cls, files: RayTlsFiles | None) -> TlsContexts:
-        """Both sides must show a certificate of the cluster's authority, as in Ray.
+        """Build contexts that require a certificate of the cluster's authority from both sides.
 
-        Host names are not compared: pods are addressed by IP. The replica's secret identifies it.
+        Ray has the same rule. Host names are not compared, because pods are addressed by IP. The
+        replica's secret identifies the replica.
         """
         if files is None:
             return cls()

@@ -1,4 +1,4 @@
-"""`rerank` of cohere's client for its API version 2.
+"""Program that calls `rerank` of cohere's client for API version 2.
 
 python cohere_rerank.py URL '{"model": ..., "query": ..., "documents": [...]}'
 

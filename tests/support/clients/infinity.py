@@ -1,9 +1,9 @@
-"""One call of infinity_client.
+"""Program that makes one call of infinity_client.
 
 python infinity.py URL CALL '{"input": ..., ...}'
 
-Prints the parsed answer as the client gives it back, or {"raised": class, "message": ...}, as JSON.
-CALLS without a body take none.
+Prints the parsed answer as the client returns it, or {"raised": class, "message": ...}, as JSON.
+Calls without a request body take no body argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LangChain's chat models over OpenAI's API.
+"""Program that calls LangChain's chat model over OpenAI's API.
 
 python langchain_chat.py URL '{"model": ..., "temperature": ...}' TEXT
 

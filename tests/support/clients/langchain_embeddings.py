@@ -1,4 +1,4 @@
-"""LangChain's embeddings over OpenAI's API.
+"""Program that calls LangChain's embeddings over OpenAI's API.
 
 python langchain_embeddings.py URL '{"model": ...}' '["text", ...]'
 

@@ -1,8 +1,9 @@
-"""One call of huggingface_hub 0.25, which takes the server's address from the environment.
+"""Program that makes one call of huggingface_hub 0.25.
 
 HF_INFERENCE_ENDPOINT=URL python old_hub.py METHOD '{"model": ..., ...}' [BASE_URL]
 
-Prints what the method returns, or {"raised": class, "message": ...}, as JSON.
+The environment or BASE_URL names the server. Prints the return value of the method, or
+{"raised": class, "message": ...}, as JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One call of text-generation-inference's own client.
+"""Program that makes one call of text-generation-inference's own client.
 
 python tgi.py URL METHOD '{"prompt": ..., ...}'
 
-Prints what the method returns, a stream as a list, or {"raised": class, "message": ...}, as JSON.
+Prints the return value of the method, or {"raised": class, "message": ...}, as JSON. A stream is
+printed as a list.
 """
 
 from __future__ import annotations

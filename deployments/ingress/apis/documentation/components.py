@@ -20,7 +20,7 @@ class Components:
         self._definitions: dict[str, Mapping[str, JsonSchema]] = {}
 
     def add_schema(self, name: str, schema: JsonSchema) -> JsonSchema:
-        """Return a reference to `schema`, named `name` or, if that is taken, with a number."""
+        """Add `schema` as `name`, plus a number if the name is taken; return its reference."""
         assigned_name, is_new = self._assign_name({"": schema}, name)
         if is_new:
             self.schemas[assigned_name] = self._hoist(schema, {})
@@ -49,7 +49,7 @@ class Components:
         }
 
     def _hoist_value(self, node: Any, names: Mapping[str, str]) -> Any:
-        """A schema with a title and properties becomes a component."""
+        """Return `node`, or a reference if it is a schema with a title and properties."""
         if isinstance(node, list):
             return [self._hoist_value(child, names) for child in node]
         if not isinstance(node, dict):

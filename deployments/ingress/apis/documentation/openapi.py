@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, built from the operations of every API.
 
-Request and response schemas come from the types that validate. Error examples are built by the
-error format of each operation.
+Request and response schemas come from the types that validate the bodies. The error format of each
+operation builds its error examples.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ OPTIONS = {
 
 
 def openapi_document(apis: Sequence[ApiRoutes], model_ids: Sequence[str]) -> dict[str, Any]:
-    """Build the document. `model_ids` are the examples of a model id."""
+    """Build the document. `model_ids` are examples for the path parameter of a model id."""
     components = Components()
     paths: dict[str, dict[str, Any]] = {}
     for api in apis:
@@ -247,7 +247,7 @@ def build_responses(operation: Operation, components: Components) -> dict[str, A
 def response_schema(
     schema: JsonSchema, operation: Operation, media_type: str, components: Components
 ) -> JsonSchema:
-    """Return the schema of a body. One with more than a type becomes a named component."""
+    """Return the schema of a body: inline if it has only a `type`, else a named component."""
     if schema.keys() <= {"type"}:
         return schema
     if media_type != EVENTS:

@@ -79,7 +79,7 @@ class DocumentationRoutes:
         return await self._own_files.respond("index.html", request)
 
     async def asset(self, request: Request) -> Response:
-        """A file the page loads; the route takes the known names only."""
+        """Return a file of the page. The path pattern matches only known file names."""
         name = request.url.path.rpartition("/")[2]
         files = self._own_files if name in OWN_FILES else self._swagger_ui
         return await files.respond(name, request, ASSET_CACHE_CONTROL)

@@ -6,8 +6,8 @@ POST /models/{id}/pipeline/{task}       the task of the path
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
 
-Requests and responses of decoder models have the format of text_generation, those of
-encoder-decoder models the format of text2text.
+Requests and responses of decoder models have the format of text_generation. Encoder-decoder models
+have the format of text2text.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
 from deployments.tasks.text_classification import LabelScore
 
-# huggingface_hub reads zero-shot responses as lists since 1.2, before as objects.
+# huggingface_hub reads zero-shot responses as lists since version 1.2. Older versions read objects.
 HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LIST_SINCE_VERSION = (1, 2)
 
@@ -113,7 +113,7 @@ class HuggingFaceRoutes:
         self._text2text = TextToTextHandler(self._text_generation, context)
 
     def operations(self) -> Sequence[Operation]:
-        """Longest suffix first: a model id may contain slashes."""
+        """Return the operations, longest path suffix first: a model id may contain slashes."""
         return (
             self._task_operation("Run the default model", "/", "/v1", "/invocations"),
             self._task_operation(
@@ -230,7 +230,7 @@ class HuggingFaceRoutes:
         )
 
     async def status(self, request: Request) -> Response:
-        """The build of the model, and what huggingface_hub before 0.35 reads."""
+        """Return the build of the model, and the load state for huggingface_hub before 0.35."""
         model_id = model_in_path(request) or ""
         build = await self._builds.status(model_id)
         now = self._describe_status(model_id, build)
@@ -253,7 +253,7 @@ class HuggingFaceRoutes:
             yield build_event(status.model_dump_json().encode())
 
     def _describe_status(self, model_id: str, build: BuildStatus | None) -> ModelStatus:
-        """Raises the error of a model that is neither served nor built."""
+        """Raises UnknownModel or ArtifactMissing for a model that has no version and no build."""
         try:
             model = self._pipeline.registry.find(model_id)
         except (UnknownModel, ArtifactMissing):
@@ -296,9 +296,9 @@ def envelope_schema(name: str) -> JsonSchema:
 
 
 def format_for_client(response: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
-    """Return the value in the form that the client version reads; only zero-shot has two."""
+    """Return the value as this client version reads it. Only zero-shot values have two forms."""
     value = response.result.value
-    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # a plain string in paths
+    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # a task from the path is a plain str
         return value
     client = HUB_CLIENT.search(user_agent)
     old_client = client is not None and (int(client[1]), int(client[2])) < LIST_SINCE_VERSION

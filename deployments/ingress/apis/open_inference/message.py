@@ -99,7 +99,7 @@ def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryvie
 
 
 def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str, Tensor]:
-    """Return the inputs by name. They must consume all bytes of `binary`.
+    """Return the inputs by name. Together they must consume all bytes of `binary`.
 
     Raises InvalidField or MalformedBody.
     """

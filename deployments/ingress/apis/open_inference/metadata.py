@@ -22,7 +22,7 @@ CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
 
 class TensorMetadata(TypedDict):
-    """A tensor; -1 is any size. BYTES of shape [n, 1] may also be [n]."""
+    """A tensor. A size of -1 means any size. BYTES of shape [n, 1] may also be sent as [n]."""
 
     name: str
     datatype: str
@@ -37,12 +37,12 @@ class TaskMetadata(TypedDict):
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
     rows: str  # relation of input rows to output rows
-    parameters: list[str]  # in `parameters` of the request, or tensors of these names
-    list_parameters: list[str]  # parameters that are lists: JSON in a string, or BYTES
+    parameters: list[str]  # sent in `parameters`, or as tensors with these names
+    list_parameters: list[str]  # sent as a JSON list in a string, or as BYTES tensors
 
 
 class ModelMetadata(TypedDict):
-    """A model. `inputs` and `outputs` are those of the first of `tasks`."""
+    """A model. `inputs` and `outputs` repeat the tensors of its first task."""
 
     name: str
     versions: list[str]
@@ -52,7 +52,7 @@ class ModelMetadata(TypedDict):
     tasks: list[TaskMetadata]
 
 
-UNLOADED = "unloaded"  # the reason that Triton states
+UNLOADED = "unloaded"  # Triton's reason for a model that is not in memory
 
 
 class IndexEntry(TypedDict):
@@ -134,10 +134,10 @@ def repository_index(
     *,
     only_ready: bool,
 ) -> list[IndexEntry]:
-    """List the configured models, then those of the store, which are loaded when they are needed.
+    """List the configured models, then the other models of the store, which load on demand.
 
-    `stored` has the default versions by model id, `loaded` the models and versions in the memory of
-    replicas. Rejected models come last, with the reason.
+    `stored` maps model ids to default versions. `loaded` has the id and version of each model in
+    the memory of a replica. Rejected models come last, with the reason.
     """
     entries: list[IndexEntry] = []
     for model in pipeline.registry.open_models():

@@ -24,7 +24,8 @@ from deployments.registry import RegisteredModel
 from deployments.request_headers import OPTION_HEADERS
 from deployments.tasks import TASKS
 
-# Parameters of the protocol, Triton and MLServer that have no effect here: there are no sequences.
+# Parameters of the protocol, Triton and MLServer that have no effect here. For instance, this
+# server has no stateful sequences.
 IGNORED_PARAMETERS = frozenset(
     {
         "binary_data_output",
@@ -38,7 +39,7 @@ IGNORED_PARAMETERS = frozenset(
 IGNORED_PREFIX = "triton_"
 TASK = "task"
 OPTION_NAMES = frozenset(OPTION_HEADERS.values())
-OPTION_FIELD_NAMES = {"options": "parameters"}  # options are parameters in this API
+OPTION_FIELD_NAMES = {"options": "parameters"}  # this API has options among its parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def parse_tensor_request(
             raise InvalidField(f"`{name}` is sent twice", field=name)
     task_tensors = find_task_tensors(task)
     task_field, tensor_name = task_tensors.field_name
-    # The tensor of texts has the name that the client chose.
+    # Errors use the name that the client chose for its tensor of texts.
     client_name = bound.text_name if tensor_name == "text" else tensor_name
     return TensorRequest(
         inference_request=InferenceRequest(
@@ -93,7 +94,9 @@ def parse_tensor_request(
 
 
 def _parse_triton_options(options: Mapping[str, Any], used: dict[str, Any]) -> dict[str, Any]:
-    """Convert Triton's `priority` (0 default, 1 highest) and take its `timeout` (microseconds).
+    """Convert Triton's `priority` and `timeout` to options; remove `timeout` from `used`.
+
+    Priority 0 is the default and 1 the highest. The timeout is in microseconds.
 
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
     """
@@ -119,7 +122,7 @@ def _parse_task(name: Any) -> str | None:
 
 
 def _parse_lists(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse lists, which the protocol sends as strings."""
+    """Parse list parameters. The protocol has no lists, so clients send them as strings."""
     lists = find_list_parameters(task)
     return {
         name: _parse_list(value) if name in lists and isinstance(value, str) else value
@@ -128,7 +131,7 @@ def _parse_lists(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_list(text: str) -> Any:
-    """Return `text` itself if it is not a JSON list: labels may be separated by commas."""
+    """Parse a JSON list; return any other text as it is, such as labels separated by commas."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -85,7 +85,7 @@ EXAMPLES: Mapping[str, Any] = {
 
 
 def open_inference_error(error: ServeError) -> Response:
-    """A string under `error`, all that its clients read; what a request may not be is 400."""
+    """Build the error: text under `error`, the only key that clients read. 422 becomes 400."""
     status = 400 if error.status == 422 else error.status
     return json_response(
         {"error": error.message, "code": error.code},
@@ -110,7 +110,7 @@ class OpenInferenceRoutes:
         self._pipeline.add_recorder(self._statistics)
 
     def operations(self) -> Sequence[Operation]:
-        """Longest suffix first: a model id may contain slashes."""
+        """Return the operations, longest path suffix first: a model id may contain slashes."""
         return (
             _get_operation(
                 "Name, version and extensions of the server",
@@ -191,7 +191,7 @@ class OpenInferenceRoutes:
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Ready if requests without `options` can be answered, else 503."""
+        """Answer 200 if the server can answer requests without `options`, else 503."""
         if missing := self._pipeline.list_missing():
             return json_response({"ready": False, "error": "; ".join(missing)}, status=503)
         return json_response({"ready": True})
@@ -242,7 +242,7 @@ class OpenInferenceRoutes:
         return json_response({"model_stats": [self._statistics.build_stats(m.ref) for m in models]})
 
     async def index(self, request: Request) -> Response:
-        """List the models of the store, only those in the memory of a replica with `ready`."""
+        """List the models of the store. With `ready: true` in the body, list only ready models."""
         only_ready = (await self._optional_object(request)).get("ready")
         if only_ready is not None and not isinstance(only_ready, bool):
             raise InvalidField("`ready` must be a boolean", field="ready")

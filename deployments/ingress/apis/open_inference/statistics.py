@@ -13,7 +13,8 @@ from deployments.messages import ModelRef
 from deployments.records import RequestRecord
 from deployments.tasks import list_task_names
 
-# Tokenizer requests are not inferences. "none" failed before its task was known.
+# Tasks that count as inferences; tokenizer requests do not. "none" is the task of a request that
+# failed before its task was known.
 INFERENCES = frozenset({"none", *list_task_names()})
 
 
@@ -43,9 +44,9 @@ class ModelStats(TypedDict):
     version: str
     last_inference: int  # milliseconds since the epoch; 0: never
     inference_count: int  # items of successful requests
-    execution_count: int  # requests without cache hits; /metrics counts forward passes
+    execution_count: int  # requests that were no cache hits; /metrics counts forward passes
     inference_stats: InferenceStatistics
-    batch_stats: list[Durations]  # always empty: encoders build the batches
+    batch_stats: list[Durations]  # always empty: the batches are built in the encoders, not here
 
 
 class StatisticsResponse(TypedDict):
@@ -80,7 +81,7 @@ class _ModelCounts:
 
 
 class ModelStatistics:
-    """A RequestRecorder that sums the requests of all APIs per model, in this ingress replica.
+    """A RequestRecorder that sums this ingress replica's requests per model, over all APIs.
 
     `clock` returns seconds since the epoch.
     """
@@ -107,7 +108,7 @@ class ModelStatistics:
         counts.forward.add(request.timings.forward_s)
 
     def build_stats(self, model: ModelRef) -> ModelStats:
-        """Build the statistics of a model. A process serves one version of it."""
+        """Build the statistics of a model. Its counts include the requests to all its versions."""
         counts = self._counts.get(model.id, _ModelCounts())
         return {
             "name": model.id,

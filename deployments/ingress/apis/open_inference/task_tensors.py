@@ -16,17 +16,17 @@ from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
 from deployments.ingress.http.api import schema_of
 from deployments.tasks import TASKS, Task
 
-InputTexts = Mapping[str, list[str]]  # by name of the input
+InputTexts = Mapping[str, list[str]]  # texts by input name
 
-# Names of the text input. The metadata has the first; the others come from other servers.
+# Names of the text input. The metadata has the first; clients of other servers send the others.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
-# MLServer's content type of BYTES with a JSON value each.
+# MLServer's content type of BYTES tensors whose elements are JSON values.
 JSON_ROWS = "hg_jsonlist"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output in the metadata; -1 is any size."""
+    """An input or output in the metadata. A size of -1 means any size."""
 
     name: str
     datatype: Datatype
@@ -42,13 +42,13 @@ class TaskTensors:
     to_inputs: Callable[[InputTexts], Any]  # raises InvalidField
     to_outputs: Callable[[Any], tuple[Tensor, ...]]
     batched: bool = True  # row i of the outputs belongs to row i of the inputs
-    # Prefix of the field paths of the task, and its replacement in errors.
+    # Prefix of the task's field paths, and the text that replaces it in errors.
     field_name: tuple[str, str] = ("inputs.", "")
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTensors:
-    """The tensors of a request by role."""
+    """The tensors of a request, separated into input texts and parameters."""
 
     columns: InputTexts
     parameters: Mapping[str, Any]
@@ -89,7 +89,7 @@ def _build_embedding(value: Any) -> tuple[Tensor, ...]:
 
 
 def _build_labels(value: Any) -> tuple[Tensor, ...]:
-    """All texts have the same number of labels."""
+    """Build a rectangular tensor: all texts have the same number of labels."""
     pairs = [[(item["label"], item["score"]) for item in row] for row in value]
     return _build_label_tensors(pairs)
 
@@ -160,8 +160,8 @@ TASK_SIGNATURES: Mapping[frozenset[str], str] = {
 def find_task_tensors(task: str) -> TaskTensors:
     """Return the entry of TASK_TENSORS, or derive one from the input type of the task.
 
-    An object becomes one tensor per property, of one row where the property is a string. All other
-    inputs become the tensor `text`. The result is JSON.
+    A task whose input is an object gets one tensor per property. A string property has one row.
+    Any other task gets the single tensor `text`. The output is JSON.
     """
     return TASK_TENSORS.get(task) or _derive_tensors(TASKS[task])
 
@@ -254,7 +254,7 @@ def bind_tensors(task: str, tensors: Mapping[str, Tensor]) -> BoundTensors:
 
 
 def _find_text_name(tensors: Mapping[str, Tensor]) -> str:
-    """Return a known name, else the name of the only BYTES tensor."""
+    """Return the first of TEXT_NAMES among the tensors, else the name of the only BYTES tensor."""
     known_name = next((name for name in TEXT_NAMES if name in tensors), None)
     if known_name is not None:
         return known_name

@@ -47,7 +47,7 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-# Python types of JSON values, by numpy kind.
+# Python types of JSON values, by kind of numpy dtype.
 JSON_TYPES: Mapping[str, frozenset[type]] = {
     "b": frozenset({bool}),
     "i": frozenset({int}),
@@ -151,7 +151,7 @@ def _numbers(name: str, kind: np.dtype[Any], values: list[Any]) -> NDArray[Any]:
 def _texts(name: str, count: int, raw: memoryview) -> list[str]:
     texts: list[str] = []
     start = 0
-    # Read what the bytes contain. The shape is not trusted: it may be huge.
+    # Read elements until the bytes end. The shape is not trusted: a client may send a huge one.
     while start < len(raw):
         begin = start + ELEMENT_LENGTH.size
         if begin > len(raw):

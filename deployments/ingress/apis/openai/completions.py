@@ -74,12 +74,12 @@ def drop_text(completion: Completion) -> Completion:
 
 
 class CompletionStreamChoice:
-    """One choice, built from chunks or at once."""
+    """One choice of a response, built chunk by chunk or from a whole completion."""
 
     def __init__(self, index: int, body: CompletionBody, prompt: Prompt, started: Started) -> None:
         self._index = index
         self._with_logprobs = body.logprobs is not None
-        self._pending_prompt = started.prompt if body.echo else ()  # precedes the next logprobs
+        self._pending_prompt = started.prompt if body.echo else ()  # put before the next logprobs
         self._offset = 0  # characters before the next token
         self._echoed_text = ""
         if body.echo:

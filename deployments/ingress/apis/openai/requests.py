@@ -32,8 +32,8 @@ FORMAT_FIELD = "response_format"
 FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 MAX_LOGIT_BIASES = 1_024
 MAX_LOGIT_BIAS = 100.0
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; a chat may fill the context
-MIN_TOP_P = 1e-9  # keeps the most likely token only
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
+MIN_TOP_P = 1e-9  # replaces `top_p` 0; keeps only the most likely token
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
@@ -43,9 +43,9 @@ TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 def parse_grammar(response_format: Any) -> Grammar | None:
     """Parse `response_format`; None for free text. Raises InvalidField.
 
-    `{"type": "text"}`, `{"type": "json_object"}`, the latter also with a schema as `value`,
-    `{"type": "json_schema", "json_schema": {"schema": ...}}`, `{"type": "json", "value": ...}` and
-    `{"type": "regex", "value": ...}`.
+    The forms are `{"type": "text"}`, `{"type": "json_object"}` (optionally with a schema as
+    `value`), `{"type": "json_schema", "json_schema": {"schema": ...}}`,
+    `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`.
     """
     if response_format is None:
         return None
@@ -104,7 +104,8 @@ def parse_completion_request(
             "`max_tokens` must be at least 1. 0 needs `echo` and excludes `stream`.",
             field="max_tokens",
         )
-    # The texts of echoed token ids come from the generator, with the logprobs of the prompt.
+    # Only the generator knows the text of a prompt of token ids. It returns this text together with
+    # the logprobs of the prompt, so an echo of token ids requests them.
     has_token_ids = any(isinstance(prompt, tuple) for prompt in prompts)
     return GenerationRequest(
         prompt=prompts[0],
@@ -146,7 +147,7 @@ def parse_chat_request(
 
 
 def parse_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
-    """`defaults` are those of the checkpoint. Raises InvalidField."""
+    """Build the options. `defaults` come from the checkpoint. Raises InvalidField."""
     return GenerationOptions(
         sampling=parse_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,

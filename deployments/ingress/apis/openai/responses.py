@@ -23,7 +23,7 @@ FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
     FinishReason.END: "stop",
     FinishReason.STOP: "stop",
 }
-# Error types by status; others below 500 are `invalid_request_error`.
+# Error types by status. All other statuses below 500 have the type `invalid_request_error`.
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
@@ -48,7 +48,7 @@ def build_envelope(model: RegisteredModel, object_type: str, id_prefix: str) -> 
 def build_usage(
     started: Sequence[Started], finished: Sequence[Finished], choices_per_prompt: int
 ) -> GenerationUsage:
-    """Count the tokens of each prompt once and of all choices; `started` has one per choice."""
+    """Count the tokens of all choices, and of each prompt once. `started` has one per choice."""
     prompts = started[::choices_per_prompt]
     prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
     completion_tokens = sum(choice.generated_tokens for choice in finished)
@@ -61,7 +61,7 @@ def build_usage(
 
 
 def build_timings(finished: Sequence[Finished]) -> StreamTimings:
-    """Return the phases of the slowest choice. Streams have no `server-timing`."""
+    """Return the phases of the slowest choice. They replace `server-timing`, which streams lack."""
     slowest = GenerationTimings(*map(max, zip(*(f.timings for f in finished), strict=True)))
     return {
         "tokenize_ms": round(slowest.tokenize_s * 1e3, 2),

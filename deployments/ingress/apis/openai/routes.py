@@ -75,7 +75,7 @@ EXAMPLE_CHAT = {
 
 
 def openai_error(error: ServeError) -> Response:
-    # OpenAI's clients retry each 5xx twice without this header. Most would fail again.
+    # Without `x-should-retry` OpenAI's clients retry each 5xx twice. Most retries would fail again.
     headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
     body = {"error": build_openai_error(error)}
     return json_response(body, status=error.status, headers=headers)
@@ -208,7 +208,7 @@ class OpenAIRoutes:
         return json_response(content, headers=generation_headers(response))
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], RegisteredModel]:
-        """Find the model before the body is validated: a wrong model is the first error."""
+        """Return body and model. The body is validated later, so an unknown model fails first."""
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
         return raw, await self._pipeline.find_generator(model_id)

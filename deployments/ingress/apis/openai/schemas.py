@@ -30,7 +30,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(BaseModel):
-    """Fields of both requests. Unknown keys are ignored, as by OpenAI."""
+    """Fields that chat and completion requests share. As at OpenAI, unknown keys are ignored."""
 
     model_config = LENIENT
 
@@ -249,7 +249,7 @@ class ResponseToolCall(TypedDict):
     id: str
     type: Literal["function"]
     function: ResponseFunction
-    index: NotRequired[int]  # in streams
+    index: NotRequired[int]  # only in streams
 
 
 class ChatMessage(TypedDict):

@@ -19,7 +19,7 @@ DONE = build_event(b"[DONE]")
 
 
 class StreamChoice(Protocol):
-    """Builds the objects in `choices` of one choice of a stream."""
+    """Builder of the objects that `choices` of a stream has for one choice."""
 
     def open(self) -> Iterator[Mapping[str, Any]]:
         """Yield the objects that precede the first token."""
@@ -40,9 +40,9 @@ async def encode_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield an event per object, then the usage if requested, then `[DONE]`.
 
-    Events that are ready together form one piece.
+    Events that are ready at the same time are yielded as one piece of bytes.
     """
-    # OpenAI's chunks have a null usage if a later chunk has the usage.
+    # As at OpenAI: `usage` is null in all chunks before the one that has it.
     usage = {"usage": None} if includes_usage else {}
 
     def encode(objects: Iterable[Mapping[str, Any]]) -> bytes:
@@ -64,7 +64,7 @@ async def encode_stream(
 
 
 def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
-    """Return an encoder of errors within a stream that renames fields by `names`."""
+    """Return an encoder for the error event of a stream. It renames error fields by `names`."""
 
     def encode(error: ServeError) -> bytes:
         return build_event(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))

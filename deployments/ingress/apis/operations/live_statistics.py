@@ -23,12 +23,13 @@ from deployments.metrics import PREFIX
 from deployments.records import RequestRecord
 
 WINDOW_S = 60.0
-MAX_REQUESTS = 8192  # a busier server keeps the latest; the rates are those of their time
+# Limit of the kept requests. A busier server keeps only the latest, and its window is shorter.
+MAX_REQUESTS = 8192
 MAX_AGE_S = 1.0  # of an answer
-MAX_LOAD_AGE_S = 5.0  # of the load: the text of all metrics takes milliseconds to read
+MAX_LOAD_AGE_S = 5.0  # of the load: parsing the text of all metrics takes milliseconds
 PERCENTILES = (50, 90, 99)
 LOAD = re.compile(rf"^{PREFIX}_(busy_ratio|queued_seconds){{(.*)}} (\S+)$", re.MULTILINE)
-NO_MODEL = RequestContext().model  # of requests that were refused before
+NO_MODEL = RequestContext().model  # of requests that failed before a model was chosen
 DEPLOYMENT = re.compile(r'\bdeployment="(\w+)"')
 
 
@@ -54,14 +55,14 @@ class ModelFigures(RequestFigures):
 
 
 class InFlight(TypedDict):
-    """Admitted work of this ingress replica that is not answered."""
+    """Admitted work of this ingress replica that is not answered yet."""
 
     texts: int
     generations: int
 
 
 class ScalingFigures(TypedDict):
-    """Replicas that a deployment shall have, and may have; equal where it does not scale."""
+    """Desired replicas of a deployment and their bounds; all equal without autoscaling."""
 
     target: int
     min: int
@@ -75,7 +76,7 @@ class DeploymentFigures(TypedDict):
     starting: int
     scaling: ScalingFigures | None  # null before the first status of Ray Serve
     busy_ratio: float | None  # mean share of the capacity in use
-    queued_s: float | None  # time for the work that waits, the longest of all replicas
+    queued_s: float | None  # time for the waiting work of the replica that has the most
 
 
 class LiveStatistics(RequestFigures):
@@ -86,7 +87,7 @@ class LiveStatistics(RequestFigures):
     queue_ms: Percentiles  # wait for an engine thread
     cache_hit_ratio: float | None  # of the look-ups
     in_flight: InFlight
-    models: list[ModelFigures]  # with requests in the window, the busiest first
+    models: list[ModelFigures]  # models with requests in the window, the busiest first
     deployments: dict[str, DeploymentFigures]
 
 
@@ -107,7 +108,7 @@ class RecentRequests:
         self._requests.append(_Timed(self._clock(), request))
 
     def read(self) -> tuple[list[RequestRecord], float]:
-        """Return the requests, and the seconds in which they ended."""
+        """Return the requests of the window, and the length of the window in seconds."""
         now_s = self._clock()
         while self._requests and self._requests[0].at_s < now_s - WINDOW_S:
             self._requests.popleft()
@@ -118,7 +119,7 @@ class RecentRequests:
 
 
 class LiveStatisticsReader:
-    """Computes the answer at most once in MAX_AGE_S, for all callers."""
+    """Reader that computes the answer at most once in MAX_AGE_S, for all callers."""
 
     def __init__(
         self,

@@ -104,8 +104,8 @@ ALIASES = (
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
-MAX_AGE_S = 1.0  # of a scrape; agents themselves collect every few seconds
-# Agents are in the cluster: ignore proxies of the environment.
+MAX_AGE_S = 1.0  # of a scrape; the agents collect only every few seconds
+# The agents are inside the cluster, so the proxy settings of the environment do not apply.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # Labels of Ray without information about requests. `WorkerId` becomes `replica`, which separates
 # the series of two replicas.
@@ -113,7 +113,7 @@ AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_
 
 
 class SharedScrape:
-    """Scrapes at most once at a time and once in MAX_AGE_S, for all who ask."""
+    """Scrape that all callers share: one at a time, and at most one in MAX_AGE_S."""
 
     def __init__(self, scrape: Callable[[], Awaitable[str]]) -> None:
         self._scrape = scrape
@@ -156,7 +156,7 @@ def _fetch(url: str) -> str:
 
 
 def merge_expositions(expositions: Iterable[str]) -> str:
-    """Merge the metrics of this project: one HELP and TYPE each, then all samples."""
+    """Merge this project's metrics: per metric one HELP and one TYPE, then all samples."""
     headers: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     metric = ""

@@ -1,7 +1,7 @@
 """Usage per API key, summed over the ingress replicas of the whole cluster.
 
-It is read from the metrics: they already gather every replica. So it covers the running processes;
-Prometheus keeps the history.
+The usage is read from the metrics, which already cover every replica. It counts from the start of
+the running processes. Prometheus keeps the history.
 """
 
 from __future__ import annotations

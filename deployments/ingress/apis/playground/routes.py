@@ -24,7 +24,7 @@ from deployments.ingress.http.request_options import model_in_path
 
 PAGE = Path(__file__).parent / "page"
 INDEX = "index.html"
-# The page builds all content from nodes: no text can become markup.
+# The page builds its content from DOM nodes, so no text can become markup.
 POLICY = build_policy(require_trusted_types_for="'script'")
 ASSETS = tuple(sorted(path.name for path in PAGE.iterdir() if path.name != INDEX))
 
@@ -68,14 +68,14 @@ class PlaygroundRoutes:
         )
 
     async def root(self, request: Request) -> Response:
-        """Browsers accept `text/html`; curl and clients of the APIs do not ask for it."""
+        """Return the page to browsers, which accept `text/html`. Other clients get a status."""
         headers = {"vary": "accept"}
         if "text/html" in request.headers.get("accept", ""):
             return await self._files.respond(INDEX, request, headers=headers)
         return json_response({"status": "ok"}, headers=headers)
 
     async def asset(self, request: Request) -> Response:
-        """A file of the page; the route takes the known names only."""
+        """Return a file of the page. The path pattern matches only known file names."""
         return await self._files.respond(request.url.path.rpartition("/")[2], request)
 
     async def report(self, request: Request) -> Response:

@@ -56,7 +56,8 @@ TEXTS_FIELDS = {"inputs.": "", "parameters.": ""}
 DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
 CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
 VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
-# Also of text-embeddings-inference, whose error format applies until the body has `documents`.
+# Paths that text-embeddings-inference has too. Errors have its format unless the body has
+# `documents`.
 TEI_PATHS = ("/rerank",)
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
 ANIMALS = ["A dog barks.", "A cat purrs."]
@@ -194,7 +195,7 @@ class RerankRoutes:
         return json_response(content, headers=inference_headers(response))
 
     def _is_tei_path(self, request: Request) -> bool:
-        """Whether text-embeddings-inference has this path too."""
+        """Whether text-embeddings-inference also has the path of the request."""
         return not request.url.path.endswith(VERSIONED_PATHS)
 
 

@@ -66,7 +66,7 @@ class RankedDocument(TypedDict):
 
     index: int
     relevance_score: float
-    document: NotRequired[DocumentText | str]  # a text on `/rerank`, as by Infinity
+    document: NotRequired[DocumentText | str]  # a string on `/rerank`, as Infinity returns it
 
 
 class RerankEnvelope(TypedDict):
@@ -100,7 +100,7 @@ def document_text(document: str | RerankDocument) -> str:
 def build_ranked_document(
     ranked: RankedText, texts: list[str] | None, *, bare: bool
 ) -> RankedDocument:
-    """Include the document if `texts` are given: as a text if `bare`, else as an object."""
+    """Include the document if `texts` are given: as a string if `bare`, else as an object."""
     document = RankedDocument(index=ranked["index"], relevance_score=ranked["score"])
     if texts is not None:
         text = texts[ranked["index"]]

@@ -70,11 +70,11 @@ class TextToTextRequest:
 
     @property
     def options(self) -> GenerationOptions:
-        """The parameters, completed by the defaults of the model."""
+        """The options from the parameters, with the model's defaults for missing ones."""
         parameters, defaults = self.parameters, self.model.generation_config.defaults
         min_new_tokens, max_new_tokens = parse_lengths(parameters, defaults)
         no_repeat_ngram = parameters.no_repeat_ngram_size
-        if no_repeat_ngram is None:  # text that follows a grammar has to repeat n-grams
+        if no_repeat_ngram is None:  # with a grammar 0: its text has to repeat n-grams
             no_repeat_ngram = 0 if parameters.grammar else defaults.no_repeat_ngram_size
         options = parse_options(parameters, streams=self.tgi_request.streams)
         return options._replace(
@@ -143,7 +143,7 @@ def parse_lengths(
 ) -> tuple[int, int | None]:
     """Return minimum and maximum of new tokens. Raises InvalidField for minimum > maximum.
 
-    A default that conflicts with a requested bound yields to it.
+    A requested bound replaces a default that conflicts with it.
     """
     minimum, maximum = parameters.min_new_tokens, parameters.max_new_tokens
     if minimum is None and parameters.min_length is not None:
@@ -168,7 +168,7 @@ def parse_lengths(
 def parse_beam_search(
     parameters: TextToTextParameters, defaults: GenerationDefaults, *, streams: bool
 ) -> BeamSearchParams | None:
-    """Return None where streaming, sampling or a token-level parameter excludes beam search."""
+    """Return None for one beam, or if streaming, sampling or a token-level parameter is set."""
     num_beams = defaults.num_beams if parameters.num_beams is None else parameters.num_beams
     is_token_level = streams or parameters.samples or _find_token_level(parameters) is not None
     if num_beams == 1 or is_token_level:

@@ -45,9 +45,9 @@ PLAIN_KEY = "generated_text"
 def build_text2text_response(
     response: GenerationResponse, request: TextToTextRequest, *, both_keys: bool
 ) -> list[Any]:
-    """Return an object per text, or a list per text for several sequences of several texts.
+    """Return one object per sequence; one list per text if a list of texts has several sequences.
 
-    With `both_keys` an object repeats the text under the key of text generation.
+    With `both_keys` an object repeats its text as `generated_text`.
     """
     objects = [
         [_build_object(generated, request, both_keys=both_keys) for generated in sequences]
@@ -81,7 +81,7 @@ def clean_up_spaces(text: str) -> str:
     return text
 
 
-# Documentation of the Hugging Face routes.
+# Response type and example for the OpenAPI document of the Hugging Face routes.
 TEXT2TEXT_RESPONSE = list[TextToTextAnswer] | list[list[TextToTextAnswer]]
 TEXT2TEXT_EXAMPLE: Mapping[str, Any] = {"inputs": ["The food was good."]}
 
@@ -105,8 +105,8 @@ class TextToTextHandler:
     ) -> Response:
         """Respond with a list or a stream.
 
-        `text_generation` and `summarization` of huggingface_hub send the same body to the same
-        path. Without a task in the path the response has the keys of both.
+        The methods `text_generation` and `summarization` of huggingface_hub send the same body to
+        the same path. Without a task in the path the response has the keys of both methods.
         """
         task = resolve_generation_task(model, path_task)
         streams = parse_stream_flag(body)
@@ -131,7 +131,7 @@ class TextToTextHandler:
     async def _search_beams(
         self, parsed: TextToTextRequest, generation_request: GenerationRequest
     ) -> GenerationResponse:
-        """Beam search has no partial result. Raises DeadlineExceeded after `max_time`."""
+        """Raises DeadlineExceeded after `max_time`, because beam search has no partial result."""
         max_time_s = parsed.parameters.max_time
         deadline_s = math.inf if max_time_s is None else deadline_after(max_time_s)
         async with enforce_max_time(

@@ -19,7 +19,7 @@ from deployments.ingress.apis.text_generation.schemas import (
 )
 from deployments.tasks.inputs import parse_parameters
 
-# Objects of parameters for `generate`, older names first.
+# Keys of objects with parameters for `generate`, in ascending precedence.
 NESTED_KEYS = ("generate_kwargs", "generation_parameters", "generate_parameters")
 # A beam's score is divided by its length to this power, which must not overflow.
 MAX_LENGTH_PENALTY = 10.0
@@ -30,9 +30,9 @@ NonNegative = Annotated[int, Field(ge=0)]
 class TextToTextParameters(GenerateParameters):
     """Parameters of text generation and of the pipelines of transformers.
 
-    They are at the top level, in `parameters`, or there in `generate_parameters`, also called
-    `generation_parameters` and `generate_kwargs`. The outer of two equal names wins. Defaults are
-    those of the checkpoint.
+    A request has them at the top level, in `parameters`, or in an object of NESTED_KEYS within
+    `parameters`. An outer value takes precedence over a nested one. The defaults come from the
+    checkpoint.
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -74,9 +74,9 @@ class TextToTextParameters(GenerateParameters):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are sampled: the value of `do_sample`, else whether a parameter needs it.
+        """Whether tokens are sampled: `do_sample` if set, else whether a parameter needs sampling.
 
-        Values without effect, such as a temperature of 1, do not count: clients send them always.
+        Some clients always send neutral values, such as a temperature of 1. These do not count.
         """
         if self.temperature == 0:
             return False
@@ -127,7 +127,7 @@ TEXT_KEYS: Mapping[str, str] = {
 
 
 def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
-    """Merge nested and outer parameters. Raises UnknownParameter or InvalidField."""
+    """Merge nested and outer parameters, validate them. Raises UnknownParameter or InvalidField."""
     merged: dict[str, Any] = {}
     for name in NESTED_KEYS:
         nested = raw.get(name)
@@ -143,5 +143,5 @@ def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
 
 
 def _drop_nulls(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A null means "not set" and must not override a nested value."""
+    """Remove nulls: a null means "not set" and must not override a nested value."""
     return {key: value for key, value in raw.items() if value is not None}

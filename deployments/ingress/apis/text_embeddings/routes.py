@@ -1,6 +1,6 @@
 """Routes of text-embeddings-inference's API.
 
-POST /embed  /embed_all  /predict  /similarity      `model` of the body, or the first that fits
+POST /embed  /embed_all  /predict  /similarity      `model` of the body, or the first fitting model
 POST /tokenize  /decode                             the same
 POST /embed_sparse                                  not supported
 POST /models/{id}/embed  ...                        the same for one model
@@ -95,7 +95,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 
 def build_tei_error(error: ServeError) -> Response:
-    """`error_type` is in Title Case, as in the server of TEI, unlike its documentation."""
+    """Build the error. `error_type` is in Title Case, as TEI sends it, not as TEI documents it."""
     status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
     body = {"error": error.message, "error_type": kind, "code": error.code}
     return json_response(body, status=status, headers=retry_headers(error))
@@ -105,7 +105,7 @@ TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error)
 
 B = TypeVar("B", bound=BaseModel)
 
-# Parameters are at the top level of the body.
+# The body has the task's parameters at its top level.
 TEI_FIELD_NAMES = {"parameters.": ""}
 MODEL_PATH = "/models/{id:path}"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -124,7 +124,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
-# The rerank API serves `/rerank`, with errors in this format unless the body has `documents`.
+# The rerank API serves `/rerank`. Its errors have TEI's format unless the body has `documents`.
 OWN_NAMES = frozenset({*SUFFIXES, "rerank"})
 
 
@@ -254,7 +254,7 @@ class TextEmbeddingsRoutes:
             tokenized = await self._pipeline.tokenize(
                 inference_request, special=body.add_special_tokens is not False
             )
-        # In a thread: 100,000 tokens take tenths of a second.
+        # Use a thread: building 100,000 tokens takes tenths of a second.
         return json_response(
             await asyncio.to_thread(lambda: list(map(build_simple_tokens, tokenized)))
         )

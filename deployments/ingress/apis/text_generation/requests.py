@@ -45,7 +45,7 @@ TGI_FIELD_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDefaults:
-    """Properties of a route that the body cannot set, or sets only in part."""
+    """Properties of a route. Some are fixed, others are defaults that the body may replace."""
 
     full_text: bool = False  # default of `return_full_text`
     many: bool = False  # accepts several prompts and several sequences per prompt
@@ -151,7 +151,7 @@ def _reject_unsupported(parameters: GenerateParameters) -> None:
 
 
 def _reject_unstreamable(parameters: GenerateParameters, *, is_list: bool) -> None:
-    """A stream has the tokens of one sequence for one prompt."""
+    """Raises InvalidField for parameters that a stream of one sequence cannot have."""
     if is_list:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
     for name in ("best_of", "num_return_sequences"):

@@ -67,7 +67,7 @@ EXAMPLES: Mapping[str, Any] = {
         "parameters": {"max_new_tokens": 8, "temperature": 0.7, "seed": 7, "details": True},
     },
 }
-# Documentation of the Hugging Face routes.
+# Example and response type for the OpenAPI document of the Hugging Face routes.
 ENVELOPE_EXAMPLE: Mapping[str, Any] = {**EXAMPLES["greedy"], "stream": False}
 ENVELOPE_RESPONSE = list[Generated] | list[list[Generated]]
 EVENT_SCHEMA = schema_of(TokenEvent | TgiErrorEvent)

@@ -156,7 +156,7 @@ def parse_generate_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
     """Raises UnknownParameter, EmptyInput or InvalidField with the name of the key.
 
     Unknown keys are rejected because ignoring them hides typing errors. huggingface_hub parses
-    this message and retries without these keys. It sends no unknown key by itself.
+    the error message and retries without the unknown keys. It adds no unknown key by itself.
     """
     unknown = [key for key in raw if key not in GenerateParameters.model_fields]
     if unknown:

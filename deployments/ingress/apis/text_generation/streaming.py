@@ -29,7 +29,7 @@ from deployments.messages import Chunk, Completion, Finished, Started, Token, me
 
 @asynccontextmanager
 async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator[None]:
-    """Cancel the body at `deadline_s`; raise DeadlineExceeded with the state in `description`."""
+    """Cancel the block at `deadline_s`; raise DeadlineExceeded. `description` is its state then."""
     message = f"`parameters.max_time` ended {description}"
     try:
         async with enforce_deadline(deadline_s, message) as timeout:
@@ -44,7 +44,7 @@ async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator
 async def start_stream_before(
     pipeline: RequestPipeline, generation_request: GenerationRequest, deadline_s: float
 ) -> GenerationStream:
-    """Start a stream. Raises DeadlineExceeded without a first token by `deadline_s`."""
+    """Start a stream. Raises DeadlineExceeded if no token arrives by `deadline_s`."""
     async with enforce_max_time(deadline_s, "before the first token"):
         return await pipeline.stream(generation_request)
 
@@ -52,7 +52,7 @@ async def start_stream_before(
 async def read_batches_until(
     stream: GenerationStream, deadline_s: float
 ) -> AsyncIterator[list[ChoiceChunk]]:
-    """Yield the parts of a stream. Sequences that run at `deadline_s` end with reason `length`."""
+    """Yield the batches of a stream. At `deadline_s` running sequences end with reason `length`."""
     batches = stream.batches()
     while True:
         try:
