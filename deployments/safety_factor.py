@@ -24,6 +24,10 @@ class Prediction(NamedTuple):
     left_s: float  # from queuing until the deadline
     deadline_s: float  # see deployments.deadlines
 
+    @property
+    def is_informative(self) -> bool:
+        return self.seconds >= MIN_TIME_SHARE * self.left_s
+
 
 class SafetyFactor:
     """A quantile of the ratio of actual to predicted times, estimated by stochastic approximation.
@@ -37,12 +41,12 @@ class SafetyFactor:
 
     def record_end(self, prediction: Prediction) -> None:
         """Learn from a job that ends now, or that is dropped now because it is late."""
-        if prediction.seconds >= MIN_TIME_SHARE * prediction.left_s:
+        if prediction.is_informative:
             self._step(TARGET_SHARE if self._is_late(prediction) else TARGET_SHARE - 1)
 
     def record_abandoned(self, prediction: Prediction) -> None:
-        """Learn from a job whose caller leaves now. Its end is unknown, unless it is late now."""
-        if prediction.seconds >= MIN_TIME_SHARE * prediction.left_s and self._is_late(prediction):
+        """Learn from a job that ends now without an answer, if it is late already."""
+        if prediction.is_informative and self._is_late(prediction):
             self._step(TARGET_SHARE)
 
     def _is_late(self, prediction: Prediction) -> bool:

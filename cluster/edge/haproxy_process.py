@@ -9,6 +9,8 @@ from asyncio.subprocess import DEVNULL, Process
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from deployments.errors import ServeError
 
 START_S = 10.0  # limit until a new process answers on its admin socket
@@ -63,6 +65,14 @@ class HaproxyProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def read_cpu_s(self) -> float:
+        """Return the CPU time of the process in s, 0 after its end."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
 
     async def command(self, line: bytes, timeout_s: float = COMMAND_S) -> bytes:
         """Send one line to the admin socket and return the answer. Raises OSError."""

@@ -208,13 +208,22 @@ class Edge:
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             process = self._current
-            if process not in self._processes or await process.is_serving(HEALTH_TIMEOUT_S):
+            if process not in self._processes:
                 continue
-            # Probe twice, because a busy host may have delayed the first answer. A process that was
-            # replaced meanwhile may not answer either, but it must finish its requests.
-            if not await process.is_serving(HEALTH_TIMEOUT_S) and process is self._current:
+            cpu_s = process.read_cpu_s()
+            if await self._answers_a_probe(process) or process is not self._current:
+                continue
+            # A process that computes waits for a core or serves a flood. Its end would lose the
+            # requests in flight. HAProxy's own watchdog ends a thread that loops.
+            if process.read_cpu_s() == cpu_s:
                 self._report("HAProxy does not answer")
                 process.kill()
+
+    async def _answers_a_probe(self, process: HaproxyProcess) -> bool:
+        """Probe twice, because a busy host may have delayed the first answer."""
+        return await process.is_serving(HEALTH_TIMEOUT_S) or await process.is_serving(
+            HEALTH_TIMEOUT_S
+        )
 
 
 def control_socket(directory: Path) -> Path:

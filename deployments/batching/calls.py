@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from deployments.batching.passes import PassResult
 from deployments.errors import ServeError
 from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
-from deployments.safety_factor import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,6 @@ class QueuedCall:
     client: str
     future: asyncio.Future[CallOutputs]
     deadline_s: float  # see deployments.deadlines
-    prediction: Prediction
     rows: list[NDArray[np.float32] | None]
     missing: int
     tokens: int
@@ -62,27 +60,24 @@ class QueuedItem:
 
 def deliver(
     item: QueuedItem, result: NDArray[np.float32] | ServeError, done: PassResult, batch_items: int
-) -> bool:
-    """Give the result of one item to its call. Return whether the call has all outputs now."""
+) -> None:
     call = item.call
     if call.future.done():
-        return False
+        return
     if isinstance(result, ServeError):
         call.future.set_exception(result)
-        return False
+        return
     call.rows[item.index] = result
     call.missing -= 1
     call.queue_s = max(call.queue_s, done.started_s - item.arrived_s)
     call.forward_s = max(call.forward_s, done.forward_s)
     call.batch_items = max(call.batch_items, batch_items)
-    if call.missing:
-        return False
-    timings = EncoderTimings(
-        queue_s=call.queue_s,
-        forward_s=call.forward_s,
-        tokens=call.tokens,
-        batch_items=call.batch_items,
-    )
-    rows = [row for row in call.rows if row is not None]
-    call.future.set_result(CallOutputs(rows, done.compute_type, timings))
-    return True
+    if call.missing == 0:
+        timings = EncoderTimings(
+            queue_s=call.queue_s,
+            forward_s=call.forward_s,
+            tokens=call.tokens,
+            batch_items=call.batch_items,
+        )
+        rows = [row for row in call.rows if row is not None]
+        call.future.set_result(CallOutputs(rows, done.compute_type, timings))

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from deployments.batching.batches import LOOK_AHEAD, plan_batch
@@ -38,7 +39,7 @@ from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import ModelRef, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
-from deployments.safety_factor import MIN_TIME_SHARE, Prediction, SafetyFactor
+from deployments.safety_factor import Prediction, SafetyFactor
 from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -57,7 +58,7 @@ PlanLonePass = Callable[[ModelRef, int, int], LonePass]
 # loaded in between, even if the callers have gone.
 HoldModel = Callable[[ModelRef, bool], None]
 _USUAL = LonePass()
-# A call is dropped if the predicted time of its rest exceeds the time left by this factor.
+# A call is dropped if its waiting items take more than the time until its deadline times this.
 DROP_FACTOR = 1.1
 # Seconds after a change of the calling client in which each client gets a limited share of a pass.
 SHARED_S = 1.0
@@ -154,8 +155,9 @@ class BatchScheduler:
             tokens=sum(len(item.ids) for item in items),
             price=price,
             measured_at=self.prices.passes[model] + MEASURED_PASSES,
-            prediction=prediction,
         )
+        if prediction.is_informative:
+            call.future.add_done_callback(partial(self._learn, prediction))
         now_s, rate = time.perf_counter(), cost / price
         if self._last_client != (client, priority):
             self._last_client = (client, priority)
@@ -197,11 +199,12 @@ class BatchScheduler:
         left_s = remaining_s(deadline_s)
         if not self._queue or left_s < 0:  # an expired call is dropped in its turn
             return Prediction(0.0, left_s, deadline_s)
-        predicted_s = self._running_s + self._queue.cost + cost
-        if predicted_s > MIN_TIME_SHARE * left_s:  # else the order of the queue is irrelevant
-            ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
-            predicted_s = self._running_s + ahead_s + cost
-        needed_s = self._safety.value * predicted_s
+        prediction = Prediction(self._running_s + self._queue.cost + cost, left_s, deadline_s)
+        if not prediction.is_informative:  # even if the whole queue goes first
+            return prediction
+        ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
+        prediction = prediction._replace(seconds=self._running_s + ahead_s + cost)
+        needed_s = self._safety.value * prediction.seconds
         if needed_s > left_s:
             raise build_overloaded(
                 f"The request would take about {needed_s:.1f} s, its deadline is in {left_s:.1f} "
@@ -209,7 +212,14 @@ class BatchScheduler:
                 needed_s - left_s,
                 needed_s,
             )
-        return Prediction(predicted_s, left_s, deadline_s)
+        return prediction
+
+    def _learn(self, prediction: Prediction, done: asyncio.Future[CallOutputs]) -> None:
+        """Learn from a call that ended. The ingress cancels a call at its deadline."""
+        if done.cancelled() or done.exception() is not None:
+            self._safety.record_abandoned(prediction)
+        else:
+            self._safety.record_end(prediction)
 
     def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
         """Reject the calls whose turn is last if the queue is full, else raise Overloaded."""
@@ -233,14 +243,7 @@ class BatchScheduler:
 
     def _remove_cancelled(self) -> None:
         self._is_cleaning = False
-        for item in self._queue:
-            self._learn_if_late(item.call)
         self._queue.discard(lambda item: item.call.future.cancelled())
-
-    def _learn_if_late(self, call: QueuedCall) -> None:
-        """Learn from a cancelled call: the ingress cancels a call at its deadline."""
-        if call.future.cancelled():
-            self._safety.record_abandoned(call.prediction)
 
     def _dispatch(self) -> None:
         while (first := self._queue.first) is not None and self._busy < self._max_in_flight():
@@ -272,7 +275,6 @@ class BatchScheduler:
             )
         else:
             return True
-        self._safety.record_end(call.prediction)
         self._reject(call, DeadlineExceeded(message))
         return False
 
@@ -358,9 +360,7 @@ class BatchScheduler:
             health.record_success()
         self._dispatch()  # first: an idle engine thread costs more than a late result
         for item, result in zip(batch, done.results, strict=True):
-            self._learn_if_late(item.call)
-            if deliver(item, result, done, len(batch)):
-                self._safety.record_end(item.call.prediction)
+            deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
         self._token_rate.record(sum(lengths), done.forward_s / self._concurrent_passes)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from cluster.edge.haproxy_process import HaproxyProcess
+from cluster.edge.supervisor import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
 from cluster.local import LocalPorts, local_environment
 from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
 from tests.support.ray_cluster import free_port, wait_for
@@ -68,6 +70,25 @@ def test_stopped_haproxy_is_replaced(edge: EdgeHarness) -> None:
     assert edge.post().status_code == 200
     assert edge.is_healthy()
     assert edge.reports[0] == "HAProxy does not answer"
+
+
+def test_busy_haproxy_that_misses_probes_is_kept(
+    edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests in flight would be lost, as in a flood that leaves it too few cores."""
+    before = edge.haproxies()
+
+    async def time_out(_process: HaproxyProcess, timeout_s: float = 1.0) -> bool:
+        await asyncio.sleep(timeout_s)
+        return False
+
+    monkeypatch.setattr(HaproxyProcess, "is_serving", time_out)
+    end_s = time.monotonic() + 3 * (HEALTH_PERIOD_S + 2 * HEALTH_TIMEOUT_S)
+    with httpx.Client(base_url=edge.url) as client:
+        while time.monotonic() < end_s:
+            assert client.get("/metrics").status_code == 404  # by HAProxy itself, so often
+    assert (edge.haproxies(), edge.reports) == (before, [])
+    wait_for(lambda: edge.reports[:1] == ["HAProxy does not answer"], 10)  # idle: it hangs
 
 
 def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:

@@ -11,7 +11,7 @@ from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.deadlines import deadline_after
 from deployments.errors import DeadlineExceeded, Overloaded
-from deployments.safety_factor import MIN_FACTOR
+from deployments.safety_factor import LATE_STEP, MIN_FACTOR, TARGET_SHARE
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.unit.deployments.batching.conftest import MODEL, OTHER
 
@@ -76,19 +76,21 @@ async def test_pass_that_runs_counts_as_work_before_a_call() -> None:
         await waiting
 
 
-async def test_calls_that_end_late_raise_the_factor_of_later_predictions() -> None:
-    async with Busy(item_s=0.1) as busy:
-        waiting = busy.submit(MODEL, [item(n) for n in range(4)], far_deadline())
-        # Predicted: 0.6 s. It is cancelled at its deadline, as the ingress does.
-        late = busy.submit(MODEL, [item(98)], deadline_after(0.8))
-        await asyncio.sleep(0.8)
-        late.cancel()
+@pytest.mark.parametrize("items", [1, 40])
+async def test_late_call_raises_the_factor_of_later_predictions_once(items: int) -> None:
+    async with Busy(item_s=0.5 / items) as busy:
+        waiting = busy.submit(MODEL, [item(0)], far_deadline())
+        predicted_s = 0.5 / items * (2 + items)
+        timeout_s = 1.05 * MIN_FACTOR * predicted_s
+        late = busy.submit(MODEL, [item(n) for n in range(items)], deadline_after(timeout_s))
+        await asyncio.sleep(timeout_s)
+        late.cancel()  # as the ingress does
         busy.scheduler.clean()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         with pytest.raises(Overloaded) as refused:
-            busy.submit(MODEL, [item(99)], deadline_after(0.1))
-        assert refused.value.needed_s is not None
-        assert refused.value.needed_s > 1.01 * MIN_FACTOR * 0.6
+            busy.submit(MODEL, [item(99)], deadline_after(0.001))
+        factor = MIN_FACTOR * (1 + LATE_STEP * TARGET_SHARE)
+        assert refused.value.needed_s == pytest.approx(factor * 0.5 / items * 3)
         busy.engine.release()
         await waiting
 
