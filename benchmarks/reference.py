@@ -1,4 +1,4 @@
-"""Tables for the documents that are built from the code, and the published rivals table."""
+"""Tables that are built from the code for the documents, and the published rivals table."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A marker precedes each table. `<!-- end of results -->` or `<!-- end of reference -->` follows it.
 
-<!-- results: FILE TABLE -->    a table of a result file; copy a file there to publish its tables
+<!-- results: FILE TABLE -->    a table of a file in docs/results; copy a file there to publish it
 <!-- reference: NAME -->        a table of benchmarks/reference.py
 """
 

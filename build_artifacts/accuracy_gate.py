@@ -46,7 +46,10 @@ class AccuracyGate(Generic[R, S]):
         return None
 
     def failure(self) -> BuildError:
-        """Return the error of the latest attempt, which is the most accurate graph of the build."""
+        """Return the error of the latest attempt.
+
+        The graph of the latest attempt is the most accurate graph of the build.
+        """
         if not self._tried:
             raise AssertionError("bug: the gate failed without a candidate")
         latest = self._tried[-1]
@@ -100,7 +103,7 @@ class CandidateSearch(Generic[R, S]):
     build: ModelBuild[R, S]
     gate: AccuracyGate[R, S]
     keep: int  # maximum number of graphs per device
-    # Search time per device. Afterwards no candidate starts if one is already accepted.
+    # Search time per device. After this time, another candidate starts only if none is accepted.
     seconds: float
 
     def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:
@@ -111,8 +114,8 @@ class CandidateSearch(Generic[R, S]):
     def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
         """Evaluate graphs for `device`, the fastest first, until enough are accepted.
 
-        A host without the device cannot measure speed, so the recipes keep their order. The search
-        then stops after one accepted graph, because an evaluation takes minutes.
+        A host without the device cannot measure speed, so the recipes keep their order. On such a
+        host, the search stops after one accepted graph, because an evaluation takes minutes.
         """
         is_here = has_device(device)
         limit = self.keep if is_here else 1

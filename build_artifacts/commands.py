@@ -338,6 +338,6 @@ def _is_confirmed() -> bool:
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the directory of the version named `arguments.model`.
 
-    Raises ArtifactError, or BadSetting for an invalid plan.
+    Raises ArtifactError, or BadSetting if the plan of the store is invalid.
     """
     return find_named(arguments.store, read_plan(arguments.store), arguments.model)

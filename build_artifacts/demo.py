@@ -1,6 +1,7 @@
 """Demo models of `make serve`.
 
-A pinned revision determines the version of a build, so a lookup in the store finds missing models.
+The pinned revision of a model determines the version of its build. A model is missing if the store
+does not have this version.
 """
 
 from __future__ import annotations

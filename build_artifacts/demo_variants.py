@@ -1,7 +1,7 @@
 """Question-answering model in three sizes, each from PyTorch to int8, for the page's demo.
 
-The two smaller sizes are pruned without training; their ids state the pruned percentage. Each size
-has an int8 version, which is the latest, and the slower versions in VARIANTS under aliases.
+The two smaller sizes are pruned without training; their ids state the pruned percentage. The alias
+`latest` of each size names its int8 version. The aliases in VARIANTS name the slower versions.
 """
 
 from __future__ import annotations

@@ -136,9 +136,9 @@ class DecoderRecipe:
 
     `engine` selects the export:
 
-    - "onnxruntime": a graph from onnxruntime-genai's model builder, or from `decoders/graphs/`,
-      which has no `options`. With `per_token_int8`, the graph is exported in fp32 and quantized by
-      `decoders/per_token_int8.py`.
+    - "onnxruntime": a graph from onnxruntime-genai's model builder or from `decoders/graphs/`. Only
+      the model builder supports `options`. With `per_token_int8`, the graph is exported in fp32 and
+      quantized by `decoders/per_token_int8.py`.
     - "torch": a program of the transformers model in fp16 or fp32 (`decoders/torch_export.py`).
     - "transformers": the checkpoint in fp16, bf16 or fp32, or quantized by bitsandbytes.
 
@@ -368,8 +368,8 @@ LOW_MEMORY = replace(
     ),
 )
 
-# Dynamic int8 as in other toolkits, for comparisons. Outputs depend on the batch, so this gate
-# accepts lower batched values. There are no such candidates for decoders.
+# Dynamic int8 as in other toolkits, for comparisons. Outputs depend on the batch, so the limits of
+# this gate for batched texts are lower. Decoders have no candidates with dynamic int8.
 DYNAMIC = replace(
     QUICK,
     candidates=(CPU_INT8_DYNAMIC, CPU_INT8_PLAIN, CPU_INT8_FUSED, GPU_FP16),

@@ -1,4 +1,4 @@
-"""Access control of a single host: the key file in the config, and the check of open hosts."""
+"""Access control of a single host: sets the key file and rejects exposure without API keys."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def states_no_auth(config: dict[str, Any]) -> bool:
 
 
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
-    """Reject an unusable key file, and a host that admits other hosts without API keys.
+    """Reject an unusable key file, and a `host` that other hosts can reach without API keys.
 
-    `no_auth` allows the second case. Raise StartError.
+    `no_auth` permits such a `host`. Raise StartError.
     """
     key_file = find_key_file(config)
     if key_file is not None:

@@ -22,7 +22,7 @@ def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
     With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. Without it,
-    `hundredfold serve` may replace host and keys, and checks them itself.
+    `hundredfold serve` may replace the host and the key file, and checks both itself.
     """
     try:
         document = read_document(text)

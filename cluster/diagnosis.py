@@ -39,7 +39,7 @@ class HostDescription:
     cpu: CpuInfo
     cores: int  # usable by this process
     memory_bytes: int
-    free_bytes: int  # minimum over host and control groups
+    free_bytes: int  # free memory of the host, or what its control groups leave if that is less
     gpus: tuple[Gpu, ...]
     visible_gpus: int
     python: str

@@ -1,8 +1,9 @@
 """Installs what fits this host into the running environment: packages for the CPU or for CUDA.
 
 `make` runs it with the Python of a new environment, so it imports the standard library only.
-`onnxruntime` and `onnxruntime-gpu` own one import name, as do `onnxruntime-genai` and
-`onnxruntime-genai-cuda`: the environment gets one family, and the other one is removed first.
+`onnxruntime` and `onnxruntime-gpu` have the same import name, as do `onnxruntime-genai` and
+`onnxruntime-genai-cuda`. Packages for the CPU are therefore removed before those for CUDA are
+installed, and vice versa.
 """
 
 from __future__ import annotations

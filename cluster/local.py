@@ -79,8 +79,9 @@ def local_environment(ports: LocalPorts | None = None, edge: Path | None = None)
 
 
 def _haproxy_at_edge(directory: Path) -> dict[str, str]:
-    """Return variables that attach Ray Serve to the edge in `directory` and keep its files there.
+    """Return variables that attach Ray Serve to the edge.
 
+    Serve's files for HAProxy, and the socket of the edge, are in `directory`.
     `directory` must be short: Serve adds the node id of 56 characters to each path, and the path of
     a socket has at most 107 characters.
     """
@@ -96,12 +97,12 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
 
 
 def find_haproxy() -> str:
-    """Return the path of HAProxy, even if RAY_SERVE_HAPROXY_BINARY_PATH names the wrapper."""
+    """Return the path of HAProxy, even if RAY_SERVE_HAPROXY_BINARY_PATH names WRAPPER."""
     return os.environ.get(HAPROXY_VARIABLE) or get_haproxy_binary()
 
 
 def _haproxy_with_parent() -> dict[str, str]:
-    """Return variables that start HAProxy through the wrapper, if setpriv is installed."""
+    """Return variables that start HAProxy through WRAPPER; none if setpriv is not installed."""
     return {} if shutil.which("setpriv") is None else _wrapper()
 
 

@@ -141,7 +141,7 @@ def start_session(
     """Start a process in a new session. Its output goes to `log`.
 
     Its working directory is `directory`; None: the directory of this process. If setpriv of
-    util-linux is installed, the kernel sends it SIGTERM when this process ends.
+    util-linux is installed, the kernel sends the new process SIGTERM when this process ends.
     """
     setpriv = shutil.which("setpriv")
     with_parent = [setpriv, "--pdeathsig", "TERM"] if setpriv else []

@@ -21,8 +21,8 @@ from cluster.progress import Missing, StartError, StartupProgress, check_port_op
 
 OBJECT_STORE_BYTES = 256 << 20  # minimal, because no message between replicas uses it
 MAX_STARTS = 3  # attempts to restart an ended child
-# s in which the end of one child may end the other child. `ray start` checks its processes every
-# second.
+# s to wait, after Serve has ended, for a possible end of Ray. `ray start` checks its processes
+# every second.
 SETTLE_S = 1.5
 
 

@@ -122,7 +122,7 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
-    _pools: tuple[HasPool, ...]  # `manage_pool` lists the models of the first
+    _pools: tuple[HasPool, ...]  # `manage_pool` lists the models of the first pool
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -133,7 +133,7 @@ class _ChannelHooks:
         return load.to_metrics()
 
     async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
-        """Apply `request`; return the replica id, and the models then in memory or the error.
+        """Apply `request`; return the replica id with the models then in memory, or with the error.
 
         Ray Serve handles call this method. Channels manage the pools by frames instead.
         """
@@ -165,7 +165,8 @@ class Tokenizer(_ChannelHooks):
         try:
             return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
         except ServeError as error:
-            # The encoder receives this batch directly, and returns its errors to the ingress.
+            # Ray Serve passes this batch to the encoder directly. The encoder returns the errors to
+            # the ingress.
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-# Names of a replica's metrics. A metric `running_requests` would replace Serve's count of calls.
+# Names of the metrics that a replica reports. None may be named `running_requests`: Serve would
+# use such a metric instead of its own count of calls.
 BUSY = "busy"  # share of the replica's capacity in use since its last report, 0 to 1
 QUEUED_S = "queued_s"  # seconds that this replica alone needs for its waiting work
 

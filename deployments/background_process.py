@@ -14,7 +14,7 @@ import psutil
 def end_with_standard_input() -> None:
     """End this process as soon as its parent is gone, even if the parent was killed.
 
-    Standard input must be a pipe from the parent: it ends when the parent is gone.
+    Standard input must be a pipe from the parent. The pipe ends when the parent is gone.
     """
 
     def watch() -> None:
@@ -35,5 +35,5 @@ def lower_priority() -> None:
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Let allocations beyond `max_bytes` of private memory fail, here and in each child."""
+    """Let allocations beyond `max_bytes` of private memory fail, in this process and each child."""
     resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))

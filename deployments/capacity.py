@@ -12,7 +12,7 @@ from deployments.errors import Overloaded
 class Capacity:
     """Units in use, such as items or bytes. Use from one event loop.
 
-    A client with a name may use half of the limit. Its only request in flight may use more.
+    A client with a name may use half of the limit, or more if it has one request in flight.
     """
 
     def __init__(self, limit: Callable[[], int], unit: str) -> None:

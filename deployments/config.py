@@ -47,7 +47,8 @@ class ModelSettings(_Settings):
 
 
 DEFAULT_POOL_BYTES = 4 << 30
-# No model fits in less. A value between 1 and this one is a mistyped fraction.
+# Minimum of `gpu_memory` in bytes; no model fits in less. A value between 1 and this minimum is a
+# mistyped fraction.
 MIN_GPU_MEMORY_BYTES = 1 << 28
 
 
@@ -130,7 +131,7 @@ class LimitSettings(_Settings):
     body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
-    request_chars: int = Field(4_000_000, ge=1)  # all texts; a text counts each time it is read
+    request_chars: int = Field(4_000_000, ge=1)  # over all texts, as often as each is tokenized
     inflight_items: int = Field(8_192, ge=1)  # a client may use half
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
@@ -242,9 +243,9 @@ class BatchSettings(_Settings):
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    client_pass_ms: float = Field(8.0, gt=0)  # one client's limit in a pass while several send
-    pass_overhead_tokens: int = Field(16, ge=0)  # padding tokens as expensive as one pass
-    prefetch_from_items: int = Field(8, ge=1)  # queued items from which one pass is prefetched
+    client_pass_ms: float = Field(8.0, gt=0)  # ms that one client may fill while several send
+    pass_overhead_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
+    prefetch_from_items: int = Field(8, ge=1)  # queued items at which a pass is prepared ahead
     max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded
 
 
@@ -252,7 +253,7 @@ class EncoderUserConfig(_Settings):
     """`user_config` of an encoder."""
 
     batching: BatchSettings = BatchSettings()
-    tokenizer: TokenizerUserConfig = TokenizerUserConfig()  # for short calls to an idle encoder
+    tokenizer: TokenizerUserConfig = TokenizerUserConfig()  # an idle encoder tokenizes short calls
 
 
 # `max_ongoing_requests` of the generators. It only has to exceed the limit of their own queue
@@ -265,8 +266,8 @@ class SchedulingSettings(_Settings):
 
     max_prefill_stall_ms: float = Field(100.0, gt=0)  # ms that prefill may delay a decode step
     max_prefill_chunk_tokens: int = Field(256, ge=2)  # upper limit of a chunk
-    min_prefill_chunk_tokens: int = Field(16, ge=2)  # lower limit, even above the stall limit
-    max_draft_tokens: int = Field(8, ge=0)  # for a single running request; 0 disables
+    min_prefill_chunk_tokens: int = Field(16, ge=2)  # lower limit; overrides max_prefill_stall_ms
+    max_draft_tokens: int = Field(8, ge=0)  # drafted while only one request runs; 0: none
     max_waiting_requests: int = Field(100, ge=1)  # queue limit; more get Overloaded
 
 

@@ -14,7 +14,7 @@ _UNLIMITED_WIDTH = 1_000_000  # characters; a table never wraps or truncates a c
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`, which every command has that prints a table."""
+    """Add `--json`, an option of every command that prints a table."""
     parser.add_argument("--json", action="store_true", help="print JSON to stdout")
 
 
@@ -34,7 +34,7 @@ def format_table(
 ) -> str:
     """Format rows of equal length, header first, without a limit to the width.
 
-    `align_right` has the indices of columns; True means all but the first.
+    `align_right` has the indices of the right-aligned columns; True means all but the first.
     """
     # Imported here: most commands print no table.
     from rich.console import Console

@@ -1,8 +1,8 @@
 """Deadlines of requests: seconds of this process's monotonic clock.
 
 The ingress sets the deadline of a call once. Messages between processes carry the remaining time,
-because the clocks of processes differ. Channels send it in frames. `to_remaining` converts calls
-through handles.
+because the clocks of processes differ. Channels send the remaining time in frames. For calls
+through handles, `to_remaining` computes it from the deadlines.
 """
 
 from __future__ import annotations

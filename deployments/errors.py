@@ -128,7 +128,7 @@ class UnknownModel(ServeError):
     """The store has no model, or no version of it, with this name."""
 
     status, code = 404, "model_not_found"
-    model_id: str | None = None  # id in the request; set if a build of the model may follow
+    model_id: str | None = None  # id from the request, if the request may wait for a build
 
 
 class BuildFailed(ServeError):
@@ -208,7 +208,7 @@ class Overloaded(ServeError):
 def build_overloaded(
     message: str, retry_after_s: float, needed_s: float | None = None
 ) -> Overloaded:
-    """Build the refusal of a request that may be sent again after `retry_after_s`."""
+    """Build the error of a request that the client may send again after `retry_after_s`."""
     error = Overloaded(message)
     error.retry_after_s, error.needed_s = max(retry_after_s, 1.0), needed_s
     return error
@@ -297,7 +297,7 @@ class ArtifactMissing(ArtifactError):
     """The store has no such model or version."""
 
     code = "artifact_missing"
-    model_id: str | None = None  # id in the request; set if a build of the model may follow
+    model_id: str | None = None  # id from the request, if the request may wait for a build
 
 
 class ManifestInvalid(ArtifactError):

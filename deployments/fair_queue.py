@@ -58,7 +58,7 @@ class FairQueue(Generic[T]):
         self._queued: Counter[str] = Counter()  # items by client
         self._pushed = 0
         self._cost = 0.0
-        self._overtaken = 0.0  # cost of higher priority served since the last lower turn
+        self._overtaken = 0.0  # cost served since a lower priority last had a turn
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -119,8 +119,8 @@ class FairQueue(Generic[T]):
     def take(self, count: int, choose: Callable[[list[T]], Sequence[int]]) -> list[T]:
         """Take the items of `peek(count)` whose indices `choose` returns.
 
-        Index 0 must be one of them. The other items are served before their turn, and their
-        clients are charged.
+        Index 0 must be one of them. The other chosen items are served before their turn, and their
+        clients are charged for them.
         """
         start = self._turn()
         window = self._entries[start : start + count]

@@ -87,7 +87,7 @@ class VisibleGpu:
 
 
 def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[VisibleGpu, ...]:
-    """Return the GPUs of this process; empty if nvidia-smi does not list one (MIG instances).
+    """Return the GPUs of this process; empty if nvidia-smi does not list all (MIG instances).
 
     Ray names the GPUs of a replica in CUDA_VISIBLE_DEVICES, by index or UUID.
     """

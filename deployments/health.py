@@ -150,7 +150,7 @@ class _RunningCall(NamedTuple):
 def check_workers(workers: Iterable[WorkerHealth], hang_timeout_s: float) -> None:
     """Raise EngineFailed if the replica of these workers must be replaced.
 
-    A model that keeps failing is no reason for this while another model works.
+    While another model works, a model that keeps failing is no reason to replace the replica.
     """
     workers = list(workers)
     for worker in workers:

@@ -66,7 +66,7 @@ class IdleCores:
         self._is_awake = False
 
     def _write(self, latency: bytes) -> bool:
-        """Write a latency limit and return whether it succeeded. A failure ends all attempts."""
+        """Write a latency limit; return whether it succeeded. After a failure, write no more."""
         if self._descriptor is None:
             return False
         try:

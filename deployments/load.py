@@ -30,7 +30,7 @@ class LoadMeter(Protocol):
     def load(self, backlog: int = 0) -> Load:
         """Return the load; `busy` is the mean since the last call.
 
-        `backlog` is the cost of the calls that wait in clients, in the unit of the channel.
+        `backlog` is the cost of the calls that wait in clients, in characters or tokens.
         """
 
 

@@ -80,7 +80,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The cgroups of one process: `paths` maps a controller to its directory, "" for version 2.
+    """The cgroups of one process. `paths` maps controllers to directories; key "" is version 2.
 
     A parent group may have a lower limit. Every group up to the visible root is therefore read, and
     the smallest limit applies.

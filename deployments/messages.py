@@ -58,8 +58,8 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 class Windowing(NamedTuple):
     """Sliding windows of a task that returns character positions.
 
-    None selects the model's limit. The stride is at most half of a window's tokens for text, so
-    that windows advance.
+    If `tokens` is None, the model's limit applies. The stride is at most half of the text tokens of
+    a window, so that windows advance.
     """
 
     tokens: int | None = None  # per item at most, special tokens included
@@ -252,7 +252,7 @@ class SamplingParams(NamedTuple):
 
 
 # When beam search stops. True: as many answers are finished as there are beams. False: no running
-# beam scores better than the worst finished answer. "never": no running beam can still do so.
+# beam scores better than the worst finished answer. "never": no running beam can ever do so.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 

@@ -241,7 +241,7 @@ class ModelRegistry:
             traffic = resolve_name(self._store, plan, name, self._configured)
         except UnknownModel as error:
             if name in self._configured and isinstance(error.__cause__, ArtifactError):
-                raise error.__cause__ from None  # a configured model is damaged: no client error
+                raise error.__cause__ from None  # the model is damaged; the client made no error
             raise
         model_id, _ = split_name(name)
         default = self._open_default(name, ModelRef(model_id, traffic.version))

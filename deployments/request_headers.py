@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Of most clients; of Anthropic's and many gateways; of Azure's.
+# Headers with an API key: of most clients; of Anthropic's clients and many gateways; of Azure's
+# clients.
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 ADDRESS_HEADER = "x-forwarded-for"
 # Options by header, for APIs whose bodies have no options.

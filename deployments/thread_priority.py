@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 
-# Nice value of engine threads. A request passes through eight threads. With equal priorities, each
-# of these would wait until an engine thread's time slice ends while all cores compute.
+# Nice value of engine threads. A request passes through eight threads. If all cores compute and all
+# threads have equal priority, each of the eight waits for the end of an engine thread's time slice.
 ENGINE_NICE = 5
 
 

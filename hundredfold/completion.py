@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hundredfold.__main__ import build_program  # a late import: its tree has this command
+    # Import late, because the tree of `build_program` contains this command.
+    from hundredfold.__main__ import build_program
 
     print(shtab.complete(build_program().build_parser(), shell=arguments.shell))
     return OK

@@ -35,8 +35,8 @@ from cluster.default_config import CONFIG_HELP, find_config
 
 DAY = DaySettings()
 SERVER = ServerSettings()
-# s of work that a replica sees in its own queue while the ingress holds all other work.
-# It is the work of some forward passes.
+# s of work, at most, that a replica without a view of the ingress queue reports. This is the work
+# of a few forward passes. All other work waits in the ingress.
 HIDDEN_WINDOW_S = 0.2
 
 

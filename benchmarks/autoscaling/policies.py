@@ -1,4 +1,4 @@
-"""Compared autoscaling settings: the deployment's settings, Serve's own policy, and none."""
+"""Compared settings: the deployment's autoscaling, Serve's own policy, and no autoscaling."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def count_requests(requests: NDArray[np.float64]) -> float:
 
 
 def count_micro_batches(requests: NDArray[np.float64]) -> float:
-    """Count the calls through handles: the micro-batches of one ingress, limited per model."""
+    """Count the micro-batches of one ingress: at most `max_concurrent_batches` per model."""
     return float(np.minimum(requests, MicroBatchSettings().max_concurrent_batches).sum())

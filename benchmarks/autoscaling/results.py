@@ -31,7 +31,7 @@ class ScalingResults:
     p50_s: float
     p99_s: float
     slow_share: float  # share of the served requests with a latency above SLOW_S
-    max_queued_s: float  # s of work of one replica
+    max_queued_s: float  # longest queue, in s of work for one replica
     rejected_share: float
     # One value per BIN_S: most replicas, longest queue, p99 latency, rejected requests.
     replicas: Sequence[float]

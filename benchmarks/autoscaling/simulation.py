@@ -32,7 +32,7 @@ class ServerSettings:
     window_s: float | None = None
 
 
-# Computes the calls that Serve counts from the requests of each model in the deployment.
+# Takes the requests in the deployment by model. Returns how many calls Serve counts.
 CountCalls = Callable[[NDArray[np.float64]], float]
 
 
@@ -54,8 +54,8 @@ class Trace:
     queued_s: list[float] = field(default_factory=list)  # work of one replica
     rejected: list[float] = field(default_factory=list)  # requests
     requests: list[float] = field(default_factory=list)  # arrived
-    # One entry per second of arrival and step that served it: second of arrival, latency, and
-    # number of requests.
+    # One entry per group of requests that arrived in the same second and were served in the same
+    # step: second of arrival, latency, number of requests.
     latencies: list[tuple[int, float, float]] = field(default_factory=list)
     # The requests of each entry of `latencies`, by model.
     served: list[NDArray[np.float64]] = field(default_factory=list)
@@ -80,7 +80,8 @@ class Simulation:
         self._queue: deque[_Arrivals] = deque()
         self._queued = 0.0  # s of work of one replica
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
-        # One value per second since the start. The controller gets means over its look-back period.
+        # Reports of the replicas, one per second since the start: share of busy time, visible queue
+        # and calls. The controller gets means over its look-back period.
         self._busy: list[float] = []
         self._visible: list[float] = []
         self._calls: list[float] = []

@@ -28,7 +28,7 @@ from deployments.tokenization.vocabulary import TokenVocabulary
 def open_torch(
     source: str | None, manifest: ArtifactManifest, scratch: Path, threads: int
 ) -> EncoderEngine:
-    """Open the torch model of an artifact's source. Outputs have the layout of the artifact's.
+    """Open the torch model of an artifact's source. It has the output layout of the artifact.
 
     `source` is a source as `build_artifacts build` takes it; None: the source in the manifest.
     Unpacked files go to `scratch`. Raise BenchmarkError or a BuildError.
@@ -108,8 +108,8 @@ class LocalModel:
     ) -> list[Any]:
         """Compute the response value of each text, one forward pass per item.
 
-        `engine` has outputs in the layout of the artifact, such as the engine that `open_torch`
-        returns. None opens the artifact.
+        `engine` must have the output layout of the artifact, as engines of `open_torch` have. None:
+        open the artifact.
         """
         tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None

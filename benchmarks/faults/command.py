@@ -172,7 +172,7 @@ async def cause_fault(
 async def watch(
     server: Server, kind: ProcessKind, victim: psutil.Process, load: SteadyLoad, seconds: float
 ) -> float | None:
-    """Wait for at least `seconds`, until no request fails or is slow, or until MAX_WATCH_S.
+    """Wait for `seconds`, then until no request fails or is slow. Stop after MAX_WATCH_S.
 
     Return the seconds until a new process of the kind ran; None if none was started.
     """

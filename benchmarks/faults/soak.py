@@ -60,7 +60,10 @@ class SoakResults:
 
     @property
     def growth(self) -> float:
-        """Growth of the median memory from the second to the last quarter. The first is warm-up."""
+        """Growth of the median memory from the second quarter of the run to the last quarter.
+
+        The first quarter is warm-up.
+        """
         quarter = len(self.memory) // 4
         if not quarter:
             return 0.0

@@ -106,7 +106,10 @@ class InProcessGenerator:
         self._decoder.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
-        """Deliver events of the scheduler thread. Tokens arrive at the time of this call."""
+        """Pass events from the scheduler thread to the event loop.
+
+        The time of this call counts as the arrival time of the tokens.
+        """
         self._events.call_soon_threadsafe(self._deliver, time.perf_counter(), events)
 
     def _deliver(self, now_s: float, events: Sequence[JobEvent]) -> None:

@@ -197,7 +197,7 @@ class PagedTransformersSystem(TransformersSystem):
 
 
 class _Streamer:
-    """Streamer for `generate` of transformers, whose first call of `put` passes the prompts."""
+    """Streamer for `generate` of transformers. Ignores the first `put`, which has the prompts."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()

@@ -209,7 +209,7 @@ SCHEMA_COUNT = 50  # all answers must be valid
 
 
 class RatioTable:
-    """Metrics by part and system, and the ratios of the goals."""
+    """Metrics by part and system, and the ratios that the goals compare."""
 
     def __init__(self, results: Sequence[SystemResult]) -> None:
         self._metrics = {(result.part, result.system): result.metrics for result in results}

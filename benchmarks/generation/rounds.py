@@ -25,7 +25,8 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
-# Number of batched answers, per round and number of streams, whose prompts run again unbatched.
+# Batched answers to sample in each round at each number of streams. Their prompts run again
+# unbatched.
 REPEATED_PER_ROUND = 4
 
 Key = tuple[str, str]  # part, system

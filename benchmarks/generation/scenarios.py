@@ -201,14 +201,14 @@ class Scenario(Protocol):
 class LongPromptScenario:
     """A long prompt that joins running streams.
 
-    Measures the longest inter-token latency of the running streams during its prefill.
+    Measures the longest inter-token latency of the running streams while the long prompt prefills.
     """
 
     context: int  # tokens of a KV slot
     joining_tokens: int = 1_500
     running_tokens: int = 16  # prompt tokens of each running stream
-    # New tokens of each running stream. Streams must outlast the prefill of the long prompt, whose
-    # prefill chunks have at least 16 tokens.
+    # New tokens of each running stream: more than the prefill chunks of the long prompt, so that
+    # the streams outlast its prefill. Prefill chunks have at least 16 tokens.
     written_tokens: int = 128
     name = "long-prompt"
 

@@ -154,7 +154,8 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
     """Run `names` of `part` in a process that ends after `seconds`.
 
     If the process ends early, the running case failed. Cases that did not start have no result.
-    A case that the time limit ends has a result only if it was the first: it failed.
+    If the time limit ends the process, the running case failed only if it was the first case.
+    Otherwise it has no result.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

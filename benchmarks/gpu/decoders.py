@@ -190,7 +190,7 @@ def draw_prompts(count: int, tokens: int, vocabulary: int, seed: int) -> list[li
 
 
 def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapping[str, Any]:
-    """Measure a candidate or a baseline named `system` with equal random prompts."""
+    """Measure `system`, a candidate or a baseline. All systems get the same random prompts."""
     target, model = bench.target, _model(bench, name)
     prompt_tokens, new_tokens = target.choose((_PROMPT_TOKENS, _NEW_TOKENS), (8, 6))
     vocabulary = model.metadata.output_width

@@ -43,7 +43,7 @@ _DRY_EXPORTS = (TASKS[0], TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK)
 EAGER, COMPILED = "transformers-eager", "transformers-compiled"
 _SPEED_NAMES = (*(recipe.name for recipe in CANDIDATES), EAGER, COMPILED)
 _ITEMS, _TOKENS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
-# torch.compile takes up to a minute per shape.
+# Few shapes, because torch.compile takes up to a minute per shape.
 _COMPILED_SHAPES = (Shape(items=1, tokens=128), Shape(items=8, tokens=128),
                     Shape(items=32, tokens=128))  # fmt: skip
 _DRY_BUCKETS = (Shape(items=1, tokens=64),)

@@ -33,7 +33,7 @@ class GpuResults:
         return result if result is not None and result.device == device else None
 
     def remaining(self, part: str, cases: Iterable[Case], device: str) -> list[str]:
-        """Return the names of cases without a result on `device`, then of cases to repeat."""
+        """Return names of cases without a result on `device`, then of blocked or failed cases."""
         open_: list[str] = []
         repeated: list[str] = []
         for case in cases:
@@ -118,7 +118,7 @@ def _find_dry_paths(cases: Sequence[CaseResult]) -> dict[tuple[str, str], CaseRe
 
 
 def _path(part: str, case: str) -> tuple[str, str]:
-    """Return the key that a case shares with its dry form. A dry run has other stream counts."""
+    """Return a key of the code path, without the number of streams, which differs in dry runs."""
     return part, case.rpartition("/")[0] if part == "streams" else case
 
 

@@ -77,7 +77,7 @@ class GraphCandidates:
 def collect_candidates(
     request: ReportRequest, manifest: ArtifactManifest, workspace: Workspace
 ) -> GraphCandidates:
-    """Collect the candidates of an artifact. Build graphs that are not sealed from its checkpoint.
+    """Collect the candidates of an artifact. Rebuild unsealed graphs from the source checkpoint.
 
     The graphs are in `workspace`, which must outlive the engines. Raise BuildError if the
     checkpoint is missing or has changed.

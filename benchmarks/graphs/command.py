@@ -208,7 +208,11 @@ def score_systems(
 def score_goals(
     evaluation: Evaluation, scores: Mapping[str, Mapping[str, float]], gate: Gate
 ) -> list[Goal]:
-    """Limit the metric drop of the sealed model: by the gate from torch, by 0 from OpenVINO."""
+    """Build the goals for the task metric of the sealed model.
+
+    Compared with torch, it may drop by the limit of the gate. Compared with OpenVINO, it must not
+    drop.
+    """
     limits = {TORCH: gate.metric_drop} | dict.fromkeys(OPENVINO_BASELINES, 0.0)
     return [
         Goal.at_most(

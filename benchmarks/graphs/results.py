@@ -59,7 +59,7 @@ class CoreSplitResults:
     """Results of all systems with one core split."""
 
     split: CoreSplit
-    served: tuple[str, ...]  # variants of SEALED, sorted by the number of their shapes
+    served: tuple[str, ...]  # variants of SEALED; the variant with the most shapes comes first
     latencies: tuple[ShapeLatency, ...]
     ratios: tuple[LatencyRatio, ...]
     parity: tuple[ParityRow, ...]
@@ -107,7 +107,7 @@ def speed_goals(ratios: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goa
 
 
 def build_tables(results: GraphResults) -> list[Table]:
-    """Build the latencies with parity, and the ratios, of every run; then the task metrics."""
+    """Build two tables per run: latencies with parity, and ratios. Then add the task metrics."""
     tables = []
     for run in results.runs:
         tables += [_latency_table(run), _ratio_table(run)]

@@ -1,7 +1,7 @@
-"""Check of the tuning result, which measures every candidate again at every shape.
+"""Check of the tuning result by a new measurement of every candidate at every shape.
 
-It uses the batches, clock and schedule of tuning. It compares the variant that the stored cost
-table selects with the fastest variant of this run.
+The check uses the batches, clock and schedule of tuning. It compares the variant that the stored
+cost table selects with the fastest variant of this run.
 """
 
 from __future__ import annotations

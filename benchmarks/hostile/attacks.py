@@ -246,7 +246,7 @@ def attack_headers(path: str) -> Iterator[HostileRequest]:
     )
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
         rejected = frozenset({400, 405, CLOSED})
-        # Another path than `path`, where DELETE would remove the model.
+        # Not `path`, because DELETE on `path` would remove the model.
         raw = build_request(method, "/v1/embeddings")
         yield HostileRequest(f"method {method[:10]}", raw, rejected)
 

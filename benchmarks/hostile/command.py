@@ -1,4 +1,4 @@
-"""Hostile requests to a running server, with checks of statuses, a background client and memory.
+"""Hostile requests to a running server. Checks statuses, memory, and a client with valid requests.
 
 schemathesis generates half of the requests from the OpenAPI document. The other half comes from
 `attacks.py`. The seed shuffles all requests. A background client sends valid requests at the same
@@ -65,7 +65,7 @@ def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float
 
 
 TIMEOUT_S = 60.0
-LEAVE_S = 3.0  # timeout of a generation that may take minutes
+LEAVE_S = 3.0  # s after which the client leaves a generation that may take minutes
 BACKGROUND_PAUSE_S = 0.02
 DRAIN_TIMEOUT_S = 60.0  # maximum wait until memory is released
 MAX_MEMORY_RATIO = 1.10

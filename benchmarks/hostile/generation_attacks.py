@@ -54,7 +54,7 @@ def _build_attack(path: str, what: str, body: Mapping[str, Any]) -> HostileReque
     return HostileRequest(f"{path}: {what}", raw, ANSWERED, leaves=what.startswith(ENDLESS))
 
 
-# Fields for both routes of OpenAI's API.
+# Fields by attack, for the chat route and the completion route of OpenAI's API.
 BOUNDS: Mapping[str, Mapping[str, Any]] = {
     ENDLESS: {"max_tokens": HUGE},
     "a fractional number of tokens": {"max_tokens": 1e300},

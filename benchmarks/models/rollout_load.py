@@ -40,7 +40,10 @@ class RolloutAnswer:
 
 
 class VersionedLoad:
-    """Requests at a fixed rate until `stop`, for several names in turn, each from a new client."""
+    """Sends requests to several names in turn, at a fixed rate until `stop`.
+
+    Each request comes from a new client.
+    """
 
     def __init__(
         self, address: ServerAddress, expected: Mapping[str, Any], names: Sequence[str], rate: float

@@ -34,7 +34,7 @@ class OpenLoopPlan:
     seconds: float
     drain_s: float  # maximum wait for answers after the last arrival
     seed: int
-    samples: int  # number of first answers with status 200 whose body is returned
+    samples: int  # number of bodies to return, from the first answers with status 200
 
 
 @dataclass(slots=True)

@@ -165,7 +165,7 @@ def take_picture(browser: Browser, url: str, path: Path) -> None:
     page.get_by_label("Use the cache").uncheck()
     page.locator("form.form button.primary").click()
     page.locator(".cost .total").first.wait_for(timeout=ANSWER_MS)
-    page.locator("form.form button.primary").click()  # again: the first loads the model
+    page.locator("form.form button.primary").click()  # again: the first click loads the model
     page.wait_for_timeout(1_000)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     path.parent.mkdir(parents=True, exist_ok=True)

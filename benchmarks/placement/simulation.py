@@ -92,7 +92,7 @@ class PlacedDay:
         policy: Policy,
         autoscaling: Mapping[Device, Mapping[str, Any]],
     ) -> None:
-        """Take the `autoscaling` of each pool. `settings` and `policy` replace its bounds."""
+        """Take the `autoscaling` of each pool. `settings` and `policy` set the replica bounds."""
         models = len(day.request_s) // 2
         self._day, self._settings, self._policy = day, settings, policy
         self._deadlines_s = np.repeat(

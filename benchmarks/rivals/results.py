@@ -115,7 +115,7 @@ class RivalResults:
     window_s: float
     workloads: Mapping[str, float]  # name -> tokens per text
     engine: Mapping[str, RoundSummary]  # workload -> requests/s of the engine alone
-    idle_cores: RoundSummary | None  # the same for Hundredfold while a rival is measured
+    idle_cores: RoundSummary | None  # CPU cores that Hundredfold uses while a rival is measured
     rivals: tuple[RivalResult, ...]
     missing: Mapping[str, str]  # server without results -> reason
 

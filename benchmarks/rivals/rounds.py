@@ -25,7 +25,8 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 CHECKED_RESPONSES = 16  # first responses per level and round whose answers are checked
-# A level is skipped if a request is expected to take longer: too few would end in a window.
+# A level is skipped if a request is expected to take longer, because too few requests would end
+# within the measured window.
 MAX_EXPECTED_S = 10.0
 _PROBE = LoadPlan(connections=1, seconds=0.01, warm_up_s=0.0, drain_s=120.0)
 

@@ -49,7 +49,7 @@ TASK = TaskName.FEATURE_EXTRACTION.value
 LOG_NAME = "hundredfold.log"
 NOISY_PER_MINUTE = 1_200
 NOISY_CONNECTIONS = 4
-WARM_UP_REFUSALS = 1_000  # per kind, not counted: the server has just started
+WARM_UP_REFUSALS = 1_000  # per kind; not measured, because the server has just started
 SETTLE_S = 10.0  # warm-up in which the noisy key empties its token bucket
 CHANGE_TIMEOUT_S = 30.0
 MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
@@ -209,7 +209,7 @@ def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | Non
 
 
 def ask_status(address: ServerAddress) -> int:
-    """Return the status of a request for the list of models without a key."""
+    """Request the list of models without a key. Return the status; 0 without a response."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=30)
     try:
         connection.request("GET", f"{address.prefix}/v1/models?limit=1")

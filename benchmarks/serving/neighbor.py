@@ -115,8 +115,8 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
 def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
     """Evaluate slowdown and share of the quiet client.
 
-    Its fair share is half of all requests/s, or its rate alone / MAX_SLOWDOWN if this is less. The
-    rate of a closed loop cannot be higher at MAX_SLOWDOWN times the latency.
+    Its fair share is half of the requests/s of both clients, but at most its rate alone /
+    MAX_SLOWDOWN. A closed loop cannot exceed this rate at MAX_SLOWDOWN times the latency.
     """
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median

@@ -1,8 +1,8 @@
 """Profile of a running server: CPU time and wake-ups per request of each process, and stacks.
 
 The load is the closed loop of `bench serving`: sentences without the response cache. The server
-must run on this host. `--samples` adds the functions that py-spy samples in each replica. It writes
-their stacks in the collapsed format of flame graph tools.
+must run on this host. With `--samples`, py-spy samples the stacks of each replica. The profile then
+includes functions, and the stacks are written in the collapsed format of flame graph tools.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def measure_level(
     before = read_threads()
     result = uvloop.run(run_load(address, Workload(requests), plan))
     after = read_threads()
-    # The counters also cover the warm-up phase of this run, so its requests are added at the same
-    # rate.
+    # The counters of the threads also cover the warm-up, whose requests `result` does not count.
+    # They are estimated from the rate in the window.
     served = round(len(result.latencies_s) * (plan.seconds + plan.warm_up_s) / plan.seconds)
     if not served:
         raise BenchmarkError(f"no response: {dict(result.failures)}", hint="look at the server")

@@ -152,10 +152,10 @@ def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniqu
 
 
 def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stages.StageResults:
-    """Seal and measure all stages of a reader.
+    """Seal and measure all stages of a question-answering model.
 
-    The demo model's questions rate the heads for pruning. Questions of `--data`, or of the default
-    directory, measure F1. Without either, the demo model's questions measure F1 too.
+    Pruning uses the questions of the demo model. F1 is computed on the questions in `--data`, else
+    in the default directory, else on the demo model's questions.
     """
     model = LocalModel.open(arguments.store, arguments.reader)
     if model.manifest.tasks[0] != TaskName.QUESTION_ANSWERING:

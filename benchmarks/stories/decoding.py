@@ -55,7 +55,8 @@ class DecodingTimes:
     io: str
     kv_cache: bool
     ms_per_token: Mapping[str, RoundSummary]
-    logits_difference: float  # maximum difference from the first system / its largest logit
+    # Maximum difference from the logits of the first system / their largest absolute value.
+    logits_difference: float
 
     @property
     def name(self) -> str:

@@ -75,8 +75,8 @@ class StageResults:
 
     model_id: str
     pruned: float
-    data: str  # data set that measures F1
-    calibration: str  # data set that rates heads and columns for pruning
+    data: str  # data set on which F1 is computed
+    calibration: str  # data set that pruning uses to choose heads and columns
     questions: int
     threads: int
     note: str
@@ -115,7 +115,7 @@ def measure_stages(
 
 @contextmanager
 def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Client]:
-    """Start a server with all stages that runs one pass at a time on all cores."""
+    """Start a server with all stages. It runs one pass at a time, on all cores."""
     encoder = {
         "intra_op_threads": usable_cores(),
         "concurrent_passes": 1,

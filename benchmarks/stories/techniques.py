@@ -1,4 +1,4 @@
-"""Story a: from a naive deployment to ours, technique by technique, 10 and 100 times faster.
+"""Story a ("10 and 100 times"): from a naive deployment to ours, technique by technique.
 
 Embedding requests have one sentence each; some repeat. Generation requests have one prompt each.
 All steps run in this process, in turns. A server over HTTP is measured separately.

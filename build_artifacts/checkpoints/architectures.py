@@ -11,7 +11,8 @@ from deployments.artifacts.types import TaskName
 TransformersConfig = Any  # a transformers.PretrainedConfig; the library is not typed
 
 
-# Task by suffix of the class in a checkpoint or an adapter; the first match counts.
+# Task by suffix of the class name that a checkpoint or an adapter states. The first matching
+# suffix counts.
 _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "ForSequenceClassification": TaskName.TEXT_CLASSIFICATION,
     "ForTokenClassification": TaskName.TOKEN_CLASSIFICATION,
@@ -70,7 +71,8 @@ def _is_encoder(config: TransformersConfig) -> bool:
 
     if _generates_only(config):
         return False
-    # Models such as BERT are in both tables, because they can be configured as decoders.
+    # Models such as BERT are in both tables of transformers, masked and causal language models,
+    # because they can be configured as decoders.
     masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -141,7 +141,7 @@ def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
         length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
         early_stopping=generation.early_stopping or False,
         no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
-        # Both limits include the start token.
+        # `min_length` and `max_length` include the start token; the limits of new tokens do not.
         min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
         max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),
     )

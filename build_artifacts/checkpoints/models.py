@@ -49,7 +49,7 @@ def load_model(
     import transformers
 
     how = {}
-    if quantization is not None:  # otherwise transformers would occupy GPU memory
+    if quantization is not None:  # without a device map, transformers would occupy GPU memory
         how = {"quantization_config": quantization, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
     try:

@@ -20,8 +20,10 @@ class CompactionMismatch(BuildError):
 def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
     """Remove the parts in `compaction` from `model`, in place. Outputs stay the same.
 
-    The precision may differ from that of the model in `find`. The compacted model can run and be
-    exported, but not saved, because its config has the old sizes. Raises CompactionMismatch.
+    `model` may have another precision than the model that `find` searched. The compacted model can
+    run and be exported, but not saved, because its config has the old sizes.
+
+    Raises CompactionMismatch.
     """
     _check_same_model(model, compaction)
     layers = encoder_layers(model)

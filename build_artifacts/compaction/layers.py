@@ -26,7 +26,7 @@ class ChannelGroups:
 
     source: Linear  # weight [groups * width, inputs]
     sink: Linear  # weight [outputs, groups * width]
-    paired_linears: tuple[Linear, ...]  # same shape as `source`; they lose the same rows
+    paired_linears: tuple[Linear, ...]  # shaped like `source`; `remove` cuts the same rows
     activation: Callable[[TorchTensor], TorchTensor]
     width: int  # channels per group
 

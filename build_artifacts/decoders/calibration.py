@@ -69,7 +69,7 @@ class CalibrationTexts(NamedTuple):
 def _build_feeds(
     model: onnx.ModelProto, text: Tokens, generation_config: GenerationConfig
 ) -> dict[str, NDArray[np.generic]]:
-    """Build the inputs for a prompt, with an empty KV cache of the same length."""
+    """Build the inputs for a prompt, with an empty KV cache that has room for the prompt only."""
     count = len(text)
     memory = np.zeros(
         (1, generation_config.kv_heads, count, generation_config.head_dim), np.float32

@@ -61,8 +61,8 @@ def read_int_attribute(node: onnx.NodeProto, attribute: str) -> int:
 def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     """Move the score scale of an attention node into its query projection.
 
-    ONNX Runtime has a fast kernel for one row times a matrix, but that kernel cannot scale. Nodes
-    without a query projection stay unchanged.
+    ONNX Runtime has a fast kernel for one row times a matrix, but that kernel cannot multiply the
+    result by a scale. Nodes without a query projection stay unchanged.
     """
     import onnx
 

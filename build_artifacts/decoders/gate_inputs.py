@@ -138,8 +138,10 @@ def max_answer_tokens(max_tokens: int) -> int:
 def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
     """Tokenize passages and prompts and truncate them to the context.
 
-    Prompts leave space for an answer. For an encoder-decoder model, passages are prompts too,
-    because its encoder reads both. Raises UnsupportedModel for an unusable chat template.
+    Prompts leave space for an answer. For an encoder-decoder model, the passages become prompts,
+    because its encoder reads passages and prompts alike.
+
+    Raises UnsupportedModel for an unusable chat template.
     """
     if not has_encoder:
         return _tokenize_inputs(weights, max_tokens, GATE_PASSAGES, PROMPTS)

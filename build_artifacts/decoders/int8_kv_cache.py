@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     import onnx
 
 _OPSET, _IR_VERSION = 24, 11  # first opset with TensorScatter
-# Leading inputs of GroupQueryAttention that both branches support.
+# Number of inputs of GroupQueryAttention, from the first, that both branches support.
 _KNOWN_INPUTS = 9
 _KNOWN_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),

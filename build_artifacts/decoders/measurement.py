@@ -103,7 +103,7 @@ class ParityMetrics(NamedTuple):
     """Comparison of all texts in one mode, prefill or decode steps."""
 
     cosines: NDArray[np.float64]  # per text, between its logits and the reference's
-    agreement: float  # share of equal next tokens, without near ties of the reference
+    agreement: float  # share of equal next tokens, except where the reference has a near tie
     perplexity: float  # of the passages
     is_finite: bool
 
@@ -154,7 +154,7 @@ class DecoderParity(NamedTuple):
 def compare_decoder(
     engine: DecoderEngine, reference: DecoderReference, gate: Gate
 ) -> DecoderParity:
-    """Run the texts in prefill and in decode steps, and apply the gate to the worse values.
+    """Run the texts in prefill and in decode steps, and apply the gate to the worse mode.
 
     `engine` needs BATCH_SLOTS slots that hold the longest text. Raises EngineFailed.
     """

@@ -8,8 +8,9 @@ Integer sums are exact, so each row is batch invariant.
 
     x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
 
-With calibration texts, activations whose rows have similar sizes get one static scale. This saves
-four small operators per MatMul. `smoothquant.py` makes activations suitable.
+With calibration texts, `smoothquant.py` first moves outliers of the activations into the weights.
+Activations whose rows then have similar sizes get one static scale, which saves four small
+operators per MatMul.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 

@@ -33,17 +33,17 @@ class _ScaleTarget(NamedTuple):
 
     tables: tuple[str, ...]
     first: int = 0
-    # For an attention output: the value heads, and the query heads per value head.
+    # For an attention output: number of value heads, and number of query heads per value head.
     heads: int = 1
     copies: int = 1
 
     def reduce(self, sizes: FloatArray) -> FloatArray:
-        """Return the maximum over the copies of each channel: [K] -> [K / copies]."""
+        """Return the maximum over the query heads that share a channel: [K] -> [K / copies]."""
         largest: FloatArray = sizes.reshape(self.heads, self.copies, -1).max(axis=1).ravel()
         return np.maximum(largest, _MIN_SIZE)
 
     def expand(self, factors: FloatArray) -> FloatArray:
-        """Repeat each channel for its copies: [K / copies] -> [K]."""
+        """Repeat each channel for the query heads that share it: [K / copies] -> [K]."""
         each = factors.reshape(self.heads, 1, -1)
         return np.repeat(each, self.copies, axis=1).ravel()
 

@@ -1,6 +1,7 @@
 """Export of decoders to torch: as a traced program, or as a checkpoint for transformers.
 
-Both use transformers' model with an external KV cache (deployments/engines/transformers_kv.py).
+Both exports use transformers' model with an external KV cache
+(deployments/engines/transformers_kv.py).
 deployments/engines/torch_decoder.py describes inputs and outputs of the program.
 """
 
@@ -81,7 +82,7 @@ def _build_quantization_config(precision: Precision) -> Any:
 
     if precision == "int8":
         # Threshold 0 disables outlier columns: their selection depends on all rows of a batch, so
-        # outputs would not be batch invariant. The gate rejects models that need them.
+        # outputs would not be batch invariant. The gate rejects models that need outlier columns.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     if precision == "nf4":
         return BitsAndBytesConfig(

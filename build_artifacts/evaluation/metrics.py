@@ -49,12 +49,12 @@ def accuracy(predicted: ArrayLike, expected: ArrayLike) -> float:
 
 
 def f1(hits: int, predicted: int, expected: int) -> float:
-    """Return the harmonic mean of precision and recall; 0 if both counts are 0."""
+    """Return the harmonic mean of precision and recall; 0 if nothing is predicted or expected."""
     return 2 * hits / (predicted + expected) if predicted + expected else 0.0
 
 
 def micro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float:
-    """Return F1 over all decisions together; both arrays are [N, labels]."""
+    """Return one F1 over the decisions of all labels; both arrays are [N, labels]."""
     return f1(int((predicted & expected).sum()), int(predicted.sum()), int(expected.sum()))
 
 

@@ -127,7 +127,7 @@ def _parse_sentence(record: Record, labels: LabelIndex) -> TaggedWords:
 def _space_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     """Add a space to each word except the first if the tokenizer requires it.
 
-    Byte-level tokenizers mark words by the preceding space, which split words lack.
+    Byte-level tokenizers recognize a word by the space before it. Words from a list have no space.
     """
     probe = ["a", "a"]
     joined = tokenizer.encode(" ".join(probe)).ids

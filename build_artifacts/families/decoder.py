@@ -139,7 +139,7 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
             tried = replace(recipe, options=options)
             yield _build_attempt(tried)
             exported = tried if tried in self._specs else exported
-        # An int8 KV cache costs little accuracy, so only the last attempt does without.
+        # An int8 KV cache costs little accuracy, so only the last attempt drops the int8 KV cache.
         if exported is not None and self._specs[exported].kv_cache_dtype is not None:
             yield _build_attempt(replace(exported, kv_cache_dtype=None))
 

@@ -58,7 +58,8 @@ from deployments.tuning.tuner import (
     measure_variants,
 )
 
-# Numbers of MatMuls that the accuracy fallbacks exclude from int8, and their maximum share.
+# Numbers of MatMuls that the accuracy fallbacks exclude from int8, and the maximum share of all
+# MatMuls.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
 _SCREENING_NAME = "screening.json"
@@ -148,7 +149,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         try:
             found = check_engine(engine, self.prepared.reference, self._gate, spec.head)
             # Skip the scores of GPU graphs on a CPU: half precision takes minutes there, and the
-            # scores only confirm the parity to four digits.
+            # scores only confirm what the parity shows to four digits.
             is_scored = found.passed and has_device(spec.device)
             scores, reasons = self._score(engine) if is_scored else ({}, found.reasons)
         except EngineFailed as exc:

@@ -112,8 +112,9 @@ def _draw_log_likelihood(
     """Draw an answer from the `outputs` of an item and return its log-likelihood, a scalar.
 
     Labels and tokens are drawn from the softmax, and so are the start and the end of a span.
-    Vectors and scores are drawn from a normal distribution around the output. Its log-likelihood
-    has the gradient of a random projection.
+    Vectors and scores are drawn from a normal distribution around the output. For these, the
+    function returns a random projection of the output, which has the gradient of the
+    log-likelihood.
     """
     import torch
 

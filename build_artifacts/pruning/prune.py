@@ -94,7 +94,7 @@ def _select_columns(groups: ChannelGroups, importance: TorchTensor, fraction: fl
 
 
 def _remove(groups: ChannelGroups, removed: Sequence[int], moments: TorchTensor) -> None:
-    """Move the contribution of `removed` groups to the other groups, then zero their columns.
+    """Move the contribution of `removed` groups to the other groups, then zero the removed columns.
 
     `moments` has the sums of products of the channels and a constant 1, [C + 1, C + 1].
     """

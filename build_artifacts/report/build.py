@@ -81,7 +81,7 @@ def _build_stages(
     files: Workspace,
     hub: Hub,
 ) -> tuple[list[Stage], dict[str, str]]:
-    """Return the stages, and by name the reasons why other stages cannot be built."""
+    """Return the stages, and the reasons why other stages cannot be built, by stage name."""
     modes = TimingModes.of(request)
     cpu = read_served_variants(
         TuningTarget(request.artifact, manifest, Device.CPU, modes.single_pass)

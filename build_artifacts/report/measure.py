@@ -81,8 +81,8 @@ class InterleavedTimer:
     ) -> dict[str, StageThroughput]:
         """Time concurrent passes; return the throughputs of engines without a failure by name.
 
-        `passes` is the number of concurrent passes by engine. The first round warms up; it counts
-        only if the budget allows no other.
+        `passes` is the number of concurrent passes by engine. The first round is a warm-up. Its
+        time counts only if the budget allows no other round.
         """
         end_s = self.clock() + budget_s
         items, tokens = batch.input_ids.shape

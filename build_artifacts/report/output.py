@@ -136,7 +136,11 @@ def _build_ratios(report: Report) -> list[list[str]]:
 
 
 def _list_remarks(report: Report) -> list[str]:
-    """List descriptions, batched values and throughput batches of stages, and skipped stages."""
+    """List the remarks below the tables.
+
+    Remarks describe each stage, its accuracy in batches and its throughput batches. The last
+    remarks name the skipped stages.
+    """
     lines = [f"{format_name(stage)}: {stage.what}" for stage in report.stages]
     if any(not stage.is_baseline_path for stage in report.stages):
         lines.append(f"{COMPARISON_MARK} measured for comparison only")

@@ -195,7 +195,7 @@ class RebuiltStages:
     def build_baselines(
         self, served: ServedVariants | None, scores: Mapping[str, float]
     ) -> Iterator[Stage]:
-        """Yield the stages from the original model to the float graph behind the served graph.
+        """Yield the stages before the served graph: from the original model to a float graph.
 
         `scores` are the metrics of the original model.
         """

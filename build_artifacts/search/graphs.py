@@ -33,7 +33,8 @@ from deployments.tuning.measure import build_batch
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
-# Maximum change of an output, as a share of the largest output. Other kernels sum in another order.
+# Maximum change of an output by rewrites, as a share of the largest output. A rewritten graph runs
+# other kernels, which sum in another order.
 _MAX_REWRITE_DIFFERENCE = 1e-3
 _PROGRAM_NAME = "program.safetensors"
 _RANKING_NAME = "ranking.json"

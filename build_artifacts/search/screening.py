@@ -39,7 +39,7 @@ class SpeedScreening(BaseModel):
     times_ms: dict[str, tuple[float, ...]]  # by graph name; one value per shape
 
     def mean_ms(self, name: str) -> float:
-        """Return the geometric mean over the shapes, so that a factor counts equally at each."""
+        """Return the geometric mean over the shapes: a slowdown counts equally at every shape."""
         times = self.times_ms[name]
         return exp(sum(map(log, times)) / len(times))
 

@@ -33,7 +33,7 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """The products before and after a layer of neurons, and the layer's width without copies."""
+    """The products before and after a layer of neurons, and its width before neurons are copied."""
 
     neurons: Product
     reader: Product
@@ -63,8 +63,8 @@ class ActivationSmoother:
     def smooth(self, source: ir.Value, readers: Sequence[Product], seen: Observed) -> ByteRange:
         """Change the producer of `source` and all readers; return the range of the result."""
         if is_attention_output(source):
-            # Do not smooth through the value projection: this would fit only the calibration texts.
-            # On other texts, the worst cosine of MiniLM would be .970.
+            # Do not smooth by changes of the value projection: the result would fit only the
+            # calibration texts. On other texts, the worst cosine of MiniLM would be .970.
             return choose_range(seen, [product.weights for product in readers])
         neurons = self._find_neurons(source, readers)
         if neurons is not None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-# Operators that return their first input, reordered or with some values replaced by zeros.
+# Operators that return one input, reordered or with some values replaced by zeros. The number is
+# the index of that input.
 _MOVES_VALUES = {"Reshape": 0, "Transpose": 0, "Identity": 0, "Cast": 0, "Where": 2}
 # Minimum size of a wide head. Heads of labels and spans are smaller and stay float.
 _MIN_WIDE_HEAD_VALUES = 1 << 20
@@ -75,7 +76,10 @@ def group_by_source(products: Iterable[Product]) -> Mapping[ir.Value, list[Produ
 
 
 def is_attention_output(value: ir.Value) -> bool:
-    """Return whether attention computes `value`: weighted means, within the range of the inputs."""
+    """Return whether attention computes `value`.
+
+    Attention returns weighted means of its inputs, which stay within the range of the inputs.
+    """
     node = value.producer()
     while node is not None and node.op_type in _MOVES_VALUES:
         moved = node.inputs[_MOVES_VALUES[node.op_type]]

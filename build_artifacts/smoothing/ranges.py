@@ -19,11 +19,13 @@ _MAX_UINT8, _MAX_INT8 = 255, 127
 MAX_INT8_WITHOUT_OVERFLOW = 64
 # Byte ranges to try for neurons, relative to the largest value.
 _RANGES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1)
-# Slopes to try for copies. A steeper GELU is closer to its input, but a copy covers less range.
+# Slopes to try for copies of neurons (see Saturation). A steeper GELU is closer to its input, but a
+# copy covers less range.
 _SLOPES = (1, 2, 4)
-# Maximum number of copies, relative to the number of neurons. A copy takes as long as a neuron.
+# Maximum number of copies in a layer, as a share of its neurons. A copy takes as long as a neuron.
 _MAX_COPIES = 1 / 48
-# Kernels compute this many columns at once, so this many copies are always allowed.
+# Number of weight columns that kernels compute at once. Fewer copies would save no time, so a layer
+# may have this many copies even if `_MAX_COPIES` allows fewer.
 COLUMNS = 16
 # Byte ranges to try for other activations, relative to the range of all observed values.
 _CLIPPED_RANGES = (1.0, 0.9, 0.8, 0.7)
@@ -120,7 +122,7 @@ def choose_range(observed: Observed, weights: Sequence[FloatArray]) -> ByteRange
 
 
 class Saturation(NamedTuple):
-    """Copies of neurons that represent outputs above `top`.
+    """Copies of neurons. A neuron returns at most `top`, and its copies return the excess.
 
     Copy i computes activation(slope * (x - offsets[i])), where x is the input of `neurons[i]`. The
     weights that read the copy are divided by `slope`.
@@ -135,7 +137,7 @@ class Saturation(NamedTuple):
 def choose_saturation(
     observed: Observed, weights: FloatArray, activation: Callable[[FloatArray], FloatArray]
 ) -> Saturation:
-    """Choose where neurons saturate, so that `weights` [K, N] times bytes has the least error.
+    """Choose where neurons saturate. The product of bytes and `weights` [K, N] has the least error.
 
     For x well above 0, an `activation` such as GELU returns x. Its value is therefore about the sum
     of min(activation(x), top), min(activation(x - top), top), ... With slope s, the terms after the

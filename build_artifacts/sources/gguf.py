@@ -52,7 +52,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
-    """Return the file, the prefix of its digest in the revision, and the model id."""
+    """Return the file, the part of the revision before its digest, and the model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)

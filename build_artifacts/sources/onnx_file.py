@@ -45,7 +45,7 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
-    """Return the file, the prefix of its digest in the revision, and the model id."""
+    """Return the file, the part of the revision before its digest, and the model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)

@@ -109,7 +109,7 @@ def _read_blocks(node: Node, tensors: Arrays, _sources: Names) -> dict[str, Weig
 
 
 def _unpack(packed: WeightArray, bits: int) -> WeightArray:
-    """Unpack bytes of two 4-bit values, the lower half first; 8-bit values are as they are."""
+    """Unpack bytes to floats. A byte of two 4-bit values has the first value in its lower half."""
     if bits == 8:
         return packed.astype(np.float32)
     halves = np.stack([packed & 15, packed >> 4], axis=-1)

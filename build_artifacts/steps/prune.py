@@ -27,5 +27,6 @@ def prune_checkpoint(
     model = load_model(weights, head=metadata.head, dtype="float32")
     prune(model, fraction, metadata, items)
     model.save_pretrained(into)
-    copy_without_weights(weights, into)  # last: the saved config.json may name another class
+    # Copy last, to replace the saved config.json, which may name another class.
+    copy_without_weights(weights, into)
     return find(model).describe()

@@ -2,8 +2,9 @@
 
 Computes each MatMul with constant weights twice on the float graph's activations: in float, and
 with both operands rounded as in dynamic int8. The rank is the relative error, largest first. One
-forward pass suffices, instead of one graph per node. Ranking layers by signal-to-quantization-noise
-follows Lin, Talathi, Annapureddy, "Fixed Point Quantization of Deep Convolutional Networks", 2016.
+forward pass yields the errors of all MatMuls, so there is no need for one graph per MatMul. Ranking
+layers by signal-to-quantization-noise follows Lin, Talathi, Annapureddy, "Fixed Point Quantization
+of Deep Convolutional Networks", 2016.
 """
 
 from __future__ import annotations

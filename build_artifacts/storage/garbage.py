@@ -4,7 +4,8 @@ The plan and aliases name versions. An alias is a plain file in a model's direct
 `latest`, that contains only a version. A version stays in these cases:
 
 - An alias or the plan names it, or the argument `keep` contains it.
-- A rollback returns to it. Without a promotion, this is the version before the latest.
+- A rollback would return to it. If no version was promoted, a rollback returns to the version
+  before the latest.
 - A build of its model runs.
 - A process holds an exclusive lock on one of its files.
 

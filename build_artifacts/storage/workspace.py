@@ -235,7 +235,7 @@ def _is_full(directory: Path) -> bool:
 
 @contextmanager
 def _redirected(target: int, descriptors: tuple[int, ...]) -> Iterator[None]:
-    _flush()  # earlier output belongs to the earlier target
+    _flush()  # write buffered output before the descriptors change
     saved = [os.dup(descriptor) for descriptor in descriptors]
     try:
         for descriptor in descriptors:

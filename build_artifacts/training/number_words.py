@@ -134,7 +134,10 @@ _KINDS: tuple[Callable[[random.Random], ExpressionWords], ...] = (
 
 
 def _draw_number(rng: random.Random) -> int:
-    """Draw one to six digits, each count equally often. After the first, a quarter are zeros."""
+    """Draw a number of one to six digits; each length is equally likely.
+
+    After the first digit, a quarter of the digits are zeros.
+    """
     digits = [rng.choice("0123456789")]
     for _ in range(rng.randrange(6)):
         digits.append(rng.choice(("0", *"0123456789", "0")))

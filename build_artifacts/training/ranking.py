@@ -86,9 +86,9 @@ def train(classifier: PairClassifier, data: Questions) -> None:
 
 
 def measure(classifier: PairClassifier, data: Questions) -> dict[str, float | tuple[float, float]]:
-    """Return MRR and top-1 accuracy of the embeddings, and after reranking the nearest passages.
+    """Return MRR and top-1 accuracy in the order of the embeddings, and after reranking.
 
-    The result also has an interval of each gain, from `bootstrap_gain`.
+    The result also has an interval of each gain by reranking, from `bootstrap_gain`.
     """
     nearest = [data.nearest(i, _RERANKED) for i in range(len(data.questions))]
     pairs = [(data.questions[i], data.passages[j]) for i, row in enumerate(nearest) for j in row]

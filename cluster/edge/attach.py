@@ -1,8 +1,8 @@
 """Stand-in for HAProxy that Serve's actor runs as a child: `attach.py -db -f CONFIG ...`.
 
-It passes the configuration to the edge, whose HAProxy serves it. It ends with the actor, or when
-a later call replaces it. It runs without site packages to start fast, because every change of the
-routes starts it.
+It passes the configuration to the edge, which applies it to its own HAProxy. The stand-in ends with
+the actor, or when a later stand-in replaces it. Every change of the routes starts a new stand-in.
+It therefore runs without site packages, to start fast.
 """
 
 import ctypes

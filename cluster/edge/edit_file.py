@@ -16,7 +16,7 @@ MARK = "# edited by hundredfold\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Edit the file in place, at most once. Ray Serve rewrites it before each start."""
+    """Edit the file in place, unless it is already edited. Return 1 for an unknown template."""
     config = Path(arguments[arguments.index("-f") + 1])
     text = config.read_text(encoding="utf-8")
     if text.startswith(MARK):

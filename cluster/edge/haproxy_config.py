@@ -1,8 +1,8 @@
-"""HAProxy's configuration: that of Ray Serve with this project's edge, and one for the start.
+"""HAProxy's configurations: an edited one of Ray Serve, and one until Ray Serve has routes.
 
-Ray Serve generates the whole file from a template without hooks. The routes and servers stay as it
-wrote them; what it has no setting for is edited. An edit that finds nothing raises UnknownTemplate,
-so that a new version of Ray cannot drop it silently.
+Ray Serve generates the whole file from a template without hooks. Its routes and servers stay
+unchanged. Lines that no setting of Ray Serve controls are edited by pattern. A pattern without a
+match raises UnknownTemplate, so that no edit is lost silently with a new version of Ray.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ ERRORS: Mapping[int, tuple[str, str]] = {
 }
 RETRYABLE = {429, 502, 503, 504}
 HAPROXY_METRICS_PATH = "/haproxy"  # of the metrics port
-# Requests of one address and path that agree in these are alike: if a queue has just been too long
-# for one, it is for the next one too, unless the bodies differ in model or size.
+# Requests are alike if client address, path and these headers are equal. If a queue was just too
+# long for a request, it is too long for alike requests, unless their bodies differ in model or
+# size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
-# A table by the digest of what makes requests alike (API keys are among the headers): refusals in
-# the last second, requests in flight, the last `Retry-After`, and how many were in flight then.
+# Table of alike requests. The key is a digest of address, path and headers, which include API keys.
+# An entry counts refusals in the last second and requests in flight. It also keeps two values of
+# the last refusal: its `Retry-After`, and the number of requests in flight at that time.
 _REFUSALS = """
 backend refusals
     stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),conn_cur,gpt(2)
@@ -57,13 +59,13 @@ class UnknownTemplate(ServeError):
 class ClientLimits:
     """Limits on slow or greedy clients."""
 
-    connections: int = 2048  # open connections per address of a client; on one host only
-    # POST requests in flight per ingress replica. More would wait in the sockets of a busy replica,
-    # where nothing orders them, prices them or drops those whose client has left.
+    connections: int = 2048  # open connections per client address; limited on one host only
+    # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
+    # busy replica. Nothing there orders or prices requests, or drops those whose client has left.
     requests: int = 512
-    # Alike requests that the ingress may refuse in a second before HAProxy limits how many are in
-    # flight, on one host only. A refusal takes the ingress about 1 ms of CPU time, HAProxy nearly
-    # none.
+    # On one host only: if the ingress refuses more alike requests than this in a second, HAProxy
+    # limits how many of them are in flight. A refusal costs about 1 ms of CPU time in the ingress
+    # and nearly none in HAProxy.
     refusals: int = 20
     head_s: float = 10.0  # for the head of a request, and for its first byte
     # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
@@ -126,10 +128,11 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
 
 
 def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
-    """As `edit`, for the edge of one host.
+    """As `edit`, for the edge of one host. Raises UnknownTemplate.
 
-    It inherits the port for clients, and all else is on loopback or private. The applications'
-    metrics are beside HAProxy's own, which move to another path. Raises UnknownTemplate.
+    HAProxy inherits the listening socket for clients. All other ports are on loopback, and the
+    admin socket is private. The metrics port serves the applications' metrics. HAProxy's own
+    metrics move to HAPROXY_METRICS_PATH of this port.
     """
     metrics = find_metrics_paths(text)
     edits = (
@@ -168,7 +171,7 @@ def find_metrics_paths(text: str) -> str:
 
 
 def _metrics_rules(text: str, metrics: str) -> str:
-    """Build the rest of the metrics frontend, with the routes of the applications."""
+    """Build the rules of the metrics port: HAProxy's own metrics, and routes to `metrics`."""
     routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
     routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
     own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"
@@ -176,9 +179,11 @@ def _metrics_rules(text: str, metrics: str) -> str:
 
 
 def _limit_requests(requests: int) -> str:
-    """Build the limits of a backend: of all requests, and three quarters of them per address.
+    """Build the limits of a backend on requests in flight: in total, and per client address.
 
-    Addresses are counted on one host only. Without a server requests get 503 instead.
+    A full backend refuses all requests. If it is three quarters full, it refuses addresses that
+    alone have that many requests. Addresses are counted on one host only. A backend without
+    servers returns 503 instead of 429.
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
     return (
@@ -190,12 +195,13 @@ def _limit_requests(requests: int) -> str:
 
 
 def _limit_refusals(refusals: int) -> str:
-    """Build the rules of a backend that count marked refusals, and limit alike requests.
+    """Build the rules of a backend that limit alike requests after refusals by the ingress.
 
-    A refusal sets the limit of alike requests in flight to the number that the ingress had accepted
-    then. The limit applies while more than `refusals` are counted in a second. Above a quarter of
-    that count one more request may be in flight: it asks whether the ingress accepts more now. A
-    refusal by HAProxy has the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
+    The ingress marks its refusals with REFUSAL_HEADER. A marked refusal sets the limit of alike
+    requests in flight to the number that the ingress had accepted at that time. The limit applies
+    above `refusals` marked refusals per second. Between a quarter of this rate and the full rate,
+    one more request may be in flight, which tests whether the ingress accepts more now. HAProxy's
+    own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
     alike = "|".join(("%[src]", "%[path]", *(f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
@@ -203,7 +209,7 @@ def _limit_refusals(refusals: int) -> str:
     return (
         f'    http-request set-var-fmt(txn.alike) "{alike}"\n'
         "    http-request track-sc1 var(txn.alike),sha1 table refusals if METH_POST\n"
-        # Both numbers include the request itself: the refused one, and this one.
+        # `refused_at` includes the request that was refused, and sc1_conn_cur includes this one.
         "    http-request set-var(txn.refused_at) sc_get_gpt(1,1)\n"
         "    http-request set-var(txn.repeated) bool(true)"
         f" if {{ sc1_gpc0_rate gt {refusals} }} {{ sc1_conn_cur,sub(txn.refused_at) ge 0 }}\n"
@@ -258,8 +264,9 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
 def _serve_clients(limits: ClientLimits) -> str:
     return (
         "    option forwardfor\n"  # tells the ingress the address of the client
-        # The ingress has deadlines and notices clients that leave. Serve's own watch costs 35 µs
-        # per request, and clients could end both by these headers.
+        # Turns off Serve's own timeout and its detection of clients that leave, and overwrites
+        # these headers of clients. The ingress has both features itself. Serve's detection costs
+        # 35 µs per request.
         "    http-request set-header x-request-disconnect-disabled ?1\n"
         "    http-request set-header x-request-timeout-seconds 0\n"
         f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"

@@ -35,7 +35,8 @@ from cluster.edge.haproxy_process import EdgeError, HaproxyFiles, HaproxyProcess
 from deployments.errors import ServeError
 
 HEALTH_PERIOD_S = 0.5
-HEALTH_TIMEOUT_S = 0.5  # two timeouts + period + start: a hang costs less than 2 s
+# A hang costs less than 2 s: one period, two timeouts, and the start of a new HAProxy.
+HEALTH_TIMEOUT_S = 0.5
 RETRY_S = 0.2  # pause between failed starts of HAProxy
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -213,8 +214,9 @@ class Edge:
             cpu_s = process.read_cpu_s()
             if await self._answers_a_probe(process) or process is not self._current:
                 continue
-            # A process that computes waits for a core or serves a flood. Its end would lose the
-            # requests in flight. HAProxy's own watchdog ends a thread that loops.
+            # A process that still uses CPU time does not hang: it waits for a core or serves many
+            # requests. Killing it would lose the requests in flight. HAProxy's own watchdog handles
+            # endless loops.
             if process.read_cpu_s() == cpu_s:
                 self._report("HAProxy does not answer")
                 process.kill()

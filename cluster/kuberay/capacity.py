@@ -48,7 +48,10 @@ class ResourceDemand:
 def find_capacity_errors(
     deployments: Sequence[Mapping[str, Any]], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
-    """Yield a message per deployment without exactly one matching group, and per small group."""
+    """Yield a message for each deployment that does not fit on exactly one group.
+
+    Also yield messages for groups with too few pods for their deployments.
+    """
     demands_by_group: dict[str, list[ResourceDemand]] = {group.name: [] for group in groups}
     for demand in map(ResourceDemand.of, deployments):
         matching_groups = [group for group in groups if _fits(demand, group)]

@@ -62,7 +62,10 @@ def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFin
 
 
 def _more_than_the_gpu(application: ApplicationEntry, args: AppArgs) -> Iterator[KeyFinding]:
-    """Yield limits above `gpu_memory`, if it is in bytes. A fraction is only known at the start."""
+    """Yield memory limits above `gpu_memory`.
+
+    Skip the check if `gpu_memory` is a fraction, because the memory of the GPU is unknown here.
+    """
     budget = args.gpu_memory
     if budget <= 1:
         return

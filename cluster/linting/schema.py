@@ -137,9 +137,9 @@ def _invalid_values(section: Section) -> Iterator[KeyFinding]:
 
 
 def _locate(value: Any, location: tuple[int | str, ...], *, missing: bool) -> KeyPath:
-    """Return the path in the file of an error location of pydantic.
+    """Convert `location`, where pydantic reports an error, to a path in the file.
 
-    Locations also contain names of union members, which are no keys of the file.
+    Locations also contain names of union members, which are not keys of the file.
     """
     path: list[str | int] = []
     for part in location:

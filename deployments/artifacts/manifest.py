@@ -1,7 +1,7 @@
 """Manifest of a sealed artifact, and the checks before an artifact is used.
 
-`ArtifactManifest.read` accepts exactly the sealed files: no changed or additional file, no link and
-no path outside of the directory. It verifies an artifact that is loaded. `parse` reads the manifest
+An artifact is loaded with `ArtifactManifest.read`, which accepts exactly the sealed files: no
+changed or additional file, no link and no path outside of the directory. `parse` reads the manifest
 alone, so that a search for models does not read gigabytes.
 """
 
@@ -131,7 +131,7 @@ class PruningSource(FrozenModel):
     """Pruning of the weights by the build."""
 
     fraction: float  # of attention heads and of feed-forward columns
-    data: str | None = None  # sha256 of the data that rated heads and columns; None: the probes
+    data: str | None = None  # sha256 of the data for rating heads and columns; None: the probes
 
 
 class ModelSource(FrozenModel):
@@ -167,7 +167,7 @@ class ArtifactManifest(FrozenModel):
     default_prompt: str | None = None
     mask_token: int | None = None  # token id, for the MASKS head
     generation_config: GenerationConfig | None = None  # None: not generative
-    pruned: str | None = None  # description of what compaction removed
+    pruned: str | None = None  # what the build removed, as text
     source: ModelSource
     gate: Gate = Gate()
     scores: dict[str, float] = Field(default_factory=dict)  # task metrics of the fp32 reference

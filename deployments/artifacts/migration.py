@@ -1,4 +1,4 @@
-"""Manifests of the previous schema, in terms of the present one.
+"""Conversion of manifests from the previous schema to the present one.
 
 Artifacts of the previous schema load without a change of their files. The next release no longer
 reads the previous schema. `hundredfold models migrate` rewrites such manifests before that.

@@ -137,7 +137,7 @@ def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
-    """Raise DigestMismatch for unsealed files next to a graph: it might load weights from them."""
+    """Raise DigestMismatch for unsealed files next to a graph: an engine might load them."""
     for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:

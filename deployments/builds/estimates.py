@@ -41,7 +41,7 @@ def build_status(
     before: Sequence[BuildRecord],
     now_s: float,
 ) -> BuildStatus:
-    """Describe a build; `before` are the unfinished builds that go first."""
+    """Describe a build; `before` are the unfinished builds that run before it."""
     percent = estimated_s = None
     if record.state is BuildState.READY:
         percent, estimated_s = 100, 0.0

@@ -29,8 +29,8 @@ def has_compiler() -> bool:
 def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]:
     """Start a builder. The builder ends when its standard input is closed. Raises OSError.
 
-    The builder stays in the session of this process, so that both are killed together. It works in
-    the directory of the queue, where no relative path is a model by accident.
+    The builder stays in the session of this process, so that both are killed together. Its working
+    directory contains no models, so a model id is never mistaken for a relative path.
     """
     directory = store / QUEUE_NAME
     directory.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class BuildRecord(BaseModel):
         return self.state in ENDS
 
     def enter(self, state: BuildState, now_s: float, **changes: object) -> BuildRecord:
-        """Return the record in another state. The time in the left stage is added to `spent_s`."""
+        """Return the record in another state. The time in the present one is added to `spent_s`."""
         spent_s = dict(self.spent_s)
         if self.is_running:
             spent_s[self.state] = spent_s.get(self.state, 0.0) + max(0.0, now_s - self.changed_s)

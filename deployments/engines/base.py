@@ -18,7 +18,7 @@ from deployments.errors import EngineFailed
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Convert any exception of the block to EngineFailed about `name`; the original is its cause.
+    """Convert any exception of the block to EngineFailed, with `name` in the message.
 
     The exceptions of engines share no base class. ONNX Runtime derives its exceptions from
     Exception, and OpenVINO's exceptions come from pybind. torch and safetensors define their own.
@@ -78,8 +78,8 @@ class EncoderEngine(Protocol):
     def run(self, batch: Batch) -> Outputs:
         """Run one forward pass. Blocking and thread-safe.
 
-        Raises EngineFailed, also for an unpooled batch without `info.supports_unpooled`. The caller
-        rejects outputs that are not finite, item by item.
+        Raises EngineFailed, also for an unpooled batch without `info.supports_unpooled`. Outputs
+        may contain NaN or infinity: the caller checks each item.
         """
         ...
 
@@ -111,8 +111,8 @@ class EngineKind:
     """
 
     packages: tuple[str, ...]  # Python packages that must be installed
-    # A sentence about a requirement that this process does not meet, or None. Called only if all
-    # packages are installed.
+    # Returns a sentence about a requirement that this process does not meet, or None. It is called
+    # only if all packages are installed.
     missing_requirement: Callable[[EngineTarget, HardwareSettings], str | None] = _require_nothing
     open_encoder: Callable[[GraphSpec, EncoderSettings], EncoderEngine] | None = None
     open_decoder: DecoderFactory | None = None

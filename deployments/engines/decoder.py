@@ -132,8 +132,8 @@ class DecoderEngine(Protocol):
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
-        Slot i has `lengths[i]` valid tokens before the call. A slot whose result is ignored may get
-        any token, because the call overwrites only the position after the valid tokens.
+        Slot i has `lengths[i]` valid tokens before the call. The caller may pass any token for a
+        slot whose logits it does not use: the call writes only behind the valid tokens of a slot.
         """
         ...
 

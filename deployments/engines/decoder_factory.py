@@ -78,7 +78,7 @@ def close_on_error(decoder: DecoderEngine) -> Iterator[None]:
 
 
 def find_decoder_factory(spec: DecoderSpec) -> DecoderFactory:
-    """Return the factory of the engine of `spec`. Raises EngineFailed if it runs no decoders."""
+    """Return the decoder factory of the engine of `spec`. Raises EngineFailed if it has none."""
     kind = ENGINES.get(spec.engine)
     if kind is None or kind.open_decoder is None:
         raise EngineFailed(f"{spec.path.name}: {spec.engine} does not run generative models")
@@ -107,7 +107,7 @@ def _kv_value_bytes(spec: DecoderSpec) -> int:
 
 
 def _warm_up(decoder: DecoderEngine) -> None:
-    """Run each kind of call once, to pack weights, touch memory and bind calls before serving."""
+    """Make each kind of call once, because a first call packs weights and allocates memory."""
     info = decoder.info
     decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)
     for slots in range(1, info.slots + 1):

@@ -15,7 +15,7 @@ from deployments.errors import EngineFailed
 
 
 class Bucket(NamedTuple):
-    """A preallocated shape: items and tokens per item. `items` also limits the mask tokens."""
+    """A preallocated shape: items, and tokens per item. At most `items` mask tokens fit."""
 
     items: int
     tokens: int
@@ -42,8 +42,8 @@ def write_padded(arrays: dict[str, NDArray[np.int64]], feeds: Feeds) -> None:
     """Write a batch into `arrays` of a fitting bucket and pad the rest.
 
     Missing tokens get id 0 and mask 0. Missing items repeat the first item, because softmax over a
-    fully masked row divides by zero. In dynamic int8 graphs, whose ranges span the batch, the NaN
-    would reach every row. Missing mask positions refer to the first token.
+    fully masked row gives NaN. In dynamic int8 graphs, whose ranges span the batch, a NaN in one
+    row would reach every row. Missing mask positions refer to the first token.
     """
     items, tokens = feeds.arrays["input_ids"].shape
     for name, array in feeds.arrays.items():
@@ -74,7 +74,7 @@ TOKENS_OUTPUT = "tokens"
 
 @dataclass(frozen=True, slots=True)
 class Feeds:
-    """The inputs of one forward pass that the graph has, by name."""
+    """Inputs of one forward pass by name. Contains only the inputs that the graph has."""
 
     arrays: dict[str, NDArray[np.int64]]
     mask_counts: tuple[int, ...]  # [B], mask tokens per item; empty for heads other than MASKS
@@ -89,7 +89,7 @@ class OutputNames:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Self:
-        """Select from `names`, all output names of a graph in the graph's order."""
+        """Select the outputs to use. `names` are all outputs of a graph, in the graph's order."""
         return cls(names[0], TOKENS_OUTPUT if TOKENS_OUTPUT in names[1:] else None)
 
     def select(self, batch: Batch) -> str:

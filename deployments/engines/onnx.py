@@ -32,8 +32,8 @@ UNCAPTURED = "-1"
 # Microseconds that idle threads spin, enough for the gaps within a pass and between two decode
 # steps. A longer time would take cores from other processes.
 _SPINNING_US = "500"
-# Balanced sessions divide an operator into blocks of at most a sixteenth of a thread's share. On
-# two cores decode steps took 1 to 16 % less time, with equal logits. Encoders gained nothing.
+# The mode "balanced" divides an operator into at least 16 blocks per thread. On two cores decode
+# steps took 1 to 16 % less time, with equal logits. Encoders gained nothing.
 _BLOCKS = "16"
 # "captured": CUDA records the first call with each graph id and replays it in later calls.
 # "balanced": a thread that is done takes the next block of the operator, so that no thread waits
@@ -122,7 +122,7 @@ def open_bare_session(
             disabled_optimizers=list(engine_options.disabled_optimizers) or None,
             enable_fallback=0,
         )
-        # ONNX Runtime skips a provider without a driver and only logs a warning.
+        # ONNX Runtime skips a provider whose driver is missing, and only logs a warning.
         if idle := sorted(set(providers) - set(session.get_providers())):
             raise EngineFailed(f"`{idle[0]}` did not start; check its driver and libraries")
     return session

@@ -3,7 +3,7 @@
 The attention operator of these graphs (com.microsoft GroupQueryAttention) reads the length of each
 row from the sums of `attention_mask`. It appends the new keys and values. Past and present are
 bound to the same memory, so nothing is copied. One call decodes slots of different lengths. A
-prefill is a separate call, bound to one slot. These calls give continuous batching on any execution
+prefill is a separate call, bound to one slot. Continuous batching therefore works on any execution
 provider. On CUDA the decode step for each number of slots is captured as one CUDA graph, if the
 provider can run the whole step.
 
@@ -209,7 +209,7 @@ class _BoundCall:
             kv_cache.bind_input(self._binding, "input_ids", self.ids),
             kv_cache.bind_input(self._binding, "attention_mask", self.mask),
         )
-        # The next two inputs are constant, and ONNX Runtime reads them on the host on any device.
+        # ONNX Runtime reads the next two inputs from host memory, even on a GPU. They are constant.
         bind_array(self._binding, self._logits_from, LOGITS_FROM)
         if decoder.has_prefill_branch:
             bind_array(self._binding, self._is_prefill, IS_PREFILL)

@@ -147,7 +147,7 @@ class IoBindingEngine:
         binding = session.io_binding()
         inputs = {}
         for name, array in staged.items():
-            # Copy: on the CPU the OrtValue would share the memory of `array`, which updates it.
+            # Copy `array`: on the CPU the OrtValue would otherwise share its memory.
             inputs[name] = ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device)
             binding.bind_ortvalue_input(name, inputs[name])
         # The shape of the output is still unknown: the first call allocates the output.

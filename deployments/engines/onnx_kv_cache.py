@@ -229,7 +229,7 @@ class DeviceKvCache:
 def _open_copier(
     dtype: np.dtype[np.generic], shape: tuple[int, ...], provider: str
 ) -> ort.InferenceSession:
-    """Open a session of one Identity node. The extra for GPUs includes the package `onnx`."""
+    """Open a session of one Identity node. Needs `onnx`, which the extra `gpu` installs."""
     from onnx import helper
 
     values = [

@@ -32,7 +32,7 @@ def share_arena() -> None:
 class ArenaTrimmer:
     """Decides after which passes of a session ONNX Runtime returns unused arena memory.
 
-    The counts take no lock. A count that is lost when two threads update it only delays a return.
+    Threads update the counters without a lock. A lost update only delays the return of memory.
     """
 
     def __init__(self) -> None:

@@ -87,8 +87,8 @@ class TensorParallelDecoder:
             raise EngineFailed(reason)
         self._logits = _PROCESSES.RawArray("f", slots * spec.vocabulary)
         self._workers: list[_Worker] = []
-        # The rendezvous file must exist as long as the processes. On GPUs the processes may connect
-        # as late as in the first MatMul.
+        # The rendezvous file must exist while the processes run: on GPUs a process may connect as
+        # late as in the first MatMul.
         self._directory = tempfile.TemporaryDirectory()
         try:
             with translate_errors(spec.path.name):

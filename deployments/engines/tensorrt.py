@@ -105,14 +105,14 @@ def _format_shapes(inputs: Sequence[str], bucket: Bucket) -> Iterator[str]:
 
 
 def _read_inputs(graph: Path) -> list[str]:
-    """Read the names of the inputs. The extra for GPUs includes the package `onnx`."""
+    """Read the names of the inputs. Needs `onnx`, which the extra `gpu` installs."""
     import onnx
 
     return [value.name for value in onnx.load(graph, load_external_data=False).graph.input]
 
 
 def _make_folder(host_folder: Path, graph: Path) -> Path | None:
-    """Create the folder for compiled engines. Engines of other package versions are not valid."""
+    """Create the folder for engines that are compiled with the installed package versions."""
     versions = {"onnxruntime": ort.__version__, **installed_versions(_PACKAGES)}
     name = "-".join(f"{package}-{version}" for package, version in versions.items())
     folder = host_folder / _FOLDER / name / graph.stem

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
-# Uncaptured calls read a multiple of this many cached tokens, because kernels run best on these.
+# Uncaptured calls round the number of cached tokens up to a multiple of this, for fast kernels.
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the first graph; each further graph has twice that
 _COMPILER = "inductor"

@@ -1,8 +1,8 @@
 """Torch programs as data: calls of ATen operators in JSON and weights in one safetensors file.
 
-Files of `torch.export` may contain pickled weights and inputs, guards and shape expressions that
-are evaluated as Python, and shared objects. A file of this format only names operators of a fixed
-list, with tensors and plain values as arguments.
+Files of `torch.export` are not safe to load. They may contain pickles, shared objects, and guards
+and shape expressions that are evaluated as Python. A file of this format only names operators of a
+fixed list, with tensors and plain values as arguments.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _name(target: Any) -> str:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Return the operator or function on sizes with this name, such as `aten.add.Tensor`.
+    """Return the ATen operator, such as `aten.add.Tensor`, or the function in `_FUNCTIONS`.
 
     Raises EngineFailed for a name that is not allowed.
     """
@@ -195,7 +195,7 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_to_json(item) for item in value]
     if isinstance(value, torch.device):
-        return {"device": True}  # replaced by the device of the reader
+        return {"device": True}  # `_from_json` inserts its argument `device`
     for kind in _ENUMS:
         if isinstance(value, getattr(torch, kind)):
             return {kind: str(value).removeprefix("torch.")}

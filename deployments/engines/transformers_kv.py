@@ -1,9 +1,9 @@
 """Models of transformers over an external KV cache at fixed addresses.
 
-The module has a cache class that writes to given tensors and a mask with the valid tokens of each
-slot. Its attention reads the cached keys and values without copies. torch_decoder.py describes the
-inputs and the output of the module. The build traces such a module into a torch program. A
-checkpoint that was sealed whole runs as such a module without tracing.
+A model becomes a torch module whose cache class writes to given tensors. A mask marks the valid
+tokens of each slot. Attention reads the cached keys and values without copies. torch_decoder.py
+describes the inputs and the output of the module. The build traces the module into a torch program.
+If a whole checkpoint was sealed instead, the module runs without tracing.
 """
 
 from __future__ import annotations
@@ -233,6 +233,6 @@ def _write_in_place(
 
 
 def _write_to_host(array: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """`_write_in_place` to an array on the host. Return a copy on the device of `new`."""
+    """Write to an array on the host. Return a copy of the array on the device of `new`."""
     host = array.device
     return _write_in_place(array, new.to(host), positions.to(host)).to(new.device)

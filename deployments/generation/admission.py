@@ -35,14 +35,14 @@ class AdmissionQueue:
         return len(self._jobs)
 
     def predict_s(self) -> float:
-        """Predict the seconds of the decoder for all waiting jobs; 0 before a measurement."""
+        """Predict the decoder time of all waiting jobs in seconds; 0 before a measurement."""
         if not self._forecast.is_measured:
             return 0.0
         return sum(self._forecast.price(job.demand) for job in self._jobs)
 
     @property
     def waiting_s(self) -> float:
-        """The sum of the seconds that were predicted when each waiting job was queued.
+        """The decoder time of all waiting jobs, each as predicted when the job was queued.
 
         Unlike `predict_s` this needs no pass over all jobs.
         """
@@ -113,7 +113,7 @@ class AdmissionQueue:
             self._jobs.discard(lambda job: job.number in unwanted)
 
     def drop_late(self, used_slots: int) -> list[DroppedJob]:
-        """Remove expired jobs, and the next jobs in turn if they cannot keep their deadline.
+        """Remove expired jobs, and jobs at the head of the queue that cannot keep their deadline.
 
         While no slot is used, only expired jobs are removed.
         """

@@ -99,7 +99,7 @@ class BeamSearch:
     ) -> list[_Continuation]:
         """Return the best continuations of all beams, best first; with `is_last` all of them end.
 
-        Their number leaves `num_beams` running beams even if every end token is among them.
+        Returns enough of them for `num_beams` running beams, even if all end tokens are among them.
         """
         count = max(2, 1 + len(self._eos_token_ids)) * self._params.num_beams
         before = np.array([beam.score for beam in self._beams], np.float32)
@@ -148,7 +148,7 @@ class BeamSearch:
 
 
 class BeamSearchJob(Job):
-    """Beam search with one KV slot per beam. Its only chunk is the best answer."""
+    """Beam search with one KV slot per beam. Emits the best answer as a single chunk."""
 
     def __init__(
         self,

@@ -36,8 +36,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are variables of the template, such as {"bos_token": "<s>"}.
 
-        Raises InvalidField for an invalid template: only requests with messages fail, because the
-        model can still answer text prompts.
+        Raises InvalidField for an invalid template. The model can still answer text prompts, so
+        only requests with messages should fail.
         """
         self._environment = _TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]

@@ -1,8 +1,8 @@
-"""Prices of generation in seconds of the decoder, and the predicted end of a job.
+"""Price of a job as decoder time in seconds, and prediction of the job's end.
 
 A price is the number of prefill tokens and expected decode steps, times measured durations. A
-prediction simulates the loop: running jobs end, waiting jobs take their KV slots in order, then the
-new job runs.
+prediction simulates the generation loop: running jobs end, waiting jobs take their KV slots in
+order, then the new job runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from deployments.generation.job import Demand
 from deployments.generation.lengths import AnswerLengths
 from deployments.load import WorkRate
 
-# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps: some
-# seconds, in which prompts of other jobs come and go.
+# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps. They
+# take some seconds, so the mean includes prefills of several jobs.
 _MIN_WEIGHT = 0.01
 # Each new prefill multiplies the weight of earlier prefills by this, so the last fifty dominate.
 _PREFILL_DECAY = 0.98
-# Assumed seconds of the decoder per token before the first measurement. The guess is low on
-# purpose: jobs with a guessed price arrived first, and a high price would move them back.
+# Assumed decoder time per token before the first measurement. The guess is low on purpose: a high
+# guess would move the first jobs behind later jobs with measured prices.
 GUESS_TOKEN_S = 1e-3
 # A new answer is assumed to be as long as this percentile of all answers. For the jobs ahead the
-# mean length suffices, because their lengths average out. The length of one answer does not.
+# mean length suffices, because their lengths average out.
 LENGTH_SHARE = 0.8
 
 
@@ -63,7 +63,7 @@ class StepTimes:
             self._prefill.record(tokens, elapsed_s)
 
     def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
-        """Add the durations of a step. Both are per generated token of a sequence."""
+        """Add the durations of a step, each divided by the step's tokens per sequence."""
         self._measured[sequences].add(decode_s)
         self._mean_decode.add(decode_s)
         self._mean_prefill.add(prefill_s)
@@ -92,7 +92,7 @@ class StepTimes:
         """
         estimates = [average.value for average in self._measured]
         following = 0.0
-        for used in range(len(estimates) - 1, 0, -1):  # if not measured, as for more slots
+        for used in range(len(estimates) - 1, 0, -1):  # unmeasured: as for used + 1
             following = estimates[used] = estimates[used] or following
         for used in range(2, len(estimates)):
             bound_s = estimates[used - 1] * used / (used - 1)
@@ -101,7 +101,10 @@ class StepTimes:
 
 
 class Forecast:
-    """Prices and predictions for one decoder. The loop's thread records; any thread predicts."""
+    """Prices and predictions for one decoder.
+
+    The thread of the generation loop records measurements. Any thread may request predictions.
+    """
 
     def __init__(self, slots: int) -> None:
         self.lengths = AnswerLengths()
@@ -114,7 +117,7 @@ class Forecast:
         return self.times.decode_s(self._slots) > 0
 
     def price(self, demand: Demand) -> float:
-        """Seconds of the decoder that a job takes when all slots are used; above 0."""
+        """Decoder time in seconds that a job takes when all slots are used; above 0."""
         work, times = self._expect(demand), self.times
         share = work.slots / self._slots
         price_s = self._prefill_s(work.prompt_tokens) + work.steps * share * times.decode_s(

@@ -1,6 +1,6 @@
 """Trials of grammars in a process that can be killed, before a replica compiles them.
 
-llguidance bounds a compilation by a counter, its fuel. Some grammars use little fuel nevertheless:
+llguidance bounds a compilation by a counter, its fuel. Some grammars use little fuel but much time:
 a JSON schema with `multipleOf: 9999991` takes minutes and gigabytes. A process cannot cancel a
 compilation, and cannot send a compiled grammar to another process. A grammar is therefore compiled
 twice: first in a child with limited CPU time and memory, then in the replica if the child succeeds.

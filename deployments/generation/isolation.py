@@ -1,4 +1,4 @@
-"""Search for the KV slot with which a decode step fails."""
+"""Search for the KV slot that makes a decode step fail."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class ModelContext:
 
 
 class Demand(NamedTuple):
-    """Remaining demand of a job. `prompt_tokens` are 0 until its call is prepared."""
+    """Work that a job still needs. `prompt_tokens` is 0 until the prompt is tokenized."""
 
     min_new_tokens: int
     max_new_tokens: int

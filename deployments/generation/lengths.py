@@ -16,7 +16,7 @@ INITIAL_TOKENS = 256
 
 class _Answer(NamedTuple):
     tokens: int
-    is_cut: bool  # the limit of its request ended it; without the limit it would be longer
+    is_cut: bool  # ended by its token limit; without that limit it would be longer
 
 
 class _Survival(NamedTuple):
@@ -59,14 +59,14 @@ class AnswerLengths:
         self._survival = _Survival.estimate(self._answers)
 
     def record(self, tokens: int, *, is_cut: bool) -> None:
-        """Add a finished answer; `is_cut` if the limit of its request ended it."""
+        """Add a finished answer; `is_cut` if its token limit ended it."""
         self._answers.append(_Answer(tokens, is_cut))
         self._survival = _Survival.estimate(self._answers)
 
     def expect_remaining(self, generated: int, minimum: int, limit: int) -> float:
         """Return the expected number of further tokens of an answer with `generated` tokens.
 
-        `minimum` and `limit` are the bounds in its request.
+        `minimum` and `limit` are the minimum and maximum tokens of the answer.
         """
         survival = self._survival
         start = min(max(generated, minimum), limit)
@@ -78,7 +78,10 @@ class AnswerLengths:
         return start - generated + further
 
     def find_percentile(self, share: float, minimum: int, limit: int) -> float:
-        """Return the length that at most `1 - share` of the answers exceed, within the bounds."""
+        """Return the length that at most `1 - share` of the answers exceed.
+
+        The result is at least `minimum` and at most `limit`.
+        """
         survival = self._survival
         # The shares descend, but bisection requires ascending values, so negate them.
         index = bisect_left(survival.shares, share - 1, key=neg)

@@ -198,7 +198,7 @@ class RequestPreparer:
         self._grammars.close()
 
     def estimate(self, call: GenerationCall) -> Demand:
-        """Bound the demand of a call before its prompt is tokenized. Thread-safe."""
+        """Estimate the demand of a call before its prompt is tokenized. Thread-safe."""
         options, context = call.options, self._model.context
         requested = context if options.max_new_tokens is None else options.max_new_tokens
         beams = 1 if options.beam_search is None else options.beam_search.num_beams

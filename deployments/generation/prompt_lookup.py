@@ -58,7 +58,7 @@ class PromptLookupDrafter:
         return []
 
     def update(self, drafted: int, accepted: int) -> None:
-        """Update the acceptance rate. Only the first rejected token counts as an observation."""
+        """Update the acceptance rate. Draft tokens after the first rejected one do not count."""
         outcomes = [1.0] * accepted
         if accepted < drafted:
             outcomes.append(0.0)

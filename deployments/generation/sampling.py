@@ -29,8 +29,9 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 # Weights are summed per block of this size. Only the block with the result is summed token by
 # token.
 SUM_BLOCK = 256
-# Number of candidates that are sorted first to reach a probability. If they do not suffice, tokens
-# are counted in SORT_BINS bins of log-weights. The bins cover at most MAX_LOG_WEIGHT_GAP.
+# Top-p and typical-p first sort only this many of the best tokens. If their total probability is
+# too small, tokens are counted in SORT_BINS bins of log-weights. The bins cover at most
+# MAX_LOG_WEIGHT_GAP.
 TOP_P_FIRST_CANDIDATES = 64
 SORT_BINS = 4096
 MAX_LOG_WEIGHT_GAP = 32.0
@@ -150,8 +151,8 @@ def top_indices(scores: Numbers, count: int) -> TokenIndices:
     Returns all N if `count` is larger; `count` is at least 1.
     """
     count = min(count, len(scores))
-    # At least `count` scores reach the count-th highest block maximum, and not many more do. This
-    # floor takes a tenth of the time of partitioning all scores.
+    # Only scores at or above the count-th highest block maximum can be among the results, and there
+    # are few of them. Finding this maximum takes a tenth of the time of partitioning all scores.
     block = max(1, len(scores) // (4 * count))
     highest = np.maximum.reduceat(scores, np.arange(0, len(scores), block))
     floor = np.partition(highest, len(highest) - count)[len(highest) - count]

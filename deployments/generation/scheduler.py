@@ -106,7 +106,7 @@ class GenerationLoop:
 
     @property
     def queued_s(self) -> float:
-        """Predicted seconds of the decoder for the waiting jobs."""
+        """Predicted decoder time of all waiting jobs, in seconds."""
         with self._changed:
             return self._waiting.predict_s()
 

@@ -102,7 +102,7 @@ class _SlotContents:
 class SlotTable:
     """The KV slots of one decoder.
 
-    The caller applies the returned moves to the KV cache before its next call.
+    Some methods return moves. The caller applies them to the KV cache before the next engine call.
     """
 
     def __init__(self, slots: int) -> None:

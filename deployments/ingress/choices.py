@@ -37,7 +37,7 @@ def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions
 def select_best(
     completions: Sequence[Completion], candidates_per_prompt: int, choices: int
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Return the `choices` completions per prompt with the best mean log probability; the rest."""
+    """Return the `choices` best completions per prompt by mean log probability, and all others."""
     if candidates_per_prompt == choices:
         return tuple(completions), ()
     selected: list[Completion] = []

@@ -52,7 +52,7 @@ class ClusterSnapshot:
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
-    starting: Mapping[str, int] = field(default_factory=dict)  # replicas, only where some start
+    starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment, never 0
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
 
 
@@ -217,7 +217,7 @@ def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
 
 
 class DeviceChoice(NamedTuple):
-    """The device of a request. If it replaces the device of a hint, `fallback` repeats it."""
+    """The device of a request. If the request hinted at another one, `fallback` equals `device`."""
 
     device: Device
     fallback: Device | None = None

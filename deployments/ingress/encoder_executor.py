@@ -62,15 +62,15 @@ class EncoderExecutor:
         return result, False
 
     async def load(self, model: ModelRef, device: Device) -> None:
-        """Let a replica load a model, which it probes then. Raises ServeError."""
+        """Let a replica load and probe a model. Raises ServeError."""
         await self._router.load(model, device)
 
     async def _compute(
         self, key: BatchKey, request: ResolvedRequest, deadline_s: float
     ) -> CallResult:
-        # Models share the queue of a replica, but each has its own prices.
+        # Models share the queue of a replica. The key has the model, because costs differ by model.
         queue = (key.model, key.task, key.device, request.client, request.options.priority)
-        if self._in_flight:  # else nothing is queued, whatever a replica said before
+        if self._in_flight:  # without calls in flight, earlier refusals are outdated
             self._refusals.check(queue, request.characters, deadline_s)
         call = Call(
             texts=request.inputs.texts,

@@ -31,8 +31,8 @@ from deployments.messages import (
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
 
-REPEAT_TIMEOUT_S = 120.0  # of answers that are only compared
-PROBE_PROMPT = "a"  # of the answer of one token that a new version has to give
+REPEAT_TIMEOUT_S = 120.0  # for answers that are only compared with earlier answers
+PROBE_PROMPT = "a"  # prompt for the trial of a new version, which generates one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class GenerationPlan:
     candidates: int
     prompts: int
     deadline_s: float  # see deployments.deadlines
-    waits_for_model: bool  # until the deadline, whether or not a replica runs
+    waits_for_model: bool  # waits until the deadline, even if no replica runs
 
     @property
     def model(self) -> RegisteredModel:
@@ -57,7 +57,7 @@ class GenerationPlan:
         return self.calls[0].client
 
     def repeat_with(self, model: RegisteredModel, seeds: Sequence[int]) -> GenerationPlan:
-        """Return the plan of the same answers by another model, at the lowest priority."""
+        """Return a plan in which another model answers the same calls, at the lowest priority."""
         deadline_s = deadline_after(REPEAT_TIMEOUT_S)
         calls = (
             call._replace(
@@ -110,7 +110,7 @@ class GenerationExecutor:
         client = current_client(self._settings.limits.trusted_proxies)
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
-            options = options._replace(logprobs=0)  # the ranking needs those of the tokens
+            options = options._replace(logprobs=0)  # the ranking needs each token's logprob
         if not self._settings.cache.shared:
             options = options._replace(prefix_cache_scope=current_caller().name)
         return GenerationPlan(
@@ -182,7 +182,7 @@ class GenerationExecutor:
         limits = (call.options.min_new_tokens, call.options.max_new_tokens)
         queue = (plan.device, call.model, call.client, call.priority, limits)
         length = count_prompt(call.prompt)
-        if self._in_flight:  # else nothing is queued, whatever a replica said before
+        if self._in_flight:  # without calls in flight, earlier refusals are outdated
             self._refusals.check(queue, length, call.deadline_s)
         wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
         message = f"generation took longer than {self._settings.generation_timeout_s:g} s"

@@ -16,7 +16,7 @@ class PermittedModels:
     """View of the registry: defaults and lists have only models that the caller may use."""
 
     def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
-        """`limits.trusted_proxies` helps to identify clients, which traffic splits depend on."""
+        """Traffic splits depend on the client, which `limits.trusted_proxies` helps to identify."""
         self.trusted_proxies = trusted_proxies
         self._registry = registry
 
@@ -57,5 +57,5 @@ class PermittedModels:
         return self._registry.list_versions(model_id)
 
     def _identify_client(self) -> str:
-        """Return the client; a random name, and so a random version of a split, if unknown."""
+        """Return the client; if unknown, a random name, which gets a random version of a split."""
         return current_client(self.trusted_proxies) or os.urandom(8).hex()

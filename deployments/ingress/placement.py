@@ -42,7 +42,7 @@ def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolFor
 def choose_after_refusal(
     forecasts: Sequence[PoolForecast], refused: Device, deadline_s: float
 ) -> PoolForecast | None:
-    """Return another pool for a request that the full pool of `refused` has refused.
+    """Return another pool for a request that the full pool of the device `refused` has refused.
 
     None if no other pool answers in time. The client should then retry later.
     """

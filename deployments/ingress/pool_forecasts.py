@@ -67,7 +67,7 @@ class PoolForecasts:
     def __init__(
         self, args: AppArgs, monitor: ClusterMonitor, pools: Mapping[str, PoolManager]
     ) -> None:
-        """`pools` has the loaded models by deployment; without an entry all count as loaded."""
+        """`pools` by deployment; for a deployment without one, all models count as loaded."""
         self.settings = PlacementSettings()
         self._args = args
         self._monitor = monitor

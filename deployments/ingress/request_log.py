@@ -114,7 +114,7 @@ def _record(
     recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
 ) -> None:
     tokens = context.timings.tokens
-    if context.caller.meter is not None and tokens:  # refused requests must not lower the average
+    if context.caller.meter is not None and tokens:  # refusals must not lower the expected tokens
         context.caller.meter.use_tokens(tokens)
     recorder.record(
         RequestRecord(

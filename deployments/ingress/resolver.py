@@ -81,8 +81,8 @@ class RequestResolver:
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
         """Choose the hardware that a request names, else the hardware of the settings.
 
-        Without the scope `gpu`, a caller that requires a GPU gets Forbidden. For such a caller a
-        hint falls back to the CPU and `auto` means the CPU, as on a cluster without GPUs. Raises
+        A caller without the scope `gpu` gets Forbidden if it requires a GPU. Its hints for a GPU
+        fall back to the CPU, and `auto` means the CPU, as on a cluster without GPUs. Raises
         HardwareUnavailable.
         """
         states = self._usable_states(options, work)
@@ -103,7 +103,7 @@ class RequestResolver:
     def choose_after_refusal(
         self, options: RequestOptions, work: RequestWork, refused: Device
     ) -> Device | None:
-        """Return another device that answers in time; None without one, or without `auto`."""
+        """For `auto`, return another device that answers in time; None without one."""
         if self._requested_compute(options) != "auto":
             return None
         devices = list_devices(work.model.manifest, self._usable_states(options, work))
@@ -126,7 +126,7 @@ class RequestResolver:
         return states
 
     def _deadline_s(self, options: RequestOptions, work: RequestWork) -> float:
-        """Return the seconds until the answer is due, by the client, else by the settings."""
+        """Return the seconds that the answer may take, set by the client or else the settings."""
         if options.deadline_ms is not None:
             return options.deadline_ms / 1e3
         settings = self.forecasts.settings

@@ -97,8 +97,8 @@ class ResponseCache(Generic[V]):
 
         `compute` ends at the deadline of the caller that started it. A caller that joins waits
         until its own deadline. It computes again if the first caller had less time and got no
-        result. Callers share only with an equal `variant`. A computation is cancelled when all its
-        callers are.
+        result. Only callers with an equal `variant` share. A computation is cancelled when all its
+        callers are cancelled.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:

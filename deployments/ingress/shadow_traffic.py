@@ -28,8 +28,8 @@ MIN_COSINE = 0.99  # of vectors that agree
 MAX_DIFFERENCE = 0.05  # of scores that agree
 LOG_EVERY = 100  # comparisons
 
-# Generations are mirrored only while fewer mirrored requests than this run. Each holds a KV slot
-# for seconds.
+# A generation is mirrored only if fewer than this number of mirrored requests are in flight. Each
+# generation holds a KV slot for seconds.
 MAX_GENERATIONS = 2
 
 Execute = Callable[[ResolvedRequest], Awaitable[tuple[CallResult, bool]]]

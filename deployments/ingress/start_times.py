@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Assumed seconds until a start was measured: process start, imports, opening graphs.
+# Assumed seconds of a start until one is measured. A start includes process start, imports and
+# opening graphs.
 ESTIMATED_START_S = 20.0
 
 
@@ -12,7 +13,7 @@ class StartTimes:
     """Start times by deployment, derived from periodic reads of the cluster status.
 
     A start lasts from the first read with a starting replica to the first with a running replica.
-    A read sees the begin of a start late, by at most the interval between reads.
+    The first read that sees a start is late by at most the interval between reads.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,8 @@ from deployments.registry import ModelRegistry, RegisteredModel
 log = logging.getLogger("ray.serve.hundredfold")
 
 PROBE_TIMEOUT_S = 120.0  # for load and probe; after a timeout the version is tried again
-# Seconds that a request waits for load and probe. Then it uses the version without the result.
+# Seconds that a request waits for load and probe. After them, the request uses the new version,
+# although the result is not known.
 MAX_WAIT_S = 10.0
 
 

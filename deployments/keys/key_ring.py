@@ -71,7 +71,7 @@ class KeyRing:
         }
 
     def _caller(self, key: ApiKey) -> Caller:
-        """Build the caller of a key. It keeps the meter, which counts requests in flight."""
+        """Build the caller of a key. The key keeps its meter, which counts requests in flight."""
         meter = None
         if key.limits != UNLIMITED:
             previous = self._entries.get(key.id)

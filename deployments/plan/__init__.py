@@ -1,4 +1,4 @@
-"""The plan: which versions of each model answer requests, as one value with a number.
+"""The plan states which versions of each model answer requests. Each change increments its number.
 
 An alias is a name for a version. A split gives a version a percentage of the requests. A shadow is
 a version that computes requests again for comparison. A pin keeps a model in memory.

@@ -97,7 +97,7 @@ def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan
 
 
 def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Plan:
-    """Let a version compute `percent` of the requests that name no version again; 0 ends this.
+    """Let a version repeat `percent` of the requests that name no version; 0 ends the shadow.
 
     The shadow's answers are only compared.
     """

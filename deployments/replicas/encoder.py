@@ -63,8 +63,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 INLINE_VALUES = 1 << 18
 # Limit of the values of one call's token vectors: 16 MB, three times that as JSON.
 MAX_TOKEN_VALUES = 1 << 22
-# Limit of the vocabulary scores of one call's masks, kept until its last pass ends: 512 MB. Masks
-# are short texts: a request body full of masks would need 40 GB.
+# Limit of the vocabulary scores of one call's masks: 512 MB, kept until the call's last pass ends.
+# Each mask token has a score per vocabulary entry, so one request body could need 40 GB.
 MAX_MASK_VALUES = 1 << 27
 # Limit of token vector values and mask scores of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27

@@ -128,7 +128,7 @@ class GeneratorReplica:
         self._pinned.load_into(self.pool)
 
     def start(self) -> None:
-        """Start the loops of all loaded models. Models that are loaded later start theirs too."""
+        """Start the loops of all loaded models. Models loaded later start their own."""
         self._has_started = True
         for model in self.pool.models():
             model.loop.start()

@@ -275,7 +275,8 @@ class ModelPool(Generic[T]):
     async def _make_room(self, ref: ModelRef, size: int) -> None:
         """Take `size` bytes; evict the least recently used models if needed.
 
-        Raises ModelUnavailable if too many models must stay. It checks this first, as far as known.
+        Raises ModelUnavailable if pinned or leased models leave no room. If the pinned models alone
+        leave no room, no model is evicted.
         """
         pinned, memory = self._pinned(), self._memory
         is_pinned = ref in pinned

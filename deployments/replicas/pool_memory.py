@@ -26,7 +26,7 @@ def leave_room_for_arena(
 class PoolMemory:
     """Bytes of the models of one pool.
 
-    Pinned models may exceed `max_bytes`, but not the budget of the device, where they must fit.
+    Pinned models may exceed `max_bytes`, but never the memory budget of the device.
     """
 
     def __init__(self, max_bytes: int | None, device_memory: DeviceMemory | None) -> None:

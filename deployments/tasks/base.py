@@ -40,7 +40,7 @@ class TaskInput:
     options: Any
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
-    many: str = "inputs"  # request path for the error that there are too many items
+    many: str = "inputs"  # request path in the error about too many items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

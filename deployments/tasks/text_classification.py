@@ -103,7 +103,7 @@ def _text(item: str | TextAndPair) -> Text:
 
 
 def select_score_function(manifest: ArtifactManifest) -> ScoreFunction:
-    """Return the default of the transformers pipeline (5.23, text_classification.py)."""
+    """Return the score function that the transformers pipeline (5.23) uses by default."""
     if manifest.problem_type == "regression":
         return "none"
     if manifest.problem_type == "multi_label" or len(manifest.labels) == 1:

@@ -1,9 +1,9 @@
 """Background tuning: a replica measures its untuned models one after the other while it serves.
 
 A separate process of the lowest priority measures, so that its memory and failures do not affect
-the replica. It opens all candidates that fit in half of the free memory (`host.py`). The replica
-holds the old and the new engine during the swap. A GPU has no priorities: forward passes of both
-processes alternate.
+the replica. It opens all candidates that fit in half of the free memory (`host.py`). While
+the replica replaces its engine, it holds the old and the new engine. A GPU has no priorities:
+forward passes of the replica and of the measuring process alternate.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Variant(_Frozen):
         return cls(candidate=candidate, spinning=options.spinning)
 
     def options(self, sealed: EngineOptions) -> EngineOptions:
-        """Return the candidate's sealed options, changed to this variant."""
+        """Return `sealed`, the candidate's options, with the changes of this variant."""
         return sealed.model_copy(update={"spinning": self.spinning})
 
 

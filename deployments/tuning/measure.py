@@ -51,8 +51,8 @@ def choose_clock(device: Device, threads: int) -> ClockFunction:
     """Select the clock for forward passes of `threads` threads on `device`.
 
     One CPU thread is timed by the CPU time of the process, which stops while other processes have
-    the core. A low-priority process next to a busy replica then measures the same times, and its
-    budget also covers the larger shapes.
+    the core. A low-priority process next to a busy replica therefore measures the same times as on
+    an idle host. Waiting for the core does not use up its time budget.
     """
     return time.process_time if device is Device.CPU and threads == 1 else time.perf_counter
 
@@ -218,9 +218,9 @@ class _ShapeMeasurement:
 def build_batches(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
     """Build full batches of up to `shape` from the tokens of `items`.
 
-    The tokens are real, because int8 ranges depend on them. The batches have four lengths, because
-    real batches vary and an engine that pads to buckets then computes padding. A batch contains no
-    padding itself, because batches of the scheduler have very little.
+    The tokens are real, because int8 ranges depend on them. The batches have four lengths, as real
+    batches vary too. An engine that pads to buckets therefore also computes padding here. A batch
+    contains no padding itself, because batches of the scheduler have very little.
     """
     lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))
     shapes = (Shape(items=shape.items, tokens=length) for length in lengths)

@@ -44,7 +44,7 @@ class ReferenceOutputs:
     outputs: tuple[Floats, ...]
 
     def write(self, path: Path) -> None:
-        """Write one .npz file: arrays of different lengths, concatenated, and the end of each.
+        """Write one .npz file. It has the concatenated arrays and the index where each one ends.
 
         Outputs stay fp32: the rounding of fp16 is as large as the error of a good int8 graph.
         """

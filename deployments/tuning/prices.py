@@ -17,14 +17,14 @@ _CACHED_LENGTHS = 8_192
 
 
 class TablePrices:
-    """Cost tables by model. `estimate_s` is an `EstimateItem`; without a table it guesses."""
+    """Cost tables by model. `estimate_s` guesses the time for a model without a table."""
 
     def __init__(self, settings: Callable[[], BatchSettings]) -> None:
         self._tables: dict[ModelRef, _TableTimes] = {}
         self._settings = settings
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Read the table that predicts a model best, and replace an earlier table. Thread-safe."""
+        """Read the cost table to use for a model and replace its earlier table. Thread-safe."""
         table = find_nearest_costs(target)
         if table is not None and (times := selected_times(table)):
             self._tables[model] = _TableTimes(times)

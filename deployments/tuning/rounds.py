@@ -1,4 +1,4 @@
-"""Choice of the loaded models of a replica that are tuned in the background, and when."""
+"""Background tuning in rounds: which loaded models of a replica are tuned, and when."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _CANDIDATES_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSpec:
-    """A graph to measure and the variant that names it."""
+    """A graph to measure. The results are stored under the name of `variant`."""
 
     variant: Variant
     spec: GraphSpec
@@ -202,10 +202,9 @@ def _gain(base: VariantCosts, row: VariantCosts) -> float:
 def merge_costs(
     rows: Sequence[VariantCosts], repeated: Sequence[VariantCosts]
 ) -> list[VariantCosts]:
-    """Return `repeated` with the variants and shapes added that only `rows` have.
+    """Return the costs in `repeated`, and those in `rows` that were not measured again.
 
-    Repeated costs replace earlier ones, so that the options of a candidate are compared within one
-    measurement.
+    The options of a candidate are thus compared within one measurement.
     """
     earlier = {row.variant: row for row in rows}
     merged = [_add_missing_shapes(row, earlier.pop(row.variant, row)) for row in repeated]
@@ -239,8 +238,8 @@ def measure_fitting(
 
     All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
-    # Keep the cores awake, as the server does during requests: lone passes are planned by
-    # comparing the times of one thread and of several threads.
+    # Keep the cores awake, as the server does during requests. The planner of lone passes compares
+    # these times of one thread and of several threads.
     with open_engines(plan.fit_in_memory(specs), plan.settings) as engines, keep_cores_awake():
         costs = measure(
             engines,

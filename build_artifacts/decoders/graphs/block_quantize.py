@@ -1,7 +1,8 @@
 """Blockwise quantization of weights to 4 or 8 bits, for the graphs of this package.
 
-MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables, which
-are most of the file, always become int8, because the graph reads only single rows.
+MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables are most
+of the file, so they are quantized too. They always become int8, because the graph reads only single
+rows of them.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     )
 
     config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
-    # The graph omits the zero points, because the operators default to those of symmetric blocks.
+    # The graph omits the zero points, because the default of the operators fits symmetric blocks.
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
     )
@@ -111,7 +112,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
 def _add_tensors(
     graph: Any, name: str, packed: NDArray[np.uint8], scales: FloatArray
 ) -> list[Value]:
-    """Add both tensors to the graph, or reuse those of an earlier node with the same weight."""
+    """Add `packed` and `scales` to the graph. Reuse them if an earlier node has the same weight."""
     import onnx_ir as ir
 
     values = []

@@ -1,7 +1,6 @@
 """Builder for one ONNX graph: operators in execution order, weights read on save.
 
-Tensors and their MatMuls carry the checkpoint's names, so a list of excluded nodes names the
-layers.
+Tensors and their MatMuls carry the checkpoint's names, so the name of a node identifies its layer.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class GraphWriter:
     def weight(
         self, name: str, shape: Sequence[int], read: Callable[[], FloatArray] | None = None
     ) -> Value:
-        """Return a checkpoint tensor, or the value of `read`. Both are read on save."""
+        """Return the checkpoint tensor `name`, or the result of `read`, which runs on save."""
         import onnx_ir as ir
 
         if name in self._tensors:

@@ -96,7 +96,7 @@ def distance_buckets(
         first = np.zeros_like(distances)
         apart = np.maximum(-distances, 0)
     exact = buckets // 2
-    # Use single precision as torch does, because rounding selects the bucket at the borders.
+    # Use single precision as torch does: at the border of two buckets, rounding selects the bucket.
     ratio = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact))
     grown = ratio / np.float32(math.log(farthest / exact)) * np.float32(buckets - exact)
     far = np.minimum(exact + grown.astype(np.int64), buckets - 1)

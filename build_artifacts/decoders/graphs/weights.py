@@ -22,7 +22,8 @@ _INDEX = "model.safetensors.index.json"
 class CheckpointWeights:
     """Tensors by name, as fp32.
 
-    Checkpoints with a head prefix the names with `base`, such as "model."; this class removes it.
+    In a checkpoint with a head, the names start with `base`, such as "model."; this class removes
+    that prefix.
     """
 
     def __init__(self, checkpoint: Path, base: str = "") -> None:
@@ -63,7 +64,7 @@ class CheckpointWeights:
 
 
 def embedding_names(side: Side) -> list[str]:
-    """Return the names of a side's embedding table: its own or the shared one."""
+    """Return the possible names of the embedding table of `side`: its own or the shared table."""
     return [f"{side}.embed_tokens.weight", "shared.weight"]
 
 

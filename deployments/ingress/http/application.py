@@ -36,7 +36,7 @@ from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMet
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-METERED_KEY = "hundredfold.metered"  # of a request whose key has limits
+METERED_KEY = "hundredfold.metered"  # set in the scope of a request whose API key has limits
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
 # Returns if the handler should run again after an error, else raises.
 Recover = Callable[[ServeError, Request], Awaitable[None]]
@@ -50,8 +50,9 @@ async def raise_again(error: ServeError, _request: Request) -> None:
 class ServerHooks(NamedTuple):
     """Functions that the server calls besides the handlers.
 
-    `record_rejection` gets every error response and its elapsed seconds. Each request enters
-    `in_flight`, several at once. `recover` gets the errors of routes that run a model.
+    `record_rejection` gets every error response and its elapsed seconds. Each request runs inside
+    `in_flight`, which must allow several requests at once. `recover` gets the errors of routes that
+    run a model.
     """
 
     record_rejection: RecordRejection
@@ -66,8 +67,9 @@ class HttpApplication:
     Errors are in the format of the route.
     """
 
-    # Ray Serve labels its metrics by the route that it finds in these; matching sixty patterns
-    # again costs more than the label is worth, so the label is the application's prefix.
+    # Ray Serve labels its metrics by the route that it finds in `routes`. To find it, Ray Serve
+    # would match sixty patterns again, which costs more than the label is worth. Without routes,
+    # the label is the application's prefix.
     routes = ()
     redirect_slashes = False
 

@@ -45,7 +45,10 @@ class IdentityDecoder:
 
 
 class InflateDecoder:
-    """Decoder of one gzip or deflate stream. It rejects a second one, which needs memory again."""
+    """Decoder of one gzip or deflate stream.
+
+    A body with a second stream is rejected, because each stream allocates memory again.
+    """
 
     def __init__(self, window: int | None) -> None:
         self._window = window  # None: detected from the first bytes

@@ -29,8 +29,9 @@ def current_client(trusted_proxies: int) -> str:
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
     """Return the digest of the API key, else the address; "" without either.
 
-    Each proxy appends its peer's address to `x-forwarded-for`. HAProxy appends the last address,
-    and each of the `trusted_proxies` one before that. Clients can forge all earlier addresses.
+    Each proxy appends its peer's address to `x-forwarded-for`. HAProxy appends the last address.
+    The `trusted_proxies` append the addresses directly before it, one each. Clients can forge all
+    earlier addresses.
     """
     for name in KEY_HEADERS:
         if name in headers and len(headers[name]) >= MIN_KEY_CHARS:

@@ -39,7 +39,8 @@ def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> N
 
     A body that sets deadline or priority prevents the mark: HAProxy does not read bodies, and would
     also refuse requests with more time. Searching the body costs less than parsing it again, and
-    happens only for refused requests. If a text equals such a key, only the mark is missing.
+    happens only for refused requests. A text that equals such a key also prevents the mark, which
+    does no harm.
     """
     if error.code != Overloaded.code:
         return

@@ -63,8 +63,8 @@ class AccessGate:
 def is_foreign_page(headers: Mapping[str, str]) -> bool:
     """Whether a browser sends this request for a page of another server.
 
-    A page of this server has this host as its origin, as an IP address or `localhost`. A host name
-    does not count: an attacker's domain may resolve to this host (DNS rebinding).
+    The origin of a page of this server is this host, written as an IP address or `localhost`. A
+    host name does not count: an attacker's domain may resolve to this host (DNS rebinding).
     """
     origin = headers.get("origin")
     if origin is None:

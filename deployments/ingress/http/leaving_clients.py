@@ -52,7 +52,7 @@ class ClientWatch:
 
     def _begin(self) -> None:
         if self._scope["method"] == "POST" and BODY_KEY not in self._scope:
-            # The handler is reading the body, and notices a disconnect itself.
+            # While the handler reads the body, it notices a disconnect itself. Check again later.
             self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
         else:
             self._watching = asyncio.create_task(self._watch())

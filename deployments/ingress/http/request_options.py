@@ -150,7 +150,8 @@ def waits_for_model(request: Request) -> bool:
     return request.headers.get("x-wait-for-model", "").strip().lower() in TRUE_WORDS
 
 
-# Values of `model` that huggingface_hub, its 0.2x releases or Infinity send if a user names none.
+# Values of `model` that clients send if a user names none: huggingface_hub, its 0.2x releases, and
+# Infinity's client.
 PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
 
 

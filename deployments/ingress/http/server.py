@@ -12,7 +12,8 @@ from typing import Any, cast
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# More is written at once: only then does the transport notice that a client does not read.
+# Limit of the held bytes. Beyond it they are written immediately, because only a write lets the
+# transport notice that a client does not read.
 MAX_HELD_BYTES = 1 << 14
 
 

@@ -35,7 +35,8 @@ from deployments.transports.channel.frames import (
 PING_S = 2.0
 LOST_S = 5.0
 CHECK_S = 1.0
-# Events of a stream that the client reads between two RENEW frames; below the server's window.
+# Events of a stream that the client reads between two RENEW frames. Must be below the server's
+# STREAM_WINDOW.
 RENEW_EVENTS = 16
 
 
@@ -116,7 +117,7 @@ class ClientConnection(FrameConnection):
 
     @property
     def has_credit(self) -> bool:
-        """Whether a call may be sent. A call may be larger than the rest of the window."""
+        """Whether the calls in progress leave room for one more call, of any size."""
         return self.pending_cost < self.window and self._writable.is_set()
 
     async def call(self, request: ChannelRequest) -> AnswerFrame:

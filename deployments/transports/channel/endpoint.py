@@ -63,7 +63,7 @@ def decode_hello(body: bytes) -> bytes:
 
 
 def sign(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return a proof of `key`. The role prevents a side from reflecting the proof of its peer."""
+    """Return a proof of `key`. It contains the role, so no side can return its peer's proof."""
     return hmac.digest(key, role.encode() + client_nonce + server_nonce, hashlib.sha256)
 
 

@@ -14,7 +14,7 @@ Buffer = bytes | memoryview
 
 WIRE_VERSION = 7
 MAX_HANDSHAKE_BYTES = 256
-# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents in windows fit.
+# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents, split into windows, fit.
 MAX_BODY_BYTES = 1 << 30
 MAX_U32 = (1 << 32) - 1
 
@@ -42,7 +42,7 @@ class FrameType(IntEnum):
     PING = 11
     PONG = 12
     GOAWAY = 13  # the replica drains: no new calls
-    MODELS = 14  # names of models that the replica has loaded (+) or evicted (-) since
+    MODELS = 14  # names of models loaded (+) or evicted (-) since the last such frame
 
 
 class Frame(NamedTuple):
@@ -77,7 +77,7 @@ class AnswerFrame(NamedTuple):
 
     other_load: int  # cost that the replica holds for other connections
     window: int  # cost that this connection may have in the replica
-    cost: int  # cost of a next call with this message, such as the tokens of a tokenized batch
+    cost: int  # of a later call that carries this message, such as the tokens of a batch
     message: memoryview
 
 

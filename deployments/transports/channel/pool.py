@@ -30,7 +30,7 @@ MAX_BACKOFF_S = 5.0
 
 
 # Seconds that a call waits while Serve lists only lost replicas. A Serve handle would send the call
-# to one of these. With LOST_S, a stopped replica costs its callers up to 10 s.
+# to a lost replica. Together with LOST_S, a stopped replica costs its callers up to 10 s.
 SUCCESSOR_S = 4.0
 
 
@@ -124,7 +124,7 @@ class ReplicaPool:
     def __init__(
         self, name: str, node: str, tls: ssl.SSLContext | None = None, spread: int = 0
     ) -> None:
-        """`spread`: extra cost of the replicas with a model at which another replica loads it."""
+        """`spread`: load above the least at which a call leaves the replicas with its model."""
         self._spread = spread
         self._name = name
         self._node = node

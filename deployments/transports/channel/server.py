@@ -49,7 +49,7 @@ STREAM_WINDOW = 64
 
 
 class Reply(NamedTuple):
-    """An encoded answer, and the cost of a next call with the same message."""
+    """An encoded answer, and the cost of a later call that carries the answer as its message."""
 
     message: bytes
     cost: int = 0

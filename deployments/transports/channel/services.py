@@ -23,11 +23,12 @@ from deployments.transports.channel.server import Reply, Service, StreamHandler,
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
-# Extra cost of the replicas with a model at which another replica loads the model too. Computing
-# this cost takes about as long as the load.
+# Calls prefer replicas that have the model. If the load of these exceeds the least load by more
+# than this cost, another replica loads the model. Work of this cost takes about as long as the
+# load of the model.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
-GENERATOR_SPREAD = 2_048  # four answers without a limit
+GENERATOR_SPREAD = 2_048  # four answers of LONG_ANSWER_TOKENS (clients.py)
 
 
 def tokenizer_service(replica: TokenizerReplica) -> Service:

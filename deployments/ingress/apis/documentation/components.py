@@ -36,7 +36,7 @@ class Components:
         return free_name, True
 
     def _hoist(self, node: JsonSchema, names: Mapping[str, str]) -> JsonSchema:
-        """Move `$defs` of `node` to the components; `names` are those of outer definitions."""
+        """Move `$defs` of `node` to the components; `names` has the components of outer `$defs`."""
         definitions = node.get("$defs")
         if isinstance(definitions, dict):
             names = {**names, **self._adopt(definitions)}

@@ -298,7 +298,7 @@ def envelope_schema(name: str) -> JsonSchema:
 def format_for_client(response: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
     """Return the value as this client version reads it. Only zero-shot values have two forms."""
     value = response.result.value
-    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # a task from the path is a plain str
+    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # `!=`: tasks from paths are plain str
         return value
     client = HUB_CLIENT.search(user_agent)
     old_client = client is not None and (int(client[1]), int(client[2])) < LIST_SINCE_VERSION

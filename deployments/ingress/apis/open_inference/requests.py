@@ -94,9 +94,10 @@ def parse_tensor_request(
 
 
 def _parse_triton_options(options: Mapping[str, Any], used: dict[str, Any]) -> dict[str, Any]:
-    """Convert Triton's `priority` and `timeout` to options; remove `timeout` from `used`.
+    """Convert Triton's `priority` and `timeout` to options.
 
-    Priority 0 is the default and 1 the highest. The timeout is in microseconds.
+    `used` has the request's other parameters and `timeout`, which is removed from it. Priority 0 is
+    the default and 1 the highest. The timeout is in microseconds.
 
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
     """

@@ -104,8 +104,8 @@ def parse_completion_request(
             "`max_tokens` must be at least 1. 0 needs `echo` and excludes `stream`.",
             field="max_tokens",
         )
-    # Only the generator knows the text of a prompt of token ids. It returns this text together with
-    # the logprobs of the prompt, so an echo of token ids requests them.
+    # Only the generator knows the text of a prompt of token ids. It returns this text only together
+    # with the logprobs of the prompt. An echo of token ids therefore requests these logprobs.
     has_token_ids = any(isinstance(prompt, tuple) for prompt in prompts)
     return GenerationRequest(
         prompt=prompts[0],

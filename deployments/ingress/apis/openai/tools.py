@@ -15,7 +15,7 @@ from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MAX_PREFIX_CHARS = 1_000  # a text is a call only if its first characters, this many, start one
+MAX_PREFIX_CHARS = 1_000  # characters of a text that decide whether it may be a call
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -74,7 +74,7 @@ class ToolCallParser:
 
 
 def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
-    """Yield the possible starts of a call. Spaces are left out, as in the compared text."""
+    """Yield the possible starts of a call, without spaces. Texts are compared without them too."""
     for mark in ("", OPEN):
         for bracket in ("", "["):
             start = f"{mark}{bracket}{{"

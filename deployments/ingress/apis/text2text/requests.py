@@ -74,7 +74,7 @@ class TextToTextRequest:
         parameters, defaults = self.parameters, self.model.generation_config.defaults
         min_new_tokens, max_new_tokens = parse_lengths(parameters, defaults)
         no_repeat_ngram = parameters.no_repeat_ngram_size
-        if no_repeat_ngram is None:  # with a grammar 0: its text has to repeat n-grams
+        if no_repeat_ngram is None:  # 0 with a grammar, whose texts must repeat n-grams
             no_repeat_ngram = 0 if parameters.grammar else defaults.no_repeat_ngram_size
         options = parse_options(parameters, streams=self.tgi_request.streams)
         return options._replace(

@@ -45,9 +45,10 @@ PLAIN_KEY = "generated_text"
 def build_text2text_response(
     response: GenerationResponse, request: TextToTextRequest, *, both_keys: bool
 ) -> list[Any]:
-    """Return one object per sequence; one list per text if a list of texts has several sequences.
+    """Return a list of objects, one per sequence.
 
-    With `both_keys` an object repeats its text as `generated_text`.
+    If the request has a list of texts and several sequences per text, return a list per text. With
+    `both_keys` an object repeats its text as `generated_text`.
     """
     objects = [
         [_build_object(generated, request, both_keys=both_keys) for generated in sequences]

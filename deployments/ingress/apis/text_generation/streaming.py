@@ -29,7 +29,7 @@ from deployments.messages import Chunk, Completion, Finished, Started, Token, me
 
 @asynccontextmanager
 async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator[None]:
-    """Cancel the block at `deadline_s`; raise DeadlineExceeded. `description` is its state then."""
+    """Cancel the block at `deadline_s`; raise DeadlineExceeded. `description` ends its message."""
     message = f"`parameters.max_time` ended {description}"
     try:
         async with enforce_deadline(deadline_s, message) as timeout:
