@@ -118,7 +118,7 @@ def _find_dry_paths(cases: Sequence[CaseResult]) -> dict[tuple[str, str], CaseRe
 
 
 def _path(part: str, case: str) -> tuple[str, str]:
-    """Return a key of the code path, without the number of streams, which differs in dry runs."""
+    """Return the part and the case without its number of streams, which is lower in dry runs."""
     return part, case.rpartition("/")[0] if part == "streams" else case
 
 

@@ -16,7 +16,7 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float:
 def pearson(left: ArrayLike, right: ArrayLike) -> float:
     """Return the linear correlation, -1 to 1; 0 if either side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    # The rounded mean of equal numbers may differ from them. Constant values would then correlate.
+    # Without this check rounding of the mean leaves nonzero deviations, which seem to correlate.
     if np.all(x == x[0]) or np.all(y == y[0]):
         return 0.0
     x, y = x - x.mean(), y - y.mean()

@@ -61,10 +61,10 @@ class InterleavedTimer:
     def time_latencies(
         self, batches: Mapping[int, Batch], runs: int, budget_s: float
     ) -> dict[str, tuple[StageLatency, ...]]:
-        """Time sequential passes; return the latencies of engines without a failure by name.
+        """Time sequential passes. Return latencies by engine name, without engines that failed.
 
-        `batches` maps tokens to a batch of one item. A batch gets a share of the remaining budget
-        in proportion to its length.
+        `batches` maps a number of tokens to a batch of one item. A batch gets a share of the
+        remaining budget in proportion to its tokens.
         """
         latencies: dict[str, list[StageLatency]] = {name: [] for name in self.engines}
         end_s, tokens_left = self.clock() + budget_s, sum(batches)

@@ -89,10 +89,10 @@ def rebuild_prepared(
 
 
 def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
-    """Return the pruning of a build, with the data file `given`.
+    """Return the pruning that reproduces `source`, rated with the data file `given`.
 
-    Without `given`, try a pruning without data, then the data of the demo models. Raises
-    SourceNotFound if no file has the digest of the build.
+    Without `given`, try a rating without data, then the data files of the demo models. Raises
+    SourceNotFound if no data file has the digest that `source` records.
     """
     demo_data = dict.fromkeys(model.evaluation for model in ALL_DEMO_MODELS)
     for data in (given,) if given else (None, *filter(None, demo_data)):

@@ -209,7 +209,8 @@ def _limit_refusals(refusals: int) -> str:
     return (
         f'    http-request set-var-fmt(txn.alike) "{alike}"\n'
         "    http-request track-sc1 var(txn.alike),sha1 table refusals if METH_POST\n"
-        # `refused_at` includes the request that was refused, and sc1_conn_cur includes this one.
+        # `refused_at` counts the refused request, and sc1_conn_cur the new one. Equal numbers mean
+        # that as many others are in flight as were accepted at the refusal.
         "    http-request set-var(txn.refused_at) sc_get_gpt(1,1)\n"
         "    http-request set-var(txn.repeated) bool(true)"
         f" if {{ sc1_gpc0_rate gt {refusals} }} {{ sc1_conn_cur,sub(txn.refused_at) ge 0 }}\n"

@@ -106,7 +106,7 @@ class SlotTable:
     """
 
     def __init__(self, slots: int) -> None:
-        self._owners: list[Owner] = []  # by slot; the slots after them are free
+        self._owners: list[Owner] = []  # owner of each used slot; used slots come first
         self._contents = [_SlotContents() for _ in range(slots)]
         self._prompts = 0
 

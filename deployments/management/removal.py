@@ -57,7 +57,10 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
 
 
 def _find_versions(store: Path, model_id: str) -> list[str]:
-    """Return the versions of a model; none if it has only a build. Raises UnknownModel."""
+    """Return the sealed versions of a model, also if its first build has not sealed any yet.
+
+    Raises UnknownModel if the model has neither versions nor a build.
+    """
     try:
         versions = sealed_versions(store, model_id)
         has_build = BuildQueue(store).read(model_id) is not None

@@ -67,7 +67,7 @@ def resolve_name(
 
 
 def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
-    """Return the version that a version or an alias of the model names. Raises UnknownModel.
+    """Return the version for `selector`, a version or an alias. Raises UnknownModel.
 
     If an alias names a refused version, return the version that the alias named before, else the
     newest version that is not refused.

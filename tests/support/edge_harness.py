@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +42,7 @@ class Backend(ThreadingHTTPServer):
         self.left = threading.Event()  # set when a client disconnects from `/slow`
         self.retry_after = "7"  # header of refusals
         self.places = threading.BoundedSemaphore(4)  # requests in flight that `/places` accepts
+        self.answers = threading.Semaphore(0)  # of `/places`, each released by the test
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -87,7 +87,7 @@ class _BackendHandler(BaseHTTPRequestHandler):
         if not self.server.places.acquire(blocking=False):
             self._refuse()
             return
-        time.sleep(0.05)
+        self.server.answers.acquire(timeout=20)
         self.server.places.release()
         self._answer(body)
 

@@ -37,7 +37,7 @@ def build_t5(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
 
 
 class _T5Stack:
-    """Sublayers that encoder and decoder share."""
+    """Base of the encoder and the decoder: the sublayers that both contain."""
 
     def __init__(self, config: TransformersConfig, weights: CheckpointWeights, side: Side) -> None:
         self.graph = GraphWriter(side, weights)

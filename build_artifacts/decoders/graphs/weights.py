@@ -30,8 +30,8 @@ class CheckpointWeights:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
-        self._files: dict[str, Any] = {}  # by name without `base`
-        self._stored: dict[str, str] = {}  # name in the file, by name without `base`
+        self._files: dict[str, Any] = {}  # by tensor name without the prefix `base`
+        self._stored: dict[str, str] = {}  # full name of each tensor, by the short one
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - the file object is no mapping
