@@ -33,6 +33,7 @@ class RequestRecord:
     # All zero if no encoder computed.
     timings: EncoderTimings = field(default_factory=EncoderTimings)
     key: str = ""  # name of the API key; empty: none
+    version: str = ""  # of the model; empty: the request failed before its model was known
 
     @property
     def compute_s(self) -> float:

@@ -254,7 +254,7 @@ class RequestPipeline:
         selection = selection or self.resolver.select(request)
         model = await self.settle(request.model_id, selection.model)
         selection = selection._replace(model=model)
-        context.model = model.ref.id
+        context.set_model(model.ref)
         task = resolve_task(selection)
         context.task = task
         parsed = TASKS[task].parse(
@@ -318,7 +318,7 @@ class RequestPipeline:
     ) -> RegisteredModel:
         context.task = task
         model = await self.settle(request.model_id, self.resolver.select(request).model)
-        context.model = model.ref.id
+        context.set_model(model.ref)
         return model
 
     async def _plan_generation(
@@ -326,7 +326,8 @@ class RequestPipeline:
     ) -> GenerationPlan:
         context.task = TaskName.TEXT_GENERATION.value
         model = request.model or await self.find_generator(request.model_id)
-        context.model, context.task = model.ref.id, request.task or model.tasks[0]
+        context.set_model(model.ref)
+        context.task = request.task or model.tasks[0]
         context.items = len(request.prompts)
         self.admission.check_generation(request.prompts, request.choices, request.candidates)
         answers = len(request.prompts) * request.candidates

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from deployments.errors import ServeError, missing_model
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
-from deployments.messages import EncoderTimings
+from deployments.messages import EncoderTimings, ModelRef
 from deployments.records import RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -36,6 +36,7 @@ class RequestContext:
     """The facts of a request so far; they are recorded even if it fails half-way."""
 
     model: str = "none"
+    version: str = ""
     task: str = "none"
     compute: str = "none"
     items: int = 0
@@ -43,6 +44,9 @@ class RequestContext:
     timings: EncoderTimings = NO_TIMINGS
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)
+
+    def set_model(self, model: ModelRef) -> None:
+        self.model, self.version = model
 
 
 class record_request:
@@ -128,6 +132,7 @@ def _record(
             cache_bytes=cache_bytes,
             timings=context.timings,
             key=context.caller.name,
+            version=context.version,
         )
     )
     level = select_log_level(status, context.total_s)

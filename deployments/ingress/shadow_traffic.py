@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,13 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Limit of mirrored requests in flight, so that a slow version does not delay real requests.
-MAX_IN_FLIGHT = 8
+# Limits of mirrored requests in flight, so that a slow version does not delay real requests. Each
+# generation holds a KV slot for seconds.
+MAX_ENCODER_REQUESTS = 8
+MAX_GENERATIONS = 2
 MIN_COSINE = 0.99  # of vectors that agree
 MAX_DIFFERENCE = 0.05  # of scores that agree
 LOG_EVERY = 100  # comparisons
-
-# A generation is mirrored only if fewer than this number of mirrored requests are in flight. Each
-# generation holds a KV slot for seconds.
-MAX_GENERATIONS = 2
 
 Execute = Callable[[ResolvedRequest], Awaitable[tuple[CallResult, bool]]]
 Complete = Callable[[GenerationPlan], Awaitable[list[Completion]]]
@@ -49,6 +47,12 @@ class Comparison:
         return self.agreed + self.differed + self.failed
 
 
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    limit: int
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
 class ShadowTraffic:
     """Mirror of answered requests. The results appear only in the log."""
 
@@ -57,7 +61,8 @@ class ShadowTraffic:
         self._registry = registry
         self._execute = execute
         self._complete = complete
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._encoder_requests = _InFlight(MAX_ENCODER_REQUESTS)
+        self._generations = _InFlight(MAX_GENERATIONS)
 
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
         """Compute the request again in the background, if its model has a shadow."""
@@ -67,7 +72,7 @@ class ShadowTraffic:
             other, _ = await self._execute(replace(request, model=model, options=options))
             return agree(result.value, other.value)
 
-        self._mirror(request.model.ref, does_agree, MAX_IN_FLIGHT)
+        self._mirror(request.model.ref, does_agree, self._encoder_requests)
 
     def mirror_answers(
         self, plan: GenerationPlan, started: Sequence[Started], texts: Sequence[str]
@@ -79,20 +84,23 @@ class ShadowTraffic:
             others = await self._complete(plan.repeat_with(model, seeds))
             return [other.text for other in others] == list(texts)
 
-        self._mirror(plan.model.ref, does_agree, MAX_GENERATIONS)
+        self._mirror(plan.model.ref, does_agree, self._generations)
 
     def _mirror(
-        self, ref: ModelRef, does_agree: Callable[[RegisteredModel], Awaitable[bool]], limit: int
+        self,
+        ref: ModelRef,
+        does_agree: Callable[[RegisteredModel], Awaitable[bool]],
+        in_flight: _InFlight,
     ) -> None:
         shadow = self._registry.find_shadow(ref)
-        if shadow is None or len(self._tasks) >= limit:
+        if shadow is None or len(in_flight.tasks) >= in_flight.limit:
             return
         if random.uniform(0, 100) < shadow.percent:
             task = asyncio.get_running_loop().create_task(
                 self._compare(ModelRef(ref.id, shadow.version), does_agree)
             )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            in_flight.tasks.add(task)
+            task.add_done_callback(in_flight.tasks.discard)
 
     async def _compare(
         self, ref: ModelRef, does_agree: Callable[[RegisteredModel], Awaitable[bool]]

@@ -148,21 +148,24 @@ class ServeGeneratorClient:
         )
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Stream from a replica; retry once if it is lost before the first event."""
+        """Stream from a replica. Until the first event, retry a loss and a model without room."""
         has_started = False
-        for is_last_try in (False, True):
+        for tries_left in reversed(range(MODEL_TRIES)):
             response = self._stream.remote(_with_remaining(call))
             try:
                 async for event in response:
+                    if _is_elsewhere(event) and not has_started and tries_left:
+                        break
                     has_started = True
                     yield unwrap(event)
-                return
+                else:
+                    return
             except BackPressureError as exc:
                 raise _queue_full() from exc
             except (RayActorError, DeploymentUnavailableError) as exc:
-                if has_started or is_last_try:
+                if has_started or not tries_left:
                     raise EngineFailed("the generator replica was lost") from exc
-                log.warning("replica lost, retrying once: %s", exc)
+                log.warning("replica lost, retrying: %s", exc)
             finally:
                 response.cancel()
 

@@ -38,7 +38,7 @@ class InferenceStatistics(TypedDict):
 
 
 class ModelStats(TypedDict):
-    """Statistics of a model since the start of this process."""
+    """Statistics of one version of a model since the start of this process."""
 
     name: str
     version: str
@@ -81,19 +81,19 @@ class _ModelCounts:
 
 
 class ModelStatistics:
-    """A RequestRecorder that sums this ingress replica's requests per model, over all APIs.
+    """A RequestRecorder that sums this ingress replica's requests per version, over all APIs.
 
     `clock` returns seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._counts: defaultdict[str, _ModelCounts] = defaultdict(_ModelCounts)
+        self._counts: defaultdict[ModelRef, _ModelCounts] = defaultdict(_ModelCounts)
 
     def record(self, request: RequestRecord) -> None:
         if request.task not in INFERENCES:
             return
-        counts = self._counts[request.model]
+        counts = self._counts[ModelRef(request.model, request.version)]
         counts.last_ms = round(self._clock() * 1e3)
         if request.status != 200:
             counts.fail.add(request.total_s)
@@ -108,8 +108,7 @@ class ModelStatistics:
         counts.forward.add(request.timings.forward_s)
 
     def build_stats(self, model: ModelRef) -> ModelStats:
-        """Build the statistics of a model. Its counts include the requests to all its versions."""
-        counts = self._counts.get(model.id, _ModelCounts())
+        counts = self._counts.get(model, _ModelCounts())
         return {
             "name": model.id,
             "version": model.version,

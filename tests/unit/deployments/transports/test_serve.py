@@ -9,16 +9,18 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.deadlines import deadline_after
-from deployments.errors import Overloaded, ReplicasLost, ServeError, UnknownToken
+from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ServeError, UnknownToken
 from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
     CallResult,
+    Chunk,
     DecodeRequest,
     GenerationCall,
     GenerationOptions,
     ModelRef,
+    Started,
     TokenizeRequest,
     Truncation,
 )
@@ -154,6 +156,93 @@ async def test_tokenizer_client_retries_a_lost_replica_once() -> None:
 
 
 CALL = GenerationCall(KEY.model, "Once", GenerationOptions(), deadline_s=0.0)
+
+
+class StreamResponse:
+    """A Serve response of a stream: events, or an exception in place of the next event."""
+
+    def __init__(self, *events: object) -> None:
+        self._events = list(events)
+        self.is_cancelled = False
+
+    def __aiter__(self) -> StreamResponse:
+        return self
+
+    async def __anext__(self) -> object:
+        if not self._events:
+            raise StopAsyncIteration
+        event = self._events.pop(0)
+        if isinstance(event, Exception) and not isinstance(event, ServeError):
+            raise event
+        return event
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class StreamingHandle:
+    """A Serve handle whose streams are `responses`, in order."""
+
+    def __init__(self, *responses: StreamResponse) -> None:
+        self.complete = self.stream = self
+        self.responses = list(responses)
+        self.started: list[StreamResponse] = []
+
+    def options(self, **options: object) -> StreamingHandle:
+        return self
+
+    def remote(self, call: object) -> StreamResponse:
+        self.started.append(self.responses.pop(0))
+        return self.started[-1]
+
+
+async def collect_stream(handle: StreamingHandle) -> list[object]:
+    events: list[object] = []
+    try:
+        async for event in ServeGeneratorClient(handle).stream(CALL):
+            events.append(event)
+    except ServeError as error:
+        events.append(type(error))
+    return events
+
+
+STARTED = Started(1, 0, 7, "cpu-fp32")
+CHUNK = Chunk("text", ())
+
+
+def without_room() -> ServeError:
+    error = Overloaded("no memory for the model")
+    error.elsewhere = True
+    return error
+
+
+@pytest.mark.parametrize("failure", [without_room, unavailable, RayActorError])
+async def test_stream_starts_again_on_another_replica(failure: Callable[[], Exception]) -> None:
+    answer = StreamResponse(STARTED, CHUNK)
+    handle = StreamingHandle(StreamResponse(failure()), StreamResponse(failure()), answer)
+    assert await collect_stream(handle) == [STARTED, CHUNK]
+    assert all(response.is_cancelled for response in handle.started)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"), [(without_room, Overloaded), (unavailable, EngineFailed)]
+)
+async def test_stream_ends_with_the_error_of_the_last_try(
+    failure: Callable[[], Exception], error: type[ServeError]
+) -> None:
+    handle = StreamingHandle(*(StreamResponse(failure()) for _ in range(4)))
+    assert await collect_stream(handle) == [error]
+    assert len(handle.started) == 3
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"), [(without_room, Overloaded), (unavailable, EngineFailed)]
+)
+async def test_stream_that_has_started_is_not_repeated(
+    failure: Callable[[], Exception], error: type[ServeError]
+) -> None:
+    handle = StreamingHandle(StreamResponse(STARTED, failure()), StreamResponse(STARTED))
+    assert await collect_stream(handle) == [STARTED, error]
 
 
 class SilentHandle:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from deployments.artifacts.types import Device, TaskName
+from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.requests import ResolvedRequest
+from deployments.ingress.shadow_traffic import (
+    MAX_ENCODER_REQUESTS,
+    MAX_GENERATIONS,
+    ShadowTraffic,
+)
+from deployments.messages import CallResult, Completion, ModelRef, Truncation
+from deployments.plan.plan import Shadow
+from deployments.tasks import TaskInput
+from tests.support.fakes import wait_until
+
+DEFAULT = ModelRef("tiny/model", "0123456789ab")
+SHADOW = Shadow(version="ba9876543210", percent=100)
+
+
+REQUEST = ResolvedRequest(
+    model=SimpleNamespace(ref=DEFAULT),  # type: ignore[arg-type]
+    task=TaskName.FEATURE_EXTRACTION,
+    inputs=TaskInput(("a",), ("inputs",), None, Truncation.REFUSE),
+    characters=1,
+    shortened=0,
+    device=Device.CPU,
+    fallback=None,
+    options=RequestOptions(),
+)
+RESULT = CallResult("value", "fake")
+
+
+class Registry:
+    """A registry in which every model has the same shadow."""
+
+    def find_shadow(self, _ref: ModelRef) -> Shadow:
+        return SHADOW
+
+    def find(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(ref=ModelRef(*name.split("@")))
+
+
+class Plan:
+    """A GenerationPlan of one prompt."""
+
+    model = SimpleNamespace(ref=DEFAULT)
+
+    def repeat_with(self, model: Any, _seeds: list[int]) -> Any:
+        return model
+
+
+async def test_encoder_requests_do_not_take_the_places_of_generations() -> None:
+    answers = asyncio.Event()
+    running: list[str] = []
+
+    async def execute(_request: Any) -> tuple[CallResult, bool]:
+        running.append("encoder")
+        await answers.wait()
+        return RESULT, False
+
+    async def complete(_plan: Any) -> list[Completion]:
+        running.append("generator")
+        await answers.wait()
+        return []
+
+    shadows = ShadowTraffic(Registry(), execute, complete)  # type: ignore[arg-type]
+    for _ in range(MAX_ENCODER_REQUESTS + 1):
+        shadows.mirror(REQUEST, RESULT)
+    for _ in range(MAX_GENERATIONS + 1):
+        shadows.mirror_answers(Plan(), [], [])  # type: ignore[arg-type]
+    await wait_until(lambda: len(running) == MAX_ENCODER_REQUESTS + MAX_GENERATIONS)
+    assert running.count("generator") == MAX_GENERATIONS
+    answers.set()
+    await wait_until(lambda: sum(c.total for c in shadows.comparisons.values()) == len(running))
