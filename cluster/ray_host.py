@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from cluster.liveness import Liveness, StoppedProcesses
 from cluster.local import LocalPorts
 from cluster.processes import ChildProcesses
 from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
+from deployments.machine import usable_cores
 
 OBJECT_STORE_BYTES = 256 << 20  # minimal, because no message between replicas uses it
 MAX_STARTS = 3  # attempts to restart an ended child
@@ -120,7 +120,7 @@ def build_ray_command(ports: LocalPorts, num_gpus: int) -> list[str]:
     One host needs neither.
     """
     # At least 2, because the deployments' num_cpus together exceed 1.
-    num_cpus = max(2, len(os.sched_getaffinity(0)))
+    num_cpus = max(2, usable_cores())
     return [
         *(sys.executable, "-m", "cluster.ray_start"),
         "start",

@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.artifacts.types import Device
+from deployments.autoscaling import count_cores
 from deployments.builds.queue import BuildQueue
 from deployments.config import (
     GENERATOR_ONGOING_REQUESTS,
@@ -357,8 +358,16 @@ class Ingress:
         )
 
 
+# Cores that one ingress replica feeds with short texts: it needs about a third of the CPU time that
+# their forward passes take.
+CORES_PER_INGRESS = 4
+
+
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """Bind all deployments of serve_config.yaml. Raises BadSetting."""
+    """Bind all deployments of serve_config.yaml. Raises BadSetting.
+
+    The number of ingress replicas follows from the cores, unless the config sets `num_replicas`.
+    """
     settings = AppArgs.parse(args)
     tokenizer = serve.deployment(Tokenizer).bind(settings)
     encoders = {
@@ -373,6 +382,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         ).bind(settings, device)
         for device in settings.generators
     }
-    return serve.deployment(serve.ingress()(Ingress)).bind(
-        settings, tokenizer, encoders, generators
+    ingress = serve.deployment(
+        serve.ingress()(Ingress), num_replicas=max(count_cores() // CORES_PER_INGRESS, 1)
     )
+    return ingress.bind(settings, tokenizer, encoders, generators)

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from deployments.machine import usable_cores
+
 # Names of the metrics that a replica reports. None may be named `running_requests`: Serve would
 # use such a metric instead of its own count of calls.
 BUSY = "busy"  # share of the replica's capacity in use since its last report, 0 to 1
@@ -36,6 +38,9 @@ class ScalingTargets(NamedTuple):
     # load does not add and remove the same replica in turn.
     shrink_busy: float = 0.6
     drain_s: float = 5.0  # seconds in which the replicas together shall finish the waiting work
+    # Cores that a busy replica uses. The policy adds no replica for which the cluster lacks cores.
+    # None: only `max_replicas` limits the number.
+    cores_per_replica: float | None = None
 
     def check(self) -> None:
         """Raise ValueError."""
@@ -46,6 +51,11 @@ class ScalingTargets(NamedTuple):
             )
         if self.drain_s <= 0:
             raise ValueError(f"`drain_s` is {self.drain_s:g}; it must be above 0")
+        if self.cores_per_replica is not None and self.cores_per_replica <= 0:
+            raise ValueError(
+                f"`cores_per_replica` is {self.cores_per_replica:g}; it must be above 0, or null "
+                "for no limit"
+            )
 
 
 def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingTargets) -> int:
@@ -61,6 +71,15 @@ def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingT
     return min(math.ceil(work / targets.shrink_busy), current)
 
 
+def count_cores() -> int:
+    """Return the cores of the Ray cluster; outside of a cluster those that this process may use."""
+    import ray  # the controller has imported it
+
+    if not ray.is_initialized():
+        return usable_cores()
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
 class ScaleOnLoad:
     """Policy that applies `count_replicas` to the replicas' reports and the calls in handles.
 
@@ -68,16 +87,18 @@ class ScaleOnLoad:
     there while a deployment starts, and always with `transport: handle`.
     """
 
-    def __init__(self, **targets: float) -> None:
+    def __init__(self, **targets: float | None) -> None:
         """Raises ValueError or TypeError for invalid `policy_kwargs`."""
-        self._targets = ScalingTargets(**targets)
+        self._targets = ScalingTargets(**targets)  # type: ignore[arg-type]  # as in the config
         self._targets.check()
 
     def __call__(self, context: ScalingContext) -> tuple[int, dict[str, Any]]:
         reported = context.aggregated_metrics or {}
         busy, queued_s = (sum(reported.get(name, {}).values()) for name in (BUSY, QUEUED_S))
         in_handles = context.total_queued_requests / context.config.get_target_ongoing_requests()
-        replicas = count_replicas(
-            busy + in_handles, queued_s, context.target_num_replicas, self._targets
-        )
+        current = context.target_num_replicas
+        replicas = count_replicas(busy + in_handles, queued_s, current, self._targets)
+        cores = self._targets.cores_per_replica
+        if cores is not None and replicas > current:
+            replicas = min(replicas, max(int(count_cores() / cores), current, 1))
         return replicas, {}

@@ -248,7 +248,7 @@ def _required_at_zero(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 
 def _ingress_that_scales(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    if _scales(entry) or not isinstance(entry.raw.get("num_replicas"), int):
+    if _scales(entry) or not isinstance(entry.raw.get("num_replicas", 1), int):
         key = "autoscaling_config" if "autoscaling_config" in entry.raw else "num_replicas"
         yield (
             (*entry.path, key),

@@ -48,7 +48,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlight:
+class _MirroredTasks:
     limit: int
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -61,8 +61,8 @@ class ShadowTraffic:
         self._registry = registry
         self._execute = execute
         self._complete = complete
-        self._encoder_requests = _InFlight(MAX_ENCODER_REQUESTS)
-        self._generations = _InFlight(MAX_GENERATIONS)
+        self._encoder_requests = _MirroredTasks(MAX_ENCODER_REQUESTS)
+        self._generations = _MirroredTasks(MAX_GENERATIONS)
 
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
         """Compute the request again in the background, if its model has a shadow."""
@@ -90,7 +90,7 @@ class ShadowTraffic:
         self,
         ref: ModelRef,
         does_agree: Callable[[RegisteredModel], Awaitable[bool]],
-        in_flight: _InFlight,
+        in_flight: _MirroredTasks,
     ) -> None:
         shadow = self._registry.find_shadow(ref)
         if shadow is None or len(in_flight.tasks) >= in_flight.limit:

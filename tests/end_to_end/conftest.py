@@ -62,6 +62,7 @@ def quick_config() -> dict[str, Any]:
         "upscale_delay_s": 0,
         "downscale_delay_s": 3,
     }
+    autoscaling["policy"]["policy_kwargs"]["cores_per_replica"] = 1  # two replicas on two cores
     return config
 
 

@@ -36,6 +36,7 @@ OUTER = ("replicas", "transports", "ingress", "app")
 # The only files of the server that know Ray.
 KNOW_RAY = {
     "deployments/app.py",
+    "deployments/autoscaling.py",
     "deployments/metrics.py",
     "deployments/transports/serve.py",
     "deployments/transports/channel/hooks.py",

@@ -170,6 +170,7 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             "`shrink_busy` (0.7) must be above 0 and below `target_busy` (0.7)",
         ),
         ({f"{TARGETS}.drain_s": 0}, TARGETS, "`drain_s` is 0"),
+        ({f"{TARGETS}.cores_per_replica": 0}, TARGETS, "`cores_per_replica` is 0"),
         (
             {f"{CPU_GENERATOR}.autoscaling_config.min_replicas": 0},
             f"{CPU_GENERATOR}.autoscaling_config.min_replicas",
@@ -190,14 +191,14 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
             "max_batch_size (32)",
         ),
         (
-            {f"{CPU_ENCODER}.autoscaling_config.min_replicas": 3},
+            {f"{CPU_ENCODER}.autoscaling_config.min_replicas": 33},
             f"{CPU_ENCODER}.autoscaling_config",
-            "must be greater than or equal to min_replicas (3)",
+            "must be greater than or equal to min_replicas (33)",
         ),
         (
-            {f"{CPU_ENCODER}.autoscaling_config.initial_replicas": 9},
+            {f"{CPU_ENCODER}.autoscaling_config.initial_replicas": 99},
             f"{CPU_ENCODER}.autoscaling_config",
-            "initial_replicas (9)",
+            "initial_replicas (99)",
         ),
         (
             {f"{CPU_ENCODER}.max_surge_percent": 0},

@@ -91,11 +91,39 @@ def test_policy_sums_replicas_and_calls_in_handles(
         ({"shrink_busy": 0.7}, "shrink_busy"),
         ({"shrink_busy": 0.0}, "shrink_busy"),
         ({"drain_s": 0.0}, "drain_s"),
+        ({"cores_per_replica": 0.0}, "cores_per_replica"),
     ],
 )
 def test_invalid_targets_are_rejected(targets: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScaleOnLoad(**targets)
+
+
+@pytest.mark.parametrize(
+    ("cores", "current", "replicas"),
+    [
+        (16, 1, 8),
+        (15, 1, 7),
+        (4, 1, 2),
+        (2, 1, 1),
+        (1, 0, 1),  # one replica runs even if it shares its cores
+        (4, 3, 3),  # a cluster that lost cores keeps its replicas
+        (64, 1, 10),  # all that the load needs
+    ],
+)
+def test_replicas_are_added_only_up_to_the_cores_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, cores: int, current: int, replicas: int
+) -> None:
+    monkeypatch.setattr("deployments.autoscaling.count_cores", lambda: cores)
+    policy = ScaleOnLoad(**TARGETS._asdict() | {"cores_per_replica": 2})
+    load = {BUSY: {"a": 1.0}, QUEUED_S: {"a": 30.0}}
+    assert policy(FakeContext(load, target_num_replicas=current)) == (replicas, {})
+
+
+def test_cores_do_not_remove_replicas_nor_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.autoscaling.count_cores", lambda: 16)
+    policy = ScaleOnLoad(**TARGETS._asdict() | {"cores_per_replica": 2})
+    assert policy(FakeContext({BUSY: {"a": 0.1, "b": 0.1}}, target_num_replicas=4)) == (1, {})
 
 
 def test_unknown_target_is_rejected() -> None:

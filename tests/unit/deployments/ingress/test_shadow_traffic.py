@@ -44,7 +44,7 @@ class Registry:
         return SimpleNamespace(ref=ModelRef(*name.split("@")))
 
 
-class Plan:
+class OnePrompt:
     """A GenerationPlan of one prompt."""
 
     model = SimpleNamespace(ref=DEFAULT)
@@ -71,7 +71,7 @@ async def test_encoder_requests_do_not_take_the_places_of_generations() -> None:
     for _ in range(MAX_ENCODER_REQUESTS + 1):
         shadows.mirror(REQUEST, RESULT)
     for _ in range(MAX_GENERATIONS + 1):
-        shadows.mirror_answers(Plan(), [], [])  # type: ignore[arg-type]
+        shadows.mirror_answers(OnePrompt(), [], [])  # type: ignore[arg-type]
     await wait_until(lambda: len(running) == MAX_ENCODER_REQUESTS + MAX_GENERATIONS)
     assert running.count("generator") == MAX_GENERATIONS
     answers.set()
