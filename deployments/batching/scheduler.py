@@ -24,6 +24,7 @@ from deployments.batching.prices import (
     WorkPrices,
     guess_item_s,
 )
+from deployments.batching.recent_clients import RecentClients
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
@@ -60,8 +61,6 @@ HoldModel = Callable[[ModelRef, bool], None]
 _USUAL = LonePass()
 # A call is dropped if its waiting items take more than the time until its deadline times this.
 DROP_FACTOR = 1.1
-# Seconds after a change of the calling client in which each client gets a limited share of a pass.
-SHARED_S = 1.0
 # A pass is selected from the items of this many full passes, to find items of equal length.
 WINDOW_PASSES = 8
 
@@ -100,8 +99,7 @@ class BatchScheduler:
         self._draining = False
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._is_cleaning = False
-        self._last_client = ("", 0)  # client and priority of the last call
-        self._shared_until_s = 0.0  # time.perf_counter
+        self._clients = RecentClients()
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
 
     @property
@@ -159,9 +157,9 @@ class BatchScheduler:
         if prediction.is_informative:
             call.future.add_done_callback(partial(self._learn, prediction))
         now_s, rate = time.perf_counter(), cost / price
-        if self._last_client != (client, priority):
-            self._last_client = (client, priority)
-            self._shared_until_s = now_s + SHARED_S
+        sender = (client, priority)
+        self._clients.start(sender, len(items), now_s)
+        call.future.add_done_callback(lambda _done: self._clients.end(sender, len(items)))
         for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
             queued = QueuedItem(tokens, call, index, item_price, now_s)
             self._queue.push(queued, cost=rate * item_price, client=client, priority=priority)
@@ -293,12 +291,18 @@ class BatchScheduler:
         return [same[index] for index in plan_batch(lengths, self.settings, idle_threads)]
 
     def _quota(self, first: QueuedItem) -> int:
-        """Return the items that one client may have in a pass: few while several clients send."""
-        if time.perf_counter() > self._shared_until_s:
+        """Return the items that one client may have in a pass.
+
+        While several clients send, these are half as many as the smallest of them usually has in
+        the replica, so that it does not wait for passes that take longer than its own items. The
+        passes of equal clients stay large.
+        """
+        fewest = self._clients.find_fewest_items(time.perf_counter())
+        if fewest is None:
             return LOOK_AHEAD
         item_s = self.prices.predict_s(first.call.group.model, first.price)
         pass_s = self.settings.client_pass_ms / 1e3
-        return max(int(pass_s / (item_s * self._concurrent_passes)), 1)
+        return max(int(pass_s / (item_s * self._concurrent_passes)), fewest // 2, 1)
 
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.

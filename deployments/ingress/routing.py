@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -211,22 +211,23 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
 
 
 class BatchSlots:
-    """Queue before @serve.batch, with `max_concurrent_batches` slots.
+    """Queue before @serve.batch, with `max_concurrent_batches` slots for each client.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots are taken would become batches of one call. They wait here instead, and enter together
     when a slot is free. Once a whole micro-batch waits, it enters without a slot. Its calls then
     wait in the replicas, whose queues are fair to clients.
 
-    A call that finds all slots free is sent at once. Collecting it would take @serve.batch 64 µs,
-    and no other call could join it.
+    A micro-batch takes a slot of each of its clients, so that no client waits for the slots of
+    another. A call that finds all slots free is sent at once. Collecting it would take @serve.batch
+    64 µs, and no other call could join it.
     """
 
     def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
         self._send = send
         self._settings = settings
-        self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._taken: Counter[str] = Counter()  # slots by client
+        self._waiting: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, calls: list[PendingCall]) -> list[None]:
@@ -235,44 +236,59 @@ class BatchSlots:
         @serve.batch delivers all results of a batch together. If this function awaited them, each
         call would wait for the last call of its batch. `_send` resolves each call separately.
         """
-        self._taken += 1
-        task = asyncio.get_running_loop().create_task(self._run(calls))
+        clients = self._take_slots(calls)
+        task = asyncio.get_running_loop().create_task(self._run(calls, clients))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return [None] * len(calls)
 
     async def submit(self, collect: Submit, call: PendingCall) -> None:
         """Send one call, alone or through `collect`."""
-        if self._taken == 0 and self._settings.batch_wait_timeout_s == 0:
-            self._taken += 1
-            await self._run([call])
+        if not self._taken and self._settings.batch_wait_timeout_s == 0:
+            await self._run([call], self._take_slots([call]))
             return
-        if self._taken >= self._settings.max_concurrent_batches:
+        client = call.call.client
+        if self._taken[client] >= self._settings.max_concurrent_batches:
             entered = asyncio.get_running_loop().create_future()
-            self._waiting.append(entered)
-            if len(self._waiting) >= self._settings.max_batch_size:
-                self._admit()
+            waiting = self._waiting[client]
+            waiting.append(entered)
+            if len(waiting) >= self._settings.max_batch_size:
+                self._admit(client)
             try:
                 await entered
             except asyncio.CancelledError:
                 if not entered.cancelled():  # admitted, but the caller left: admit the next calls
-                    self._admit()
+                    self._admit(client)
                 raise
         await collect(call)
 
-    async def _run(self, calls: list[PendingCall]) -> None:
-        """Send a micro-batch, then free its slot."""
+    def _take_slots(self, calls: Sequence[PendingCall]) -> frozenset[str]:
+        """Take a slot for each client of a micro-batch, and return the clients."""
+        clients = frozenset(pending.call.client for pending in calls)
+        self._taken.update(clients)
+        return clients
+
+    async def _run(self, calls: list[PendingCall], clients: frozenset[str]) -> None:
+        """Send a micro-batch, then free the slots of its clients."""
         try:
             await self._send(calls)
         finally:
-            self._taken -= 1
-            self._admit()
+            for client in clients:
+                self._taken[client] -= 1
+                if not self._taken[client]:
+                    del self._taken[client]
+                self._admit(client)
 
-    def _admit(self) -> None:
-        """Let as many waiting calls enter as one micro-batch holds."""
+    def _admit(self, client: str) -> None:
+        """Let as many waiting calls of a client enter as one micro-batch holds."""
+        waiting = self._waiting.get(client)
+        if waiting is None:
+            return
         admitted = 0
-        while self._waiting and admitted < self._settings.max_batch_size:
-            entered = self._waiting.popleft()
+        while waiting and admitted < self._settings.max_batch_size:
+            entered = waiting.popleft()
             if not entered.done():  # done: cancelled together with its caller
                 entered.set_result(None)
                 admitted += 1
+        if not waiting:
+            del self._waiting[client]

@@ -194,7 +194,8 @@ async def test_price_follows_the_passes_of_the_model() -> None:
 
 
 async def test_one_client_fills_a_part_of_a_pass_while_several_send() -> None:
-    async with Busy(item_s=3e-3, max_batch_items=32) as busy:  # two items in 8 ms
+    # Two items in 8 ms.
+    async with Busy(item_s=3e-3, max_batch_items=32, client_pass_ms=8) as busy:
         alone = busy.submit(MODEL, [item(n) for n in range(1, 9)], far_deadline())
         busy.engine.release()
         await alone
@@ -205,6 +206,19 @@ async def test_one_client_fills_a_part_of_a_pass_while_several_send() -> None:
         await asyncio.gather(loud, quiet)
     assert [len(markers) for markers in busy.later_passes[1:]] == [3, 2, 2, 2]
     assert 20 in busy.later_passes[1]
+
+
+async def test_equal_clients_fill_half_of_their_items() -> None:
+    busy = Busy(item_s=3e-3, max_batch_items=32)
+    calls = [
+        busy.submit(MODEL, [item(n) for n in range(first, first + 8)], far_deadline(), client=one)
+        for one, first in (("a", 10), ("b", 20))
+    ]
+    await wait_until(lambda: bool(busy.engine.passes))
+    busy.engine.release()
+    await asyncio.gather(*calls)
+    await busy.scheduler.drain()
+    assert [len(markers) for markers in busy.engine.passes] == [8, 8]
 
 
 async def test_rate_of_former_load_drops_nothing() -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 from ray.serve import context
@@ -18,7 +16,6 @@ from deployments.errors import (
     ReplicasLost,
 )
 from deployments.ingress.routing import (
-    BatchSlots,
     MicroBatchRouter,
     PendingCall,
     SendMicroBatch,
@@ -29,7 +26,6 @@ from deployments.messages import (
     BatchKey,
     Call,
     CallBatch,
-    CallOutcome,
     CallResult,
     ModelRef,
     Truncation,
@@ -314,71 +310,3 @@ async def test_batch_is_cancelled_when_the_unanswered_callers_have_left() -> Non
     assert encoder.cancelled == 0
     left.cancel()
     await wait_until(lambda: encoder.cancelled == 1)
-
-
-def collect_by_turn(
-    send: SendMicroBatch, max_batch_size: int
-) -> Callable[[str], Coroutine[Any, Any, CallOutcome]]:
-    """Submit texts to one slot; the calls of one turn of the event loop are one micro-batch."""
-    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=max_batch_size)
-    slots = BatchSlots(send, settings)
-    queue: list[PendingCall] = []
-
-    async def collect(pending: PendingCall) -> None:
-        queue.append(pending)
-        await asyncio.sleep(0)
-        if queue:
-            group, queue[:] = queue[:], []
-            await slots.start(group)
-
-    async def submit(text: str) -> CallOutcome:
-        pending = PendingCall(call(text), asyncio.get_running_loop().create_future())
-        await slots.submit(collect, pending)
-        return await pending.outcome
-
-    return submit
-
-
-async def test_calls_without_a_free_slot_are_sent_together() -> None:
-    sent: list[int] = []
-    release = asyncio.Event()
-
-    async def send(calls: list[PendingCall]) -> None:
-        sent.append(len(calls))
-        await release.wait()
-        for one in calls:
-            one.settle(CallResult(one.call.texts[0], "fake"))
-
-    submit = collect_by_turn(send, max_batch_size=8)
-    calls = []
-    for text in ("a", "b", "c", "d"):  # one by one, as from other connections
-        calls.append(asyncio.ensure_future(submit(text)))
-        await asyncio.sleep(0)
-    calls[2].cancel()
-    await asyncio.sleep(0)
-    assert sent == [1]
-    release.set()
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert sent == [1, 2]
-    assert [outcome.value for outcome in (outcomes[0], outcomes[1], outcomes[3])] == ["a", "b", "d"]
-    assert isinstance(outcomes[2], asyncio.CancelledError)
-
-
-async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:
-    """Calls wait where the queue is fair, not behind those of a client that fills the slots."""
-    sent: list[int] = []
-    release = asyncio.Event()
-
-    async def send(calls: list[PendingCall]) -> None:
-        sent.append(len(calls))
-        await release.wait()
-        for one in calls:
-            one.settle(CallResult(one.call.texts[0], "fake"))
-
-    submit = collect_by_turn(send, max_batch_size=4)
-    calls = [asyncio.ensure_future(submit(text)) for text in "abcdefg"]
-    await wait_until(lambda: sum(sent) == 5)
-    assert sent == [1, 4]
-    release.set()
-    await wait_until(lambda: sum(sent) == 7)
-    await asyncio.gather(*calls)

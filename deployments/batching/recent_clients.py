@@ -1,0 +1,50 @@
+"""Clients of the last second, and how many items each usually has in the replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+RECENT_S = 1.0  # s after its last call in which a client counts
+WEIGHT = 0.1  # of a new call in the mean number of items of its client
+
+Sender: TypeAlias = tuple[str, int]  # client and priority
+
+
+@dataclass(slots=True)
+class _Presence:
+    items: int = 0  # of calls that have not ended
+    usual_items: float = 0.0  # moving average over the calls at their arrival
+    seen_s: float = 0.0
+
+
+class RecentClients:
+    """Counts the items of calls between `start` and `end`. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._clients: dict[Sender, _Presence] = {}
+
+    def start(self, client: Sender, items: int, now_s: float) -> None:
+        presence = self._clients.get(client)
+        if presence is None:
+            presence = self._clients[client] = _Presence(usual_items=items)
+        presence.items += items
+        presence.usual_items += WEIGHT * (presence.items - presence.usual_items)
+        presence.seen_s = now_s
+
+    def end(self, client: Sender, items: int) -> None:
+        presence = self._clients.get(client)
+        if presence is not None:
+            presence.items -= items
+
+    def find_fewest_items(self, now_s: float) -> int | None:
+        """Return how many items the smallest client usually has; None if only one sent lately."""
+        for client, presence in [*self._clients.items()]:
+            if not presence.items and now_s - presence.seen_s > RECENT_S:
+                del self._clients[client]
+        recent = [
+            presence.usual_items
+            for presence in self._clients.values()
+            if now_s - presence.seen_s <= RECENT_S
+        ]
+        return round(min(recent)) if len(recent) > 1 else None
