@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
-from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.cold_start import limit_cold_start
@@ -43,9 +42,8 @@ class EncoderExecutor:
         """Return the result and whether it came from the cache. Raises ServeError."""
         is_long = request.characters > self._settings.batching.long_call_chars
         key = BatchKey(request.model.ref, request.task, request.device, is_long)
-        deadline_s = deadline_after(request.options.limit_timeout(self._settings.timeout_s))
         if not self.uses_cache(request.options):
-            return await self._compute(key, request, deadline_s), False
+            return await self._compute(key, request), False
         scope = "" if self._settings.cache.shared else current_caller().name
         cache_key = (key, request.inputs, scope)
         cached = self.cache.get(cache_key)
@@ -55,8 +53,8 @@ class EncoderExecutor:
             return cached._replace(compute_type="cache", timings=timings), True
         result = await self.cache.compute_once(
             cache_key,
-            lambda: self._compute(key, request, deadline_s),
-            deadline_s,
+            lambda: self._compute(key, request),
+            request.deadline_s,
             variant=(bool(request.options.wait_for_model), request.options.priority),
         )
         return result, False
@@ -65,19 +63,17 @@ class EncoderExecutor:
         """Let a replica load and probe a model. Raises ServeError."""
         await self._router.load(model, device)
 
-    async def _compute(
-        self, key: BatchKey, request: ResolvedRequest, deadline_s: float
-    ) -> CallResult:
+    async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
         # Models share the queue of a replica. The key has the model, because costs differ by model.
         queue = (key.model, key.task, key.device, request.client, request.options.priority)
         if self._in_flight:  # without calls in flight, earlier refusals are outdated
-            self._refusals.check(queue, request.characters, deadline_s)
+            self._refusals.check(queue, request.characters, request.deadline_s)
         call = Call(
             texts=request.inputs.texts,
             fields=request.inputs.fields,
             options=request.inputs.options,
             truncation=request.inputs.truncation,
-            deadline_s=deadline_s,
+            deadline_s=request.deadline_s,
             windowing=request.inputs.windowing,
             client=request.client,
             priority=request.options.priority_index,

@@ -12,6 +12,7 @@ from typing import Any
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
+from deployments.deadlines import deadline_after
 from deployments.errors import InvalidField, Overloaded, ServeError
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import select_best, sum_timings
@@ -19,7 +20,7 @@ from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
-from deployments.ingress.http.request_options import NO_OPTIONS
+from deployments.ingress.http.request_options import NO_OPTIONS, RequestOptions
 from deployments.ingress.limits import check_count
 from deployments.ingress.pool_forecasts import RequestWork
 from deployments.ingress.request_log import (
@@ -162,14 +163,17 @@ class RequestPipeline:
                 return await self._tokenization.tokenize(
                     TokenizeRequest(model.ref, texts, special, client, priority),
                     self.settings.limits,
-                    timeout_s=request.options.limit_timeout(self.settings.timeout_s),
+                    deadline_s=self._set_deadline(request.options),
                 )
 
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """Decode each sequence of `inputs`, which are TokenIdInputs. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
             model = await self._select_model(request, "decode", context)
-            return await self._decode(request, model, context, skip_special=skip_special)
+            deadline_s = self._set_deadline(request.options)
+            return await self._decode(
+                request, model, context, deadline_s, skip_special=skip_special
+            )
 
     async def find_generator(self, model_id: str | None) -> RegisteredModel:
         """Find the generative model that answers. Raises as `RequestResolver.find_generator`."""
@@ -257,8 +261,9 @@ class RequestPipeline:
         context.set_model(model.ref)
         task = resolve_task(selection)
         context.task = task
+        deadline_s = self._set_deadline(request.options)
         parsed = TASKS[task].parse(
-            await self._read_inputs(request, model, context),
+            await self._read_inputs(request, model, context, deadline_s),
             request.parameters,
             model.manifest,
         )
@@ -276,16 +281,24 @@ class RequestPipeline:
             device=choice.device,
             fallback=choice.fallback,
             options=request.options,
+            deadline_s=deadline_s,
             client=self._client(),
         )
 
+    def _set_deadline(self, options: RequestOptions) -> float:
+        return deadline_after(options.limit_timeout(self.settings.timeout_s))
+
     async def _read_inputs(
-        self, request: InferenceRequest, model: RegisteredModel, context: RequestContext
+        self,
+        request: InferenceRequest,
+        model: RegisteredModel,
+        context: RequestContext,
+        deadline_s: float,
     ) -> Any:
         """Return the inputs as JSON values; texts replace sequences of token ids."""
         if not isinstance(request.inputs, TokenIdInputs):
             return request.inputs
-        texts = await self._decode(request, model, context, skip_special=True)
+        texts = await self._decode(request, model, context, deadline_s, skip_special=True)
         return replace_ids_with_texts(request.inputs, texts)
 
     async def _decode(
@@ -293,6 +306,7 @@ class RequestPipeline:
         request: InferenceRequest,
         model: RegisteredModel,
         context: RequestContext,
+        deadline_s: float,
         *,
         skip_special: bool,
     ) -> tuple[str, ...]:
@@ -306,7 +320,7 @@ class RequestPipeline:
             return await self._tokenization.decode(
                 DecodeRequest(model.ref, inputs.sequences, skip_special, client, priority),
                 self.settings.limits,
-                timeout_s=request.options.limit_timeout(self.settings.timeout_s),
+                deadline_s=deadline_s,
                 path=inputs.path,
             )
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
+from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import HardwareUnavailable, InvalidField, ModelInUse, ServeError
 from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 from deployments.ingress.permitted_models import PermittedModels
 from deployments.keys.caller import current_caller
-from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
+from deployments.messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 
@@ -106,7 +107,8 @@ class ReplicaMemory:
         self, deployments: Iterable[str], request: PoolRequest
     ) -> dict[tuple[str, str], PoolState | ServeError]:
         names = list(deployments)
-        async with asyncio.timeout(TIMEOUT_S):
+        message = f"the replicas did not answer within {TIMEOUT_S:g} s; retry later"
+        async with enforce_deadline(deadline_after(TIMEOUT_S), message):
             answers = await asyncio.gather(*(self._pools[name].manage(request) for name in names))
         return {
             (name, replica): state

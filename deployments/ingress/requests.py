@@ -36,6 +36,7 @@ class ResolvedRequest:
     device: Device
     fallback: Device | None  # set when `use_gpu` could not be met
     options: RequestOptions
+    deadline_s: float  # see deployments.deadlines
     client: str = ""
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from deployments.deadlines import deadline_after
 from deployments.errors import ServeError
-from deployments.ingress.generation_executor import GenerationPlan
+from deployments.ingress.generation_executor import REPEAT_TIMEOUT_S, GenerationPlan
 from deployments.ingress.requests import ResolvedRequest
 from deployments.messages import CallResult, Completion, ModelRef, Started
 from deployments.registry import ModelRegistry, RegisteredModel
@@ -69,7 +70,9 @@ class ShadowTraffic:
 
         async def does_agree(model: RegisteredModel) -> bool:
             options = request.options.model_copy(update={"use_cache": False, "priority": "batch"})
-            other, _ = await self._execute(replace(request, model=model, options=options))
+            deadline_s = deadline_after(REPEAT_TIMEOUT_S)
+            repeated = replace(request, model=model, options=options, deadline_s=deadline_s)
+            other, _ = await self._execute(repeated)
             return agree(result.value, other.value)
 
         self._mirror(request.model.ref, does_agree, self._encoder_requests)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,13 +10,14 @@ from pydantic import Discriminator, Field, Tag
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import LimitSettings
-from deployments.deadlines import deadline_after, enforce_deadline
+from deployments.deadlines import enforce_deadline
 from deployments.errors import InputTooLong, UnknownToken
 from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
 from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 from deployments.transports.base import TokenizerClient
 
+LATE = "the tokenizer exceeded the deadline of the request"
 # Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _IDS, _MANY = "<text>", "<ids>", "<many>"
 
@@ -119,7 +119,7 @@ class TokenizationService:
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
 
     async def tokenize(
-        self, request: TokenizeRequest, limits: LimitSettings, *, timeout_s: float
+        self, request: TokenizeRequest, limits: LimitSettings, *, deadline_s: float
     ) -> list[TokenizedText]:
         """Tokenize each text without truncation.
 
@@ -133,17 +133,17 @@ class TokenizationService:
                 "fewer or shorter texts.",
                 field="inputs",
             )
-        async with _with_timeout(timeout_s):
+        async with enforce_deadline(deadline_s, LATE):
             tokens = await self._client.tokenize(request)
         return list(map(TokenizedText, request.texts, tokens))
 
     async def decode(
-        self, request: DecodeRequest, limits: LimitSettings, *, timeout_s: float, path: str
+        self, request: DecodeRequest, limits: LimitSettings, *, deadline_s: float, path: str
     ) -> tuple[str, ...]:
         """Return the text of each sequence. Raises InputTooLong or UnknownToken, for `path`."""
         _check_lengths(request.sequences, path, limits)
         try:
-            async with _with_timeout(timeout_s):
+            async with enforce_deadline(deadline_s, LATE):
                 return await self._client.decode(request)
         except UnknownToken as error:
             raise UnknownToken(f"`{path}`: {error.message}", field=path) from None
@@ -158,10 +158,3 @@ def _check_lengths(sequences: Sequence[Sequence[int]], path: str, limits: LimitS
                 f"{limits.item_chars}. Send shorter sequences.",
                 field=path,
             )
-
-
-@asynccontextmanager
-async def _with_timeout(timeout_s: float) -> AsyncIterator[None]:
-    message = f"the tokenizer did not answer within {timeout_s:g} s"
-    async with enforce_deadline(deadline_after(timeout_s), message):
-        yield

@@ -62,8 +62,8 @@ from deployments.ingress.http.api import (
     ErrorFormat,
     Handler,
     Operation,
+    build_schema,
     parse_body,
-    schema_of,
 )
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
@@ -177,7 +177,7 @@ class TextEmbeddingsRoutes:
                 handler=self.info,
                 summary="Default model and list of all models",
                 access=Access.INFER,
-                response=schema_of(TeiInfo),
+                response=build_schema(TeiInfo),
             ),
         )
 
@@ -249,6 +249,7 @@ class TextEmbeddingsRoutes:
             inputs=body.inputs,
             model_id=select_model_id(request, body.model),
             parameters={"prompt_name": body.prompt_name},
+            options=read_options(None, request.headers),
         )
         with rename_error_fields(TEI_FIELD_NAMES):
             tokenized = await self._pipeline.tokenize(
@@ -264,6 +265,7 @@ class TextEmbeddingsRoutes:
         inference_request = InferenceRequest(
             inputs=build_token_id_inputs(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
+            options=read_options(None, request.headers),
         )
         skip = body.skip_special_tokens is not False
         return json_response(await self._pipeline.decode(inference_request, skip_special=skip))
@@ -358,8 +360,8 @@ def _post(
         handler=handler,
         summary=summary,
         access=Access.INFER,
-        body=schema_of(body),
-        response=schema_of(answer),
+        body=build_schema(body),
+        response=build_schema(answer),
         examples=EXAMPLES.get(name, {}),
         runs_model=True,
         headers=INFERENCE_HEADERS,

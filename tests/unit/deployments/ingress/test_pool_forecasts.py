@@ -17,8 +17,9 @@ from deployments.messages import (
     FinishReason,
     GenerationTimings,
     ModelRef,
+    PoolRequest,
+    PoolState,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder

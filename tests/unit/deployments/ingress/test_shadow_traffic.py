@@ -15,7 +15,7 @@ from deployments.ingress.shadow_traffic import (
 from deployments.messages import CallResult, Completion, ModelRef, Truncation
 from deployments.plan.plan import Shadow
 from deployments.tasks import TaskInput
-from tests.support.fakes import wait_until
+from tests.support.fakes import far_deadline, wait_until
 
 DEFAULT = ModelRef("tiny/model", "0123456789ab")
 SHADOW = Shadow(version="ba9876543210", percent=100)
@@ -30,6 +30,7 @@ REQUEST = ResolvedRequest(
     device=Device.CPU,
     fallback=None,
     options=RequestOptions(),
+    deadline_s=far_deadline(),
 )
 RESULT = CallResult("value", "fake")
 

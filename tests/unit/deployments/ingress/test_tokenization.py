@@ -10,7 +10,10 @@ import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed
-from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
+from deployments.ingress.encoder_executor import EncoderExecutor
+from deployments.ingress.requests import ResolvedRequest
+from deployments.ingress.tokenization import TokenizationService
+from deployments.messages import CallResult, DecodeRequest, TextTokens, TokenizeRequest
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.fakes import batch_by
 from tests.support.in_process import InProcess
@@ -162,6 +165,30 @@ async def test_failing_or_hanging_tokenizer_is_reported(tiny_store: Path) -> Non
     assert server.pipeline.admission.items.used == 0
 
 
+async def test_decoded_token_ids_leave_the_deadline_as_it_is(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[float] = []
+    decode, execute = TokenizationService.decode, EncoderExecutor.execute
+
+    async def note_decode(self: TokenizationService, *args: Any, **options: Any) -> tuple[str, ...]:
+        deadlines.append(options["deadline_s"])
+        return await decode(self, *args, **options)
+
+    async def note_execute(
+        self: EncoderExecutor, request: ResolvedRequest
+    ) -> tuple[CallResult, bool]:
+        deadlines.append(request.deadline_s)
+        return await execute(self, request)
+
+    monkeypatch.setattr(TokenizationService, "decode", note_decode)
+    monkeypatch.setattr(EncoderExecutor, "execute", note_execute)
+    async with InProcess(tiny_store).client() as http:
+        assert (await http.post("/v1/embeddings", json={"input": [5]})).status_code == 200
+    decoding, computing = deadlines
+    assert decoding == computing
+
+
 async def test_full_item_limit_rejects_tokenization(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
     server = InProcess(tiny_store, settings=settings, batched=batch_by(1))
@@ -196,7 +223,43 @@ async def test_requests_name_their_client_and_priority(tiny_store: Path) -> None
         await http.post("/decode", json={"ids": [5]}, headers=headers)
         await http.post("/embed", json={"inputs": [5]}, headers=headers)
     assert [request.client for request in tokenizer.requests] == ["10.0.0.1"] * 3
-    assert tokenizer.requests[-1].priority == 1, "only /embed reads options"
+    assert [request.priority for request in tokenizer.requests] == [1] * 3
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/decode", f"/models/{EMBEDDER}/tokenize"])
+@pytest.mark.parametrize(
+    ("header", "allowed"),
+    [
+        ("x-request-timeout-ms", "a positive number of milliseconds"),
+        ("x-priority", "one of `interactive`, `batch`"),
+        ("x-hardware", "one of `cpu`, `gpu`"),
+        ("x-use-gpu", "`true` or `false`, `required`"),
+    ],
+)
+async def test_invalid_option_header_has_the_error_of_inference(
+    path: str, header: str, allowed: str, tiny_store: Path
+) -> None:
+    body = {"inputs": "a", "ids": [5]}
+    async with InProcess(tiny_store).client() as http:
+        rejected = await http.post(path, json=body, headers={header: "soon"})
+        reference = await http.post("/embed", json={"inputs": "a"}, headers={header: "soon"})
+    assert rejected.json()["error"] == f"header `{header}` must be {allowed}"
+    assert rejected.json() == reference.json()
+    assert rejected.status_code == reference.status_code == 422
+
+
+async def test_tokenization_keeps_the_timeout_of_its_request(tiny_store: Path) -> None:
+    server = InProcess(tiny_store, tokenizer=StuckTokenizer())
+    async with server.client() as http, asyncio.timeout(10):
+        by_header = await http.post(
+            "/decode", json={"ids": [5]}, headers={"x-request-timeout-ms": "50"}
+        )
+        by_client = await http.post(
+            "/decode", json={"ids": [5]}, headers={"x-stainless-timeout": "0.05"}
+        )
+    for response in (by_header, by_client):
+        assert response.status_code == 504
+        assert response.json()["error"] == "the tokenizer exceeded the deadline of the request"
 
 
 @pytest.mark.parametrize(

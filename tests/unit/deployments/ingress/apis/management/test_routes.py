@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from deployments.builds.queue import BuildQueue
 from deployments.config import BuildSettings, IngressUserConfig
-from deployments.ingress import builds
+from deployments.ingress import builds, replica_memory
 from deployments.keys.key import Scope
+from deployments.messages import PoolRequest
+from deployments.transports.local import LocalPoolManager
 from tests.support.artifacts import seal_tiny_version
 from tests.support.in_process import InProcess
 from tests.support.keys import add_key, bearer
@@ -148,6 +152,20 @@ async def test_memory_of_the_replicas_is_shown_and_changed(store: Path) -> None:
         assert used["requests_per_minute"] == 1
         assert (await http.post(f"/models/{MODEL}@{OLD}/unload")).json() == []
         assert {one["version"] for one in (await http.get("/models/ps")).json()} == {NEW}
+
+
+async def test_replicas_that_do_not_answer_end_the_request(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_self: LocalPoolManager, _request: PoolRequest) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(replica_memory, "TIMEOUT_S", 0.05)
+    async with InProcess(store, models=(MODEL,)).client() as http:
+        monkeypatch.setattr(LocalPoolManager, "manage", hang)
+        response = await http.get("/models/ps")
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
 
 
 async def test_pinned_model_is_not_unloaded(store: Path) -> None:
