@@ -59,6 +59,8 @@ from deployments.messages import (
     Completion,
     DecodeRequest,
     GenerationCall,
+    PoolRequest,
+    PoolState,
     Started,
     TextTokens,
     TokenizedBatch,
@@ -71,7 +73,6 @@ from deployments.metrics import (
     LoadMetrics,
     TokenizerMetrics,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 from deployments.records import DeferredRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica

@@ -47,9 +47,9 @@ class Controller:
         cold_start = serve_policy._get_cold_start_scale_up_replicas(context)
         if cold_start is not None:
             return int(cold_start)
-        wanted, _ = self._policy(context)
+        requested, _ = self._policy(context)
         scaled = serve_policy._apply_scaling_factors(
-            wanted, context.current_num_replicas, self.config
+            requested, context.current_num_replicas, self.config
         )
         if context.current_num_replicas == 0 and scaled > 0:
             return int(scaled)

@@ -73,8 +73,13 @@ def read_host_info() -> HostInfo:
 
 
 def git_commit(repository: Path) -> str:
-    """Return the commit checked out in `repository`; `unknown` outside of git."""
+    """Return the commit checked out in `repository`; `unknown` if it is no root of a checkout.
+
+    An installed copy may lie in the checkout of another project, whose commit says nothing.
+    """
     try:
+        if _git(repository, "rev-parse", "--show-prefix"):
+            return UNKNOWN
         commit = _git(repository, "rev-parse", "HEAD")
         changes = _git(repository, "status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
@@ -111,8 +116,13 @@ class RunMetadata:
 
 
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
-    """Return the metadata of a run that starts now. Log a note if the machine is busy."""
+    """Return the metadata of a run that starts now.
+
+    Log a note if the machine is busy, or if the result file will name no commit.
+    """
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
+    if run.host.commit == UNKNOWN:
+        log_progress("note: no git checkout; the result file names no commit")
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
         log_progress(
             f"note: load average {run.host.load_average:.1f}; figures of a busy machine are too low"

@@ -96,6 +96,7 @@ class CaseResult:
     seconds: float
     reason: str = ""  # empty if passed
     values: Mapping[str, Any] = field(default_factory=dict)
+    commit: str = ""  # as in HostInfo; GpuResults sets it, as a file may have cases of several
 
     @property
     def is_proof(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +25,10 @@ class GpuResults:
     cases: dict[tuple[str, str], CaseResult] = field(default_factory=dict)
 
     def add(self, result: CaseResult) -> None:
+        """Add a result of this run, with its commit."""
+        self._insert(replace(result, commit=self.run.host.commit))
+
+    def _insert(self, result: CaseResult) -> None:
         self.cases[result.part, result.case] = result
 
     def find(self, part: str, case: str, device: str) -> CaseResult | None:
@@ -63,7 +67,7 @@ class GpuResults:
         if path.is_file():
             try:
                 for entry in orjson.loads(path.read_bytes())["results"]["cases"]:
-                    results.add(CaseResult(**entry))
+                    results._insert(CaseResult(**entry))
             except (ValueError, KeyError, TypeError) as exc:
                 raise BenchmarkError(
                     f"`{path}` is no result of `bench gpu`: {exc!r}",

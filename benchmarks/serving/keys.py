@@ -197,12 +197,12 @@ def measure(
 
 def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | None) -> None:
     """Apply a key file, or none, and wait until the server uses it. Raise BenchmarkError."""
-    wanted = 200 if path is None else 401
-    if ask_status(address) == wanted:
+    expected = 200 if path is None else 401
+    if ask_status(address) == expected:
         return
     settings.set_key_file(path)
     deadline_s = time.perf_counter() + CHANGE_TIMEOUT_S
-    while ask_status(address) != wanted:
+    while ask_status(address) != expected:
         if time.perf_counter() > deadline_s:
             raise BenchmarkError("the server does not apply the key file", hint="see its log")
         time.sleep(0.1)

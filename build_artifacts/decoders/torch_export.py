@@ -186,7 +186,7 @@ def _trace(
     rows = torch.export.Dim("rows", min=1, max=_MAX_SLOTS)
     tokens, logits, capacity = (
         torch.export.Dim(name, min=1, max=metadata.max_tokens)
-        for name in ("tokens", "wanted", "room")
+        for name in ("tokens", "logits", "capacity")
     )
     shapes = {
         "input_ids": {0: rows, 1: tokens},

@@ -86,8 +86,8 @@ def train(base: Path, examples: Sequence[Example], steps: int) -> PairClassifier
 
     def loss(batch: list[Example]) -> TorchTensor:
         logits = classifier.logits([(premise, claim) for premise, claim, _ in batch])
-        wanted = torch.tensor([label for _, _, label in batch])
-        return torch.nn.functional.cross_entropy(logits, wanted)
+        expected = torch.tensor([label for _, _, label in batch])
+        return torch.nn.functional.cross_entropy(logits, expected)
 
     classifier.fit(sample_batches(examples), loss)
     return classifier
@@ -131,18 +131,18 @@ def measure_zero_shot(classifier: PairClassifier, base: Path, path: Path) -> dic
     """Return the accuracy for sentiments by entailment, and by the nearest embedding."""
     rows = path.read_text(encoding="utf-8").splitlines()[1:]
     lines = [row.split("\t", 1) for row in rows]
-    wanted, sentences = [int(label) for label, _ in lines], [text for _, text in lines]
+    expected, sentences = [int(label) for label, _ in lines], [text for _, text in lines]
     pairs: list[TextPair] = [(text, claim) for text in sentences for claim in _SENTIMENTS]
     logits = classifier.predict(pairs)[:, _ENTAILMENT].reshape(-1, len(_SENTIMENTS))
     nearest = (embed(base, sentences) @ embed(base, _SENTIMENTS).T).argmax(axis=1)
     return {
-        "zero-shot": _share(logits.argmax(dim=1).tolist(), wanted),
-        "embeddings": _share(nearest.tolist(), wanted),
+        "zero-shot": _share(logits.argmax(dim=1).tolist(), expected),
+        "embeddings": _share(nearest.tolist(), expected),
     }
 
 
-def _share(found: Sequence[int], wanted: Sequence[int]) -> float:
-    return sum(a == b for a, b in zip(found, wanted, strict=True)) / len(wanted)
+def _share(found: Sequence[int], expected: Sequence[int]) -> float:
+    return sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
 
 
 def main() -> None:

@@ -36,12 +36,12 @@ from deployments.messages import (
     BatchKey,
     CallOutcome,
     CallResult,
+    LoadedModel,
     ModelRef,
     TokenizedBatch,
     TokenizedCall,
     TokenizedItem,
 )
-from deployments.pool_messages import LoadedModel
 from deployments.records import ForwardPassRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory

@@ -20,9 +20,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from deployments.errors import ModelUnavailable, ServeError, hide_details
 from deployments.health import MAX_QUARANTINE_S, MIN_QUARANTINE_S
-from deployments.messages import ModelRef
+from deployments.messages import LoadedModel, ModelRef, PoolRequest, PoolState
 from deployments.native_heap import return_free_memory
-from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel, open_model
 from deployments.replicas.call_rate import CallRate
 from deployments.replicas.device_memory import DeviceMemory

@@ -14,11 +14,12 @@ from deployments.messages import (
     DecodeRequest,
     GenerationCall,
     ModelRef,
+    PoolRequest,
+    PoolState,
     Started,
     TextTokens,
     TokenizeRequest,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 
 T = TypeVar("T")
 

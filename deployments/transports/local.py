@@ -13,11 +13,12 @@ from deployments.messages import (
     DecodeRequest,
     GenerationCall,
     ModelRef,
+    PoolRequest,
+    PoolState,
     Started,
     TextTokens,
     TokenizeRequest,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica

@@ -23,12 +23,13 @@ from deployments.messages import (
     DecodeRequest,
     GenerationCall,
     ModelRef,
+    PoolRequest,
+    PoolState,
     Started,
     TextTokens,
     TokenizedBatch,
     TokenizeRequest,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 from deployments.transports.base import Deliver, unwrap
 
 log = logging.getLogger("ray.serve.hundredfold")

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from deployments.messages import ModelRef
-from deployments.pool_messages import LoadedModel
+from deployments.messages import LoadedModel, ModelRef
 from deployments.tuning.background import BackgroundTuner, Untuned
 
 log = logging.getLogger("ray.serve.hundredfold")

@@ -78,7 +78,7 @@ def use_error_format(request: Request, error_format: ErrorFormat) -> None:
 
 
 @cache
-def schema_of(kind: Any) -> JsonSchema:
+def build_schema(kind: Any) -> JsonSchema:
     """Return the JSON schema of a pydantic model or of a type composed of such models.
 
     All callers share it: do not change it.

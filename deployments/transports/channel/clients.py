@@ -19,13 +19,14 @@ from deployments.messages import (
     DecodeRequest,
     GenerationCall,
     ModelRef,
+    PoolRequest,
+    PoolState,
     Started,
     TextTokens,
     TokenizeRequest,
     count_characters,
     count_prompt,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 from deployments.transports.base import Deliver, EncoderClient, GeneratorClient, TokenizerClient
 from deployments.transports.channel import codec
 from deployments.transports.channel.client import ChannelRequest

@@ -31,13 +31,14 @@ from deployments.messages import (
     GenerationCall,
     GenerationOptions,
     ModelRef,
+    PoolRequest,
+    PoolState,
     Started,
     TextTokens,
     TokenizedBatch,
     TokenizedCall,
     TokenizeRequest,
 )
-from deployments.pool_messages import PoolRequest, PoolState
 from deployments.tasks import TASKS
 from deployments.transports.channel.frames import Buffer, ChannelError
 

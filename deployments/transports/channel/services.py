@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from deployments.errors import ServeError
-from deployments.pool_messages import PoolRequest, PoolState
+from deployments.messages import PoolRequest, PoolState
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.model_pool import ModelPool

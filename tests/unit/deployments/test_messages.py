@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pickle
+import pkgutil
+from importlib import import_module
 
 import numpy as np
 
+from deployments import messages
 from deployments.artifacts.types import Device, TaskName
 from deployments.errors import InputTooLong
 from deployments.messages import (
@@ -69,3 +72,12 @@ def test_prompts_are_counted_with_their_tools() -> None:
     assert count_prompt(plain._replace(tools=long)) > 108
     called = Chat(({"role": "assistant", "content": "", "tool_calls": long},))
     assert count_prompt(called) > 100
+
+
+def test_the_package_exports_every_message() -> None:
+    names = set()
+    for module in pkgutil.iter_modules(messages.__path__, "deployments.messages."):
+        contents = vars(import_module(module.name)).items()
+        names |= {name for name, it in contents if getattr(it, "__module__", "") == module.name}
+    assert "LoadedModel" in names
+    assert names <= set(messages.__all__)

@@ -65,7 +65,7 @@ from deployments.ingress.apis.text_generation.routes import (
     envelope_body_schema,
 )
 from deployments.ingress.cluster_state import model_loading_error
-from deployments.ingress.http.api import Access, Operation, schema_of
+from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response, read_json
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.request_options import (
@@ -132,8 +132,8 @@ class HuggingFaceRoutes:
                 summary="Load state, device and build of a model; `accept: text/event-stream` "
                 "follows its build",
                 access=Access.INFER,
-                response=schema_of(ModelStatus),
-                events=schema_of(ModelStatus),
+                response=build_schema(ModelStatus),
+                events=build_schema(ModelStatus),
             ),
             self._get_operation("One model", "/models/{id:path}/info", self.info),
             self._task_operation("Run a model", "/models/{id:path}", generation=ENVELOPE_EXAMPLE),
@@ -278,7 +278,7 @@ def any_body_schema() -> JsonSchema:
 
 @cache
 def any_response_schema() -> JsonSchema:
-    return {"anyOf": [schema_of(response_type) for response_type in RESPONSE_TYPES]}
+    return {"anyOf": [build_schema(response_type) for response_type in RESPONSE_TYPES]}
 
 
 def envelope_schema(name: str) -> JsonSchema:
@@ -289,8 +289,8 @@ def envelope_schema(name: str) -> JsonSchema:
         "required": ["inputs"],
         "properties": {
             "inputs": task.inputs.schema(),
-            "parameters": schema_of(task.parameters),
-            "options": schema_of(RequestOptions),
+            "parameters": build_schema(task.parameters),
+            "options": build_schema(RequestOptions),
         },
     }
 

@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from deployments.builds.estimates import BuildStatus
 from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.http.api import Access, Handler, Operation, parse_body, schema_of
+from deployments.ingress.http.api import Access, Handler, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.request_options import model_in_path
@@ -71,8 +71,8 @@ class ManagementRoutes:
                 handler=self.pull,
                 summary="Fetch and build a model; `/status/{id}` follows it",
                 access=Access.ADMIN,
-                body=schema_of(PullRequest),
-                response=schema_of(BuildStatus),
+                body=build_schema(PullRequest),
+                response=build_schema(BuildStatus),
             ),
             Operation(
                 method="GET",
@@ -80,7 +80,7 @@ class ManagementRoutes:
                 handler=self.versions,
                 summary="Versions of a model, their aliases and shares of the requests",
                 access=Access.ADMIN,
-                response=schema_of(ModelEntry),
+                response=build_schema(ModelEntry),
             ),
             Operation(
                 method="DELETE",
@@ -88,7 +88,7 @@ class ManagementRoutes:
                 handler=self.remove,
                 summary="Remove a model from the store, or one version, `id@version`",
                 access=Access.ADMIN,
-                response=schema_of(RemovedVersions),
+                response=build_schema(RemovedVersions),
             ),
             Operation(
                 method="GET",
@@ -96,7 +96,7 @@ class ManagementRoutes:
                 handler=self.ps,
                 summary="Models in the memory of the replicas: bytes, age, last use, requests",
                 access=Access.ADMIN,
-                response=schema_of(list[LoadedEntry]),
+                response=build_schema(list[LoadedEntry]),
             ),
             self._memory_operation("load", self.load, "Load a model into all its replicas"),
             self._memory_operation("unload", self.unload, "Remove a model from memory"),
@@ -110,7 +110,7 @@ class ManagementRoutes:
             handler=handler,
             summary=summary,
             access=Access.ADMIN,
-            response=schema_of(list[LoadedEntry]),
+            response=build_schema(list[LoadedEntry]),
         )
 
     def _action_operation(self, action: Action) -> Operation:
@@ -120,8 +120,8 @@ class ManagementRoutes:
             handler=partial(self.change, action),
             summary=action.summary,
             access=Access.ADMIN,
-            body=schema_of(action.arguments),
-            response=schema_of(ModelEntry),
+            body=build_schema(action.arguments),
+            response=build_schema(ModelEntry),
         )
 
     async def pull(self, request: Request) -> Response:

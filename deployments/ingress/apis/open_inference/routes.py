@@ -47,8 +47,8 @@ from deployments.ingress.http.api import (
     ErrorFormat,
     Handler,
     Operation,
+    build_schema,
     parse_body,
-    schema_of,
 )
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import retry_headers
@@ -136,8 +136,8 @@ class OpenInferenceRoutes:
                 handler=self.infer,
                 summary="Run a task on tensors",
                 access=Access.INFER,
-                body=schema_of(InferRequest),
-                response=schema_of(InferResponse),
+                body=build_schema(InferRequest),
+                response=build_schema(InferResponse),
                 examples=EXAMPLES,
                 runs_model=True,
                 headers=INFERENCE_HEADERS,
@@ -145,7 +145,7 @@ class OpenInferenceRoutes:
             _model_read("/ready", "Readiness of a model", self.model_ready),
             _tensors_read("/config", "Triton configuration of a model", self.config, _OBJECT),
             _model_read("/stats", "Statistics of a model", self.stats, StatisticsResponse),
-            _tensors_read("", "Tensors of a model", self.metadata, schema_of(ModelMetadata)),
+            _tensors_read("", "Tensors of a model", self.metadata, build_schema(ModelMetadata)),
             *self._repository_operations(),
         )
 
@@ -158,7 +158,7 @@ class OpenInferenceRoutes:
                 summary="List the models of the store, including rejected ones",
                 access=Access.ADMIN,
                 body=_INDEX_BODY,
-                response=schema_of(list[IndexEntry]),
+                response=build_schema(list[IndexEntry]),
                 examples={"ready models": {"ready": True}},
             ),
             Operation(
@@ -300,7 +300,7 @@ def _get_operation(
         handler=handler,
         summary=summary,
         access=access,
-        response=_OBJECT if response is None else schema_of(response),
+        response=_OBJECT if response is None else build_schema(response),
     )
 
 

@@ -13,7 +13,7 @@ import orjson
 from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField
 from deployments.ingress.apis.open_inference.tensors import Datatype, Tensor
-from deployments.ingress.http.api import schema_of
+from deployments.ingress.http.api import build_schema
 from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # texts by input name
@@ -215,7 +215,7 @@ def _signatures() -> Mapping[frozenset[str], str]:
 @cache
 def find_list_parameters(task: str) -> frozenset[str]:
     """Return the parameters of the task that may be lists."""
-    schema = schema_of(TASKS[task].parameters)
+    schema = build_schema(TASKS[task].parameters)
     fields: Mapping[str, Any] = schema.get("properties", {})
     return frozenset(name for name, field in fields.items() if _accepts_list(field))
 

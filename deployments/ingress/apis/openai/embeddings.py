@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, WithJsonSchema
 from typing_extensions import TypedDict
 
-from deployments.ingress.http.api import LENIENT, schema_of
+from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
@@ -25,11 +25,13 @@ class EmbeddingsRequest(EmbeddingParameters):
     model_config = LENIENT
 
     # Validated by the task, which names the invalid element.
-    input: Annotated[Any, WithJsonSchema(schema_of(str | list[str] | list[int] | list[list[int]]))]
+    input: Annotated[
+        Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]]))
+    ]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
-    options: Annotated[Any, WithJsonSchema(schema_of(RequestOptions))] = None
+    options: Annotated[Any, WithJsonSchema(build_schema(RequestOptions))] = None
 
     @property
     def parameters(self) -> dict[str, Any]:

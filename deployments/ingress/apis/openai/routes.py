@@ -55,7 +55,7 @@ from deployments.ingress.apis.response_headers import (
     stream_headers,
 )
 from deployments.ingress.generation_stream import GenerationStream
-from deployments.ingress.http.api import Access, ErrorFormat, Operation, parse_body, schema_of
+from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
@@ -103,8 +103,8 @@ class OpenAIRoutes:
                 handler=self.embeddings,
                 summary="Embeddings of texts",
                 access=Access.INFER,
-                body=schema_of(EmbeddingsRequest),
-                response=schema_of(EmbeddingsResponse),
+                body=build_schema(EmbeddingsRequest),
+                response=build_schema(EmbeddingsResponse),
                 examples={"two texts": {"input": ["A cat.", "A kitten."]}},
                 runs_model=True,
                 headers=INFERENCE_HEADERS,
@@ -115,10 +115,10 @@ class OpenAIRoutes:
                 handler=self.chat,
                 summary="The next message of a conversation",
                 access=Access.INFER,
-                body=schema_of(ChatBody),
-                response=schema_of(ChatCompletion),
+                body=build_schema(ChatBody),
+                response=build_schema(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},
-                events=schema_of(ChatCompletionChunk | OpenAIError),
+                events=build_schema(ChatCompletionChunk | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
             ),
@@ -128,10 +128,10 @@ class OpenAIRoutes:
                 handler=self.completions,
                 summary="The continuation of texts",
                 access=Access.INFER,
-                body=schema_of(CompletionBody),
-                response=schema_of(CompletionResponse),
+                body=build_schema(CompletionBody),
+                response=build_schema(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
-                events=schema_of(CompletionChunk | OpenAIError),
+                events=build_schema(CompletionChunk | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
             ),

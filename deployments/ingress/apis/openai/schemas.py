@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonS
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from deployments.ingress.http.api import LENIENT, schema_of
+from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
 
@@ -38,7 +38,7 @@ class GenerationBody(BaseModel):
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Annotated[Any, WithJsonSchema(schema_of(str | list[str] | None))] = None
+    stop: Annotated[Any, WithJsonSchema(build_schema(str | list[str] | None))] = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -48,10 +48,10 @@ class GenerationBody(BaseModel):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[Any, WithJsonSchema(schema_of(dict[str, float] | None))] = None
+    logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
-    response_format: Annotated[Any, WithJsonSchema(schema_of(dict[str, Any] | None))] = None
-    options: Annotated[Any, WithJsonSchema(schema_of(RequestOptions))] = None
+    response_format: Annotated[Any, WithJsonSchema(build_schema(dict[str, Any] | None))] = None
+    options: Annotated[Any, WithJsonSchema(build_schema(RequestOptions))] = None
 
     @property
     def includes_usage(self) -> bool:
@@ -64,7 +64,7 @@ class CompletionBody(GenerationBody):
 
     # Validated in requests.py, which names the invalid element.
     prompt: Annotated[
-        Any, WithJsonSchema(schema_of(str | list[str] | list[int] | list[list[int]] | None))
+        Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]] | None))
     ] = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -141,7 +141,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
-    tool_choice: Annotated[Any, WithJsonSchema(schema_of(str | dict[str, Any] | None))] = None
+    tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
 
 
 FinishReasonWord = Literal["stop", "length", "tool_calls"]

@@ -15,7 +15,7 @@ from deployments.ingress.apis.operations.live_statistics import (
     RecentRequests,
 )
 from deployments.ingress.apis.operations.usage import KeyUsage, read_usage
-from deployments.ingress.http.api import Access, Operation, schema_of
+from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 
@@ -63,7 +63,7 @@ class OperationsRoutes:
                 handler=self.stats,
                 summary="Live figures: latency, rates, replicas; computed once a second",
                 access=Access.INFER,
-                response=schema_of(LiveStatistics),
+                response=build_schema(LiveStatistics),
             ),
             Operation(
                 method="GET",
@@ -80,7 +80,7 @@ class OperationsRoutes:
                 handler=self.usage,
                 summary="Requests, tokens and seconds of hardware per API key",
                 access=Access.ADMIN,
-                response=schema_of(list[KeyUsage]),
+                response=build_schema(list[KeyUsage]),
             ),
         )
 

@@ -40,8 +40,8 @@ from deployments.ingress.http.api import (
     Access,
     ErrorFormat,
     Operation,
+    build_schema,
     parse_body,
-    schema_of,
     use_error_format,
 )
 from deployments.ingress.http.bodies import json_response, read_json_object
@@ -92,8 +92,8 @@ class RerankRoutes:
                 handler=self.classify,
                 summary="Classify texts",
                 access=Access.INFER,
-                body=schema_of(ClassifyBody),
-                response=schema_of(ClassifyResponse),
+                body=build_schema(ClassifyBody),
+                response=build_schema(ClassifyResponse),
                 examples={"one text": {"input": ["A gorgeous, witty film."]}},
                 runs_model=True,
                 headers=INFERENCE_HEADERS,
@@ -107,8 +107,8 @@ class RerankRoutes:
             handler=self.rerank,
             summary="Rank texts or documents by relevance to a query",
             access=Access.INFER,
-            body={"anyOf": [schema_of(TextsBody), schema_of(DocumentsBody)]},
-            response={"anyOf": [schema_of(list[RankedText]), schema_of(RerankResponse)]},
+            body={"anyOf": [build_schema(TextsBody), build_schema(DocumentsBody)]},
+            response={"anyOf": [build_schema(list[RankedText]), build_schema(RerankResponse)]},
             examples={
                 "texts": {"query": SEARCH["query"], "texts": ANIMALS},
                 "documents": {**SEARCH, "documents": ANIMALS, "return_documents": True},

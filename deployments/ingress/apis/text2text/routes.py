@@ -29,7 +29,7 @@ from deployments.ingress.apis.text_generation.responses import (
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes, body_schema
 from deployments.ingress.apis.text_generation.schemas import Generated
 from deployments.ingress.apis.text_generation.streaming import enforce_max_time
-from deployments.ingress.http.api import schema_of, use_error_format
+from deployments.ingress.http.api import build_schema, use_error_format
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import read_options
@@ -146,7 +146,7 @@ class TextToTextHandler:
 def text2text_body_schemas() -> list[JsonSchema]:
     """One schema per task."""
     schema = body_schema(PROMPTS, envelope=True)
-    parameters = schema_of(TextToTextParameters)
+    parameters = build_schema(TextToTextParameters)
     nested = {"type": "object", "description": "The same parameters, for `generate`."}
     parameters["properties"] |= dict.fromkeys(NESTED_KEYS, nested)
     return [

@@ -46,7 +46,7 @@ from deployments.ingress.apis.text_generation.streaming import (
     read_batches_until,
     start_stream_before,
 )
-from deployments.ingress.http.api import Access, Handler, Operation, schema_of, use_error_format
+from deployments.ingress.http.api import Access, Handler, Operation, build_schema, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import (
@@ -70,7 +70,7 @@ EXAMPLES: Mapping[str, Any] = {
 # Example and response type for the OpenAPI document of the Hugging Face routes.
 ENVELOPE_EXAMPLE: Mapping[str, Any] = {**EXAMPLES["greedy"], "stream": False}
 ENVELOPE_RESPONSE = list[Generated] | list[list[Generated]]
-EVENT_SCHEMA = schema_of(TokenEvent | TgiErrorEvent)
+EVENT_SCHEMA = build_schema(TokenEvent | TgiErrorEvent)
 
 
 class TextGenerationRoutes:
@@ -86,7 +86,7 @@ class TextGenerationRoutes:
         """Register before the Hugging Face API, whose model paths match these paths too."""
         return (
             _generate_operation(
-                "generate", self.generate, "Generate text", response=schema_of(Generated)
+                "generate", self.generate, "Generate text", response=build_schema(Generated)
             ),
             _generate_operation(
                 "generate_stream",
@@ -180,8 +180,8 @@ def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
         "required": ["inputs"],
         "properties": {
             "inputs": inputs.schema(),
-            "parameters": schema_of(GenerateParameters),
-            "options": schema_of(RequestOptions),
+            "parameters": build_schema(GenerateParameters),
+            "options": build_schema(RequestOptions),
             **({"stream": flag} if envelope else {}),
         },
     }

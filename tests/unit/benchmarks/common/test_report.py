@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import report
 from benchmarks.common.report import Table, git_commit, publish, read_host_info, start_run
 
 
@@ -24,6 +25,16 @@ def test_git_commit_marks_a_dirty_tree(tmp_path: Path) -> None:
     assert git_commit(tmp_path) == commit
     (tmp_path / "new").touch()
     assert git_commit(tmp_path) == f"{commit}-dirty"
+    (tmp_path / "site-packages").mkdir()
+    assert git_commit(tmp_path / "site-packages") == "unknown", "an installed copy has no commit"
+
+
+def test_run_outside_of_a_checkout_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "REPOSITORY", tmp_path)
+    assert start_run("toy", "bench toy", 0).host.commit == "unknown"
+    assert "note: no git checkout" in capsys.readouterr().err
 
 
 def test_read_host_info_is_complete() -> None:

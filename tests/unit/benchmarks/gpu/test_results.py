@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,23 @@ def test_file_continues_where_it_ended(tmp_path: Path) -> None:
     assert again.remaining("device", CASES, "cuda") == ["bandwidth", "matrix-rate"]
     # A dry run proves nothing on a GPU, and the other way round.
     assert again.remaining("device", CASES, "cpu") == [case.name for case in CASES]
+
+
+def test_each_case_names_the_commit_that_measured_it(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+
+    def run_at(commit: str) -> GpuResults:
+        run = replace(RUN, host=replace(RUN.host, commit=commit))
+        return GpuResults.read_or_start(path, run)
+
+    first = run_at("aaaa")
+    first.add(result("description"))
+    first.write(path)
+    second = run_at("bbbb")
+    second.add(result("bandwidth"))
+    second.write(path)
+    commits = {case.case: case.commit for case in run_at("cccc").cases.values()}
+    assert commits == {"description": "aaaa", "bandwidth": "bbbb"}
 
 
 def test_other_file_is_not_overwritten(tmp_path: Path) -> None:

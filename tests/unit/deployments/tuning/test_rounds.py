@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.messages import ModelRef
-from deployments.pool_messages import LoadedModel
+from deployments.messages import LoadedModel, ModelRef
 from deployments.tuning import rounds
 from deployments.tuning.background import Untuned
 from deployments.tuning.rounds import INTERVAL_S, TuningRounds, choose_models

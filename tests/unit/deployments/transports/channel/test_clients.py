@@ -20,11 +20,13 @@ from deployments.messages import (
     DecodeRequest,
     GenerationCall,
     GenerationOptions,
+    LoadedModel,
     ModelRef,
+    PoolRequest,
+    PoolState,
     Prompt,
     TokenizeRequest,
 )
-from deployments.pool_messages import LoadedModel, PoolRequest, PoolState
 from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.clients import (
     LONE_CALL_CHARACTERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from deployments.messages import ModelRef
+from deployments.messages.shared import ModelRef
 
 
 class LoadedModel(NamedTuple):

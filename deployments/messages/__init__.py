@@ -1,0 +1,116 @@
+"""Messages between the ingress and the replicas, one frozen type per hop. No HTTP, Ray or engines.
+
+    encoder.py      calls to encoders, and to the tokenizer alone
+    generation.py   calls to generators, and the events of their streams
+    pool.py         the models in the memory of a replica
+    shared.py       model, priority and truncation, which all of them use
+
+Import them from this package. A *call* is the work of one request on one model.
+
+Messages between processes are NamedTuples, which pickle in C. Slotted dataclasses pickle in Python
+code, which took 5 % of the ingress time.
+"""
+
+from __future__ import annotations
+
+from deployments.messages.encoder import (
+    BatchKey,
+    Call,
+    CallBatch,
+    CallOutcome,
+    CallResult,
+    DecodeRequest,
+    EncoderTimings,
+    Text,
+    TextPair,
+    TextTokens,
+    TokenIds,
+    TokenizedBatch,
+    TokenizedCall,
+    TokenizedItem,
+    TokenizeRequest,
+    TokenOffsets,
+    Windowing,
+    count_characters,
+)
+from deployments.messages.generation import (
+    BeamSearchParams,
+    Chat,
+    Chunk,
+    Completion,
+    EarlyStopping,
+    Finished,
+    FinishReason,
+    GenerationCall,
+    GenerationOptions,
+    GenerationTimings,
+    Grammar,
+    Languages,
+    Prompt,
+    SamplingParams,
+    Started,
+    StreamEvent,
+    Token,
+    TopLogprob,
+    count_prompt,
+    merge_chunks,
+)
+from deployments.messages.pool import (
+    LoadedModel,
+    PoolRequest,
+    PoolState,
+)
+from deployments.messages.shared import (
+    PRIORITIES,
+    ModelRef,
+    Priority,
+    Truncation,
+)
+
+__all__ = [
+    "PRIORITIES",
+    "BatchKey",
+    "BeamSearchParams",
+    "Call",
+    "CallBatch",
+    "CallOutcome",
+    "CallResult",
+    "Chat",
+    "Chunk",
+    "Completion",
+    "DecodeRequest",
+    "EarlyStopping",
+    "EncoderTimings",
+    "FinishReason",
+    "Finished",
+    "GenerationCall",
+    "GenerationOptions",
+    "GenerationTimings",
+    "Grammar",
+    "Languages",
+    "LoadedModel",
+    "ModelRef",
+    "PoolRequest",
+    "PoolState",
+    "Priority",
+    "Prompt",
+    "SamplingParams",
+    "Started",
+    "StreamEvent",
+    "Text",
+    "TextPair",
+    "TextTokens",
+    "Token",
+    "TokenIds",
+    "TokenOffsets",
+    "TokenizeRequest",
+    "TokenizedBatch",
+    "TokenizedCall",
+    "TokenizedItem",
+    "TopLogprob",
+    "Truncation",
+    "Windowing",
+    "count_characters",
+    "count_prompt",
+    "merge_chunks",
+]

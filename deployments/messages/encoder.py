@@ -1,0 +1,183 @@
+"""Messages of calls to encoders, and of calls to the tokenizer alone.
+
+    Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> CallResult
+
+A call has one or more *items*: texts or text pairs. A micro-batch carries calls of several
+requests. Every call gets its own outcome, so that one invalid call does not fail the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.artifacts.types import Device
+from deployments.errors import ServeError
+from deployments.messages.shared import ModelRef, Truncation
+
+TokenIds = NDArray[np.int32]  # [T], one item, special tokens included
+TextPair = tuple[str, str]  # two segments of one item, such as a query and a document
+Text = str | TextPair  # one item
+
+
+def count_characters(text: Text) -> int:
+    """Count the characters of a text, or of both segments of a pair."""
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+class TokenizedItem(NamedTuple):
+    """Tokens of one item. The second segment extends to the last token."""
+
+    ids: TokenIds
+    second_segment_start: int  # index of the segment's first token; T if there is no such segment
+
+
+class Windowing(NamedTuple):
+    """Sliding windows of a task that returns character positions.
+
+    If `tokens` is None, the model's limit applies. The stride is at most half of the text tokens of
+    a window, so that windows advance.
+    """
+
+    tokens: int | None = None  # per item at most, special tokens included
+    stride: int | None = None  # tokens that adjacent windows share; None: one item per text
+    # Limit of the first segment of a pair. The second segment is split into windows.
+    first_tokens: int | None = None
+
+
+class TokenOffsets(NamedTuple):
+    """Positions of the tokens of one item in its text."""
+
+    text: int  # index of the text in the call; the item is a window of this text
+    offsets: NDArray[np.int32]  # [T, 2] characters of the token's segment, end exclusive
+    segments: NDArray[np.int8]  # [T] 0 or 1; -1 for special tokens
+    words: NDArray[np.int32]  # [T] index of the word in its segment; -1 for special tokens
+
+
+class Call(NamedTuple):
+    """Parsed work of one request that is within the limits.
+
+    `texts` are the items in order; `fields[i]` is the request path of item i, for errors.
+    `options` is the task's own frozen type, passed to its `decode`.
+    """
+
+    texts: tuple[Text, ...]
+    fields: tuple[str, ...]
+    options: Any
+    truncation: Truncation
+    deadline_s: float  # see deployments.deadlines
+    windowing: Windowing | None = None  # for tasks that return character positions
+    client: str = ""  # name of the client; queues serve clients in equal shares
+    priority: int = 0  # index in PRIORITIES
+
+
+class BatchKey(NamedTuple):
+    """Key of a micro-batch: calls with an equal key share a micro-batch."""
+
+    model: ModelRef
+    task: str
+    device: Device
+    long: bool  # whether the call is long and is therefore sent alone
+
+
+class CallBatch(NamedTuple):
+    """A micro-batch of calls, sent to the tokenizer."""
+
+    key: BatchKey
+    calls: tuple[Call, ...]
+    backlog: int = 0  # characters that wait in the ingress for the same device
+
+
+class TokenizedCall(NamedTuple):
+    """A call with token counts instead of texts."""
+
+    lengths: tuple[int, ...]  # tokens per item, special tokens included
+    truncated: int  # items that were shortened to fit
+    options: Any
+    deadline_s: float
+    # As in TokenizedItem; empty if no item has a second segment.
+    second_segment_start: tuple[int, ...] = ()
+    token_offsets: tuple[TokenOffsets, ...] = ()  # one per item if the call has a `windowing`
+    client: str = ""
+    priority: int = 0
+
+
+class TokenizedBatch(NamedTuple):
+    """Tokens of many calls: little-endian int32 ids of all items in one buffer.
+
+    One buffer is cheaper to send than lists of lists. `calls[i]` is a ServeError if call i could
+    not be tokenized.
+    """
+
+    key: BatchKey
+    ids: bytes
+    calls: tuple[TokenizedCall | ServeError, ...]
+    tokenize_s: float
+
+    def items(self) -> list[TokenizedItem]:
+        """Return the items of all tokenized calls, in order, as views into the buffer."""
+        flat = np.frombuffer(self.ids, dtype="<i4")
+        items: list[TokenizedItem] = []
+        start = 0
+        for call in self.calls:
+            if isinstance(call, TokenizedCall):
+                seconds = call.second_segment_start or call.lengths
+                for length, second_segment_start in zip(call.lengths, seconds, strict=True):
+                    items.append(TokenizedItem(flat[start : start + length], second_segment_start))
+                    start += length
+        return items
+
+
+class EncoderTimings(NamedTuple):
+    """Durations of an encoder call, for metrics, response headers and the log line."""
+
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0  # longest wait of the call's items for a free engine thread
+    forward_s: float = 0.0  # the longest forward pass of the call
+    tokens: int = 0  # tokens of the call without padding
+    batch_items: int = 0  # items of the largest batch of the call
+
+
+class TokenizeRequest(NamedTuple):
+    """Texts to inspect as tokens."""
+
+    model: ModelRef
+    texts: tuple[str, ...]
+    special: bool  # include special tokens
+    client: str = ""  # as in Call
+    priority: int = 0
+
+
+class TextTokens(NamedTuple):
+    """The T tokens of one text, in columns."""
+
+    ids: TokenIds
+    offsets: NDArray[np.int32]  # [T, 2] characters, end exclusive; empty for special tokens
+    special: dict[int, str]  # vocabulary entry of each special token by its index
+
+
+class DecodeRequest(NamedTuple):
+    """Token ids to decode to text."""
+
+    model: ModelRef
+    sequences: tuple[tuple[int, ...], ...]
+    skip_special: bool  # omit special tokens
+    client: str = ""
+    priority: int = 0
+
+
+class CallResult(NamedTuple):
+    """Result of a call.
+
+    `value` is a float32 array [items, width] or plain JSON values, depending on the task.
+    """
+
+    value: Any
+    compute_type: str
+    truncated: int = 0
+    timings: EncoderTimings = EncoderTimings()
+
+
+CallOutcome = CallResult | ServeError

@@ -1,0 +1,198 @@
+"""Messages of calls to generators.
+
+    GenerationCall -> Started, Chunk, Chunk, ... (streamed) | Completion (unary)
+
+A call has one prompt and one answer; a request for several answers makes several calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from deployments.errors import ServeError
+from deployments.messages.shared import ModelRef, Truncation
+
+
+class Chat(NamedTuple):
+    """A conversation. The chat template of the model renders it as a prompt."""
+
+    messages: tuple[dict[str, Any], ...]  # {"role", "content", ...} with string contents
+    tools: tuple[dict[str, Any], ...] = ()  # function declarations in OpenAI's format
+
+
+# Text, token ids (no special tokens are added), or a conversation.
+Prompt = str | tuple[int, ...] | Chat
+
+
+def count_prompt(prompt: Prompt) -> int:
+    """Count the characters or token ids of a prompt; estimate the characters of a rendered chat."""
+    if not isinstance(prompt, Chat):
+        return len(prompt)
+    messages = ((each["content"], each.get("tool_calls", "")) for each in prompt.messages)
+    tools = len(str(prompt.tools)) if prompt.tools else 0
+    return tools + sum(len(content) + len(str(calls)) for content, calls in messages)
+
+
+class SamplingParams(NamedTuple):
+    """Parameters of token selection. The defaults sample from the unmodified distribution."""
+
+    temperature: float = 1.0  # 0: greedy, always the most likely token
+    top_k: int | None = None  # at least 1: keep the k most likely tokens
+    top_p: float | None = None  # in (0, 1]: keep the smallest set with this probability
+    min_p: float | None = None  # in [0, 1]: minimum probability relative to the maximum
+    typical_p: float | None = None  # in (0, 1]: locally typical sampling, arXiv:2202.00666
+    repetition_penalty: float = 1.0  # above 0; for tokens of prompt and answer, arXiv:1909.05858
+    frequency_penalty: float = 0.0  # per occurrence in the answer, as OpenAI defines it
+    presence_penalty: float = 0.0  # once per token of the answer, as OpenAI defines it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    seed: int | None = None  # None: a random seed, reported in `Started`
+
+
+# When beam search stops. True: as many answers are finished as there are beams. False: no running
+# beam scores better than the worst finished answer. "never": no running beam can ever do so.
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+class BeamSearchParams(NamedTuple):
+    """Parameters of beam search."""
+
+    num_beams: int  # at least 2
+    length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
+    early_stopping: EarlyStopping = False
+    is_explicit: bool = True  # False: the model's default; fewer KV slots then reduce `num_beams`
+
+
+class Grammar(NamedTuple):
+    """A grammar that constrains the generated text."""
+
+    kind: Literal["json_object", "json_schema", "regex"]
+    value: str = ""  # JSON schema as text, or regular expression
+
+
+class Languages(NamedTuple):
+    """Language tokens of a multilingual encoder-decoder model, as token ids."""
+
+    source: int  # replaces the language token that the tokenizer adds to the prompt
+    target: int  # first token of the output
+
+
+class GenerationOptions(NamedTuple):
+    """Options of a generation request, independent of the API."""
+
+    sampling: SamplingParams = SamplingParams()
+    beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
+    no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
+    max_new_tokens: int | None = None  # None: the remaining context
+    min_new_tokens: int = 0  # the end token and stop strings have no effect before this many
+    stop: tuple[str, ...] = ()  # the text ends at the first stop string
+    include_stop_string: bool = False  # True as in TGI, False as in OpenAI
+    grammar: Grammar | None = None
+    logprobs: int | None = None  # top logprobs per token; None: no logprobs
+    prompt_logprobs: bool = False  # include the prompt tokens with their logprobs
+    truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
+    truncation: Truncation = Truncation.REFUSE  # for a prompt above the maximum length
+    languages: Languages | None = None  # None: the defaults of the checkpoint
+    prefix_cache_scope: str = ""  # prompts of one scope share cached prefixes
+
+
+class GenerationCall(NamedTuple):
+    """A request for one answer. `deadline_s`: see deployments.deadlines."""
+
+    model: ModelRef
+    prompt: Prompt
+    options: GenerationOptions
+    deadline_s: float
+    client: str = ""  # as in Call
+    priority: int = 0  # index in PRIORITIES
+
+
+class TopLogprob(NamedTuple):
+    """One of the most likely tokens at a position, with its text in isolation."""
+
+    id: int
+    text: str
+    logprob: float
+    special: bool = False
+
+
+class Token(NamedTuple):
+    """One token of an answer or of a prompt.
+
+    `text` is the text that the token completes. It is empty for a special token, and for a token
+    that ends within a character. Log-probabilities are the model's, before penalties and
+    temperature; None if not requested, and for the first token of a prompt.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    special: bool = False
+    alternatives: tuple[TopLogprob, ...] = ()  # most likely first
+
+
+class FinishReason(StrEnum):
+    LENGTH = "length"  # maximum number of tokens
+    END = "end"  # end token, or the grammar is complete
+    STOP = "stop"  # stop string
+
+
+class Started(NamedTuple):
+    """The prompt is prefilled. First message of a stream."""
+
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens from the prefix cache
+    seed: int
+    compute_type: str  # such as "cpu-int4"
+    prompt: tuple[Token, ...] = ()  # empty unless `prompt_logprobs` is set
+
+
+class GenerationTimings(NamedTuple):
+    """Durations of the phases of an answer, in seconds."""
+
+    queue_s: float = 0.0  # from submission until a KV slot was free
+    prefill_s: float = 0.0  # from the KV slot to the first token
+    decode_s: float = 0.0  # from the first to the last token
+    tokenize_s: float = 0.0  # before submission: chat template, and text to token ids
+
+
+class Finished(NamedTuple):
+    reason: FinishReason
+    generated_tokens: int  # including the end token
+    timings: GenerationTimings
+
+
+class Chunk(NamedTuple):
+    """The next part of a stream: complete characters of text and the tokens since the last chunk.
+
+    Text that may begin a stop string is held back, so the text of a token may arrive with a later
+    chunk. The last chunk has `finished`.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    finished: Finished | None = None
+
+
+class Completion(NamedTuple):
+    """A complete answer."""
+
+    started: Started
+    text: str
+    tokens: tuple[Token, ...]
+    finished: Finished
+
+
+# A job produces `Started`, then chunks until one has `finished`. A ServeError may end the stream at
+# any point.
+StreamEvent: TypeAlias = Started | Chunk | ServeError
+
+
+def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Merge consecutive chunks of one answer; there is at least one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    text = "".join(chunk.text for chunk in chunks)
+    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+    return Chunk(text, tokens, chunks[-1].finished)

@@ -1,0 +1,32 @@
+"""Types that the messages of all replicas use: model, priority and truncation."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, NamedTuple, get_args
+
+
+class ModelRef(NamedTuple):
+    """A model and its exact version."""
+
+    id: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """The name that always selects this version, independent of the plan."""
+        return f"{self.id}@{self.version}"
+
+
+class Truncation(StrEnum):
+    """Handling of a text that exceeds the model's limit."""
+
+    REFUSE = "refuse"
+    KEEP_START = "keep-start"
+    KEEP_END = "keep-end"
+
+
+# Interactive work runs first. Batch work gets a small share of the time while both kinds wait.
+# Messages between processes have the index of a priority.
+Priority = Literal["interactive", "batch"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
