@@ -16,7 +16,7 @@ from deployments.artifacts.manifest import (
     Candidate,
 )
 from deployments.artifacts.migration import PREVIOUS
-from deployments.artifacts.store import VERSION
+from deployments.artifacts.store import list_model_directories, list_version_directories
 from deployments.console import format_table
 from deployments.engines import GraphSpec, missing_requirement
 from deployments.files import write_atomically
@@ -48,15 +48,17 @@ def migrate_manifests(store: Path) -> Iterator[Path]:
     The other files and the modification time of the manifest stay unchanged. Raises ArtifactError
     for a damaged artifact, or OSError.
     """
-    for path in sorted(store.glob(f"*/*/{MANIFEST_NAME}")):
-        if not VERSION.fullmatch(path.parent.name):
-            continue
-        if json.loads(path.read_bytes()).get("schema_version") != PREVIOUS:
-            continue
-        manifest, stat = ArtifactManifest.read(path.parent), path.stat()
-        write_atomically(path, manifest.to_json())
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        yield path.parent
+    for model in list_model_directories(store):
+        for directory in list_version_directories(model):
+            path = directory / MANIFEST_NAME
+            if not path.is_file():
+                continue
+            if json.loads(path.read_bytes()).get("schema_version") != PREVIOUS:
+                continue
+            manifest, stat = ArtifactManifest.read(directory), path.stat()
+            write_atomically(path, manifest.to_json())
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            yield directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import yaml
 
 from cluster.diagnosis import HostDescription, StoreDescription
 from cluster.processes import describe_port_owner, is_port_free
+from deployments.artifacts.store import list_model_directories
 from deployments.config import default_store
 from deployments.gpus import count_visible, read_gpus
 from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
@@ -73,10 +74,9 @@ def _find_store(document: dict[str, Any]) -> Path:
 
 def _describe_store(path: Path) -> StoreDescription:
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
-    models = [p for p in path.glob("*") if p.is_dir() and not p.name.startswith(".")]
     return StoreDescription(
         path=str(path),
-        models=len(models),
+        models=len(list_model_directories(path)),
         is_writable=os.access(nearest, os.W_OK),
         free_bytes=_free_bytes(nearest),
     )

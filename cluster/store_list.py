@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.artifacts.manifest import PERPLEXITY, ArtifactManifest, Candidate
-from deployments.artifacts.store import LATEST_NAME, VERSION, resolve_version
+from deployments.artifacts.store import (
+    LATEST_NAME,
+    list_model_directories,
+    list_version_directories,
+    read_model_id,
+    resolve_version,
+)
 from deployments.command_line import OK, show_activity
 from deployments.config import default_store
 from deployments.console import add_json_option, format_table, print_json
@@ -66,7 +72,11 @@ def list_versions(store: Path) -> list[StoreEntry]:
     if not store.is_dir():
         return []
     plan, entries = read_plan(store), []
-    directories = sorted(path for path in store.glob("*/*") if VERSION.fullmatch(path.name))
+    directories = [
+        version
+        for model in list_model_directories(store)
+        for version in list_version_directories(model)
+    ]
     with show_activity("verifying digests") as show:
         for number, directory in enumerate(directories, start=1):
             show(f"verifying digests: {number} of {len(directories)} versions")
@@ -75,7 +85,7 @@ def list_versions(store: Path) -> list[StoreEntry]:
 
 
 def _describe(store: Path, plan: Plan, directory: Path) -> StoreEntry:
-    model_id, version = directory.parent.name.replace("--", "/"), directory.name
+    model_id, version = read_model_id(directory.parent), directory.name
     manifest: ArtifactManifest | ArtifactError
     try:
         manifest = ArtifactManifest.read(directory)

@@ -31,12 +31,17 @@ from build_artifacts.errors import BuildError
 from build_artifacts.storage.workspace import store_errors
 from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
 from deployments.artifacts.store import (
+    BUILD_NAME,
     BUILDING_NAME,
     LATEST_NAME,
     VERSION,
+    build_path,
     find_abandoned_scratch,
+    list_model_directories,
+    list_version_directories,
     lock_path,
     log_path,
+    read_model_id,
     remove_atomically,
 )
 from deployments.console import format_table
@@ -49,8 +54,6 @@ from deployments.plan.resolution import SEPARATOR, list_rollback_versions, seale
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Minimum age of an abandoned temporary file. Writers rename a file within milliseconds.
 TEMPORARY_AFTER_S = 3_600.0
-# Name of a build directory; its lock and its log share the name.
-BUILD_DIRECTORY = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 
 
 class GarbageKind(StrEnum):
@@ -83,14 +86,14 @@ def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
     """Yield builds that no process runs and that have not changed for ABANDONED_AFTER_S."""
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
     for name in sorted(names):
-        match, root = BUILD_DIRECTORY.fullmatch(name), building / name
+        match, root = BUILD_NAME.fullmatch(name), building / name
         if match is None or is_locked(lock_path(root)):
             continue
         usage = measure(root, log_path(root), lock_path(root))
         age_s = now_s - usage.changed_s
         if age_s > ABANDONED_AFTER_S:
             state = "unfinished" if root.is_dir() else "left by a failure"
-            ref = f"{match['model'].replace('--', '/')}{SEPARATOR}{match['version']}"
+            ref = f"{read_model_id(Path(match['model']))}{SEPARATOR}{match['version']}"
             reason = f"{state}, {age_s / 86_400:.0f} days old"
             yield GarbageItem(GarbageKind.BUILD, ref, root, usage.size, reason)
 
@@ -99,7 +102,7 @@ def orphan_logs(building: Path, now_s: float) -> Iterator[GarbageItem]:
     """Yield logs that belong to no version."""
     for path in sorted(building.glob("*.log")):
         usage = measure(path)
-        if not BUILD_DIRECTORY.fullmatch(path.stem) and now_s - usage.changed_s > ABANDONED_AFTER_S:
+        if not BUILD_NAME.fullmatch(path.stem) and now_s - usage.changed_s > ABANDONED_AFTER_S:
             yield GarbageItem(
                 GarbageKind.FILE, path.name, path, usage.size, "a log without a build"
             )
@@ -181,7 +184,7 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
     items: list[GarbageItem] = []
     with store_errors(store, "read"):
         plan = _read_plan(store)
-        for model in _model_directories(store):
+        for model in filter(is_own_directory, list_model_directories(store)):
             items += _versions(model, retained, _planned_versions(plan, model), building)
             items += temporary_files(model, now_s)
         if is_own_directory(building):
@@ -220,16 +223,6 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f}"
 
 
-def _model_directories(store: Path) -> Iterator[Path]:
-    for path in sorted(store.iterdir()) if store.is_dir() else ():
-        if not path.name.startswith(".") and is_own_directory(path):
-            yield path
-
-
-def _model_id(directory: Path) -> str:
-    return directory.name.replace("--", "/")
-
-
 def _read_plan(store: Path) -> Plan:
     try:
         return read_plan(store)
@@ -239,7 +232,7 @@ def _read_plan(store: Path) -> Plan:
 
 def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
     """Return the versions that the plan names, and the version to which a rollback returns."""
-    model_id = _model_id(model)
+    model_id = read_model_id(model)
     entry = plan.find(model_id)
     try:
         former = list_rollback_versions(model.parent, model_id, entry)
@@ -255,10 +248,8 @@ def _versions(
     aliased = read_aliased_versions(model)
     if aliased is None or _is_building(building, model.name):
         return
-    for path in sorted(model.iterdir()):
-        if not VERSION.fullmatch(path.name) or not is_own_directory(path):
-            continue
-        name = f"{_model_id(model)}{SEPARATOR}{path.name}"
+    for path in filter(is_own_directory, list_version_directories(model)):
+        name = f"{read_model_id(model)}{SEPARATOR}{path.name}"
         is_kept = path.name in aliased | planned or name in keep
         if not is_kept and not _is_in_use(path):
             yield GarbageItem(
@@ -285,7 +276,7 @@ def read_aliased_versions(model: Path) -> frozenset[str] | None:
 
 
 def _is_building(building: Path, model_name: str) -> bool:
-    locks = [(BUILD_DIRECTORY.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
+    locks = [(BUILD_NAME.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
     return any(match and match["model"] == model_name and is_locked(lock) for match, lock in locks)
 
 
@@ -294,11 +285,10 @@ def _is_in_use(version: Path) -> bool:
 
 
 def _remove_version(building: Path, item: GarbageItem) -> bool:
+    model = item.path.parent
+    build = build_path(model.parent, read_model_id(model), item.path.name)
     # With the lock held, no build of this version can set an alias to it.
-    with try_exclusive_lock(
-        lock_path(building / f"{item.path.parent.name}--{item.path.name}")
-    ) as free:
-        model = item.path.parent
+    with try_exclusive_lock(lock_path(build)) as free:
         planned = _planned_versions(_read_plan(model.parent), model)
         aliased = None if item.path.name in planned else read_aliased_versions(model)
         has_no_alias = aliased is not None and item.path.name not in aliased

@@ -27,6 +27,8 @@ BUILDING_NAME = ".building"
 # One optional organization, then a name; never "..", never a leading dot or dash.
 MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
+# The name of a build's directory; its lock and its log share the name.
+BUILD_NAME = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 # A model id never starts with a dot, so no directory of a build has this prefix.
 SCRATCH_PREFIX = ".scratch-"
 
@@ -36,6 +38,28 @@ def model_directory(store: Path, model_id: str) -> Path:
     if not MODEL_ID.fullmatch(model_id) or ".." in model_id or "--" in model_id:
         raise ManifestInvalid(f"`{model_id}` is not a model id")
     return store / model_id.replace("/", "--")
+
+
+def read_model_id(directory: Path) -> str:
+    """Return the model id of a model's directory."""
+    return directory.name.replace("--", "/")
+
+
+def list_model_directories(store: Path) -> list[Path]:
+    """Return the directories of all models, sorted; none if there is no store."""
+    if not store.is_dir():
+        return []
+    paths = (path for path in sorted(store.iterdir()) if MODEL_ID.fullmatch(read_model_id(path)))
+    return [path for path in paths if path.is_dir()]
+
+
+def list_version_directories(model: Path) -> list[Path]:
+    """Return the directories of a model's versions, sealed or not, sorted; none if unreadable."""
+    try:
+        paths = sorted(model.iterdir())
+    except OSError:
+        return []
+    return [path for path in paths if VERSION.fullmatch(path.name) and path.is_dir()]
 
 
 def resolve_version(store: Path, model_id: str, version: str) -> str:
@@ -63,7 +87,7 @@ def name_artifact(directory: Path) -> str:
     """
     if not VERSION.fullmatch(directory.name):
         return directory.name
-    return f"{directory.parent.name.replace('--', '/')}@{directory.name}"
+    return f"{read_model_id(directory.parent)}@{directory.name}"
 
 
 def build_path(store: Path, model_id: str, version: str) -> Path:

@@ -9,7 +9,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.store import LATEST_NAME, MODEL_ID, model_directory
+from deployments.artifacts.store import (
+    LATEST_NAME,
+    list_model_directories,
+    model_directory,
+    read_model_id,
+)
 from deployments.builds.estimates import BuildStatus
 from deployments.builds.queue import BuildQueue
 from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel
@@ -53,23 +58,16 @@ class ModelEntry(BaseModel):
 def list_models(store: Path) -> Iterator[ModelEntry]:
     """Yield every model of the store, sorted by id. Reads no model files except manifests."""
     plan = read_plan(store)
-    for model_id in _model_ids(store):
+    for model_id in map(read_model_id, list_model_directories(store)):
         if sealed_versions(store, model_id):
             yield _describe(store, plan, model_id)
-
-
-def _model_ids(store: Path) -> Iterator[str]:
-    for path in sorted(store.iterdir()) if store.is_dir() else ():
-        model_id = path.name.replace("--", "/")
-        if path.is_dir() and MODEL_ID.fullmatch(model_id):
-            yield model_id
 
 
 def list_default_versions(store: Path) -> dict[str, str]:
     """Return the default version of every model of the store. Reads no manifest."""
     plan = read_plan(store)
     versions = {}
-    for model_id in _model_ids(store):
+    for model_id in map(read_model_id, list_model_directories(store)):
         with suppress(UnknownModel):  # removed meanwhile
             versions[model_id] = resolve_name(store, plan, model_id).version
     return versions

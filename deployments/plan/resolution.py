@@ -8,7 +8,7 @@ requests whose name has no selector: the alias `stable`, else the version in the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import (
     LATEST_NAME,
-    VERSION,
     find_artifact,
+    list_version_directories,
     model_directory,
     resolve_version,
 )
@@ -145,7 +145,8 @@ def is_sampled(key: str, percent: float) -> bool:
 def sealed_versions(store: Path, model_id: str) -> list[str]:
     """Return a model's versions, the newest first. Raises ManifestInvalid for an invalid id."""
     directory = model_directory(store, model_id)
-    return sorted(_find_versions(directory), key=lambda v: sealed_ns(directory / v), reverse=True)
+    newest_first = sorted(list_version_directories(directory), key=sealed_ns, reverse=True)
+    return [path.name for path in newest_first]
 
 
 def usable_versions(store: Path, plan: Plan, model_id: str) -> list[str]:
@@ -190,15 +191,6 @@ def _list_usable(store: Path, entry: ModelPlan, model_id: str, alias: str) -> li
     sealed = sealed_versions(store, model_id)
     former = [each for each in entry.former.get(alias, ()) if each in sealed]
     return [each for each in dict.fromkeys((*former, *sealed)) if each not in refused]
-
-
-def _find_versions(directory: Path) -> Iterator[str]:
-    try:
-        for path in directory.iterdir():
-            if VERSION.fullmatch(path.name) and path.is_dir():
-                yield path.name
-    except OSError:
-        return
 
 
 def _explain_missing(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
