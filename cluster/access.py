@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.progress import StartError
-from deployments.config import IngressUserConfig
+from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
 from deployments.errors import BadSetting
 from deployments.keys.key_file import read_key_file
 
@@ -19,6 +19,15 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
     for deployment in _ingress_deployments(config):
         user_config = deployment.get("user_config") or {}
         deployment["user_config"] = {**user_config, "key_file": str(key_file.resolve())}
+
+
+def key_file_environment(key_file: Path | None) -> dict[str, str]:
+    """Return the variable that names the key file of the command line to the replicas.
+
+    `serve deploy` replaces the config, and with it the `key_file` of `use_key_file`. Replicas then
+    still require keys.
+    """
+    return {} if key_file is None else {KEY_FILE_VARIABLE: str(key_file.resolve())}
 
 
 def find_key_file(config: dict[str, Any]) -> Path | None:

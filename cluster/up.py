@@ -26,7 +26,12 @@ from typing import Any
 
 import yaml
 
-from cluster.access import check_access, find_key_file, use_key_file
+from cluster.access import (
+    check_access,
+    find_key_file,
+    key_file_environment,
+    use_key_file,
+)
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
@@ -196,7 +201,9 @@ def serve_at_edge(
         children=ChildProcesses(settings.run_dir),
         config=config,
         ports=ports,
-        environment=os.environ | local_environment(ports, edge.directory),
+        environment=os.environ
+        | local_environment(ports, edge.directory)
+        | key_file_environment(settings.key_file),
         num_gpus=count_gpus(settings.num_gpus, progress),
         start_timeout_s=settings.start_timeout_s,
         progress=progress,

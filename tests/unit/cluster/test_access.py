@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from cluster.access import check_access, is_loopback, use_key_file
+from cluster.access import (
+    check_access,
+    find_key_file,
+    is_loopback,
+    key_file_environment,
+    use_key_file,
+)
 from cluster.progress import StartError
 from tests.support.keys import add_key
 
@@ -54,6 +60,16 @@ def test_keys_allow_other_hosts(tmp_path: Path) -> None:
     use_key_file(served, path)
     assert served == config(path)
     check_access(served, "0.0.0.0", no_auth=False)
+
+
+def test_keys_of_the_command_line_outlive_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.json"
+    for name, value in key_file_environment(path).items():
+        monkeypatch.setenv(name, value)
+    assert find_key_file(config()) == path.resolve()
+    assert key_file_environment(None) == {}
 
 
 def test_key_file_of_the_environment_counts(

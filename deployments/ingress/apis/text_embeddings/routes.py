@@ -124,6 +124,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
+RUN_MODELS = frozenset({"embed", "embed_all", "predict", "similarity"})  # send response headers
 # The rerank API serves `/rerank`. Its errors have TEI's format unless the body has `documents`.
 OWN_NAMES = frozenset({*SUFFIXES, "rerank"})
 
@@ -364,5 +365,5 @@ def _post(
         response=build_schema(answer),
         examples=EXAMPLES.get(name, {}),
         runs_model=True,
-        headers=INFERENCE_HEADERS,
+        headers=INFERENCE_HEADERS if name in RUN_MODELS else {},
     )
