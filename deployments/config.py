@@ -12,12 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
 from deployments.health import HANG_TIMEOUT_S
+from deployments.machine import usable_cores
 
 # Hardware that a request names; `auto` leaves the choice to the server.
 Compute: TypeAlias = Literal["auto", "cpu", "gpu"]
@@ -82,9 +91,25 @@ class EncoderSettings(HardwareSettings):
         return "off" if value is False else value
 
 
+MIN_STEP_THREADS, MAX_STEP_THREADS = 2, 8
+
+
+def default_step_threads() -> int:
+    """Return the engine threads of a CPU generator: half of the cores, within limits.
+
+    Encoders and the ingress use the other half. A step mostly reads weights, so few threads already
+    take the whole bandwidth of the memory.
+    """
+    return min(max(usable_cores() // 2, MIN_STEP_THREADS), MAX_STEP_THREADS)
+
+
 class GeneratorSettings(HardwareSettings):
     """Engine settings of a generator and the KV cache of each model."""
 
+    # None: default_step_threads.
+    intra_op_threads: Annotated[
+        int, BeforeValidator(lambda value: default_step_threads() if value is None else value)
+    ] = Field(1, ge=1)
     kv_slots: int = Field(8, ge=1)  # requests that generate in parallel
     # Tokens of prompt and answer together. The model's own limit may be lower.
     max_context_tokens: int = Field(4_096, ge=16)

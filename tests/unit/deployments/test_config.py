@@ -13,6 +13,7 @@ from deployments.config import (
     AppArgs,
     BatchSettings,
     EncoderUserConfig,
+    GeneratorSettings,
     IngressUserConfig,
     TokenizerUserConfig,
 )
@@ -86,6 +87,17 @@ def test_settings_are_immutable() -> None:
 def test_tune_off_needs_no_quotes_in_yaml(text: str) -> None:
     encoders = yaml.safe_load(f"cpu: {{tune: {text}}}")
     assert AppArgs.parse(minimal_args() | {"encoders": encoders}).encoders[Device.CPU].tune == "off"
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 2), (2, 2), (4, 2), (8, 4), (16, 8), (96, 8)])
+def test_steps_use_half_of_the_cores_unless_the_threads_are_set(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr("deployments.config.usable_cores", lambda: cores)
+    assert GeneratorSettings.parse({"intra_op_threads": None}).intra_op_threads == threads
+    assert GeneratorSettings.parse({"intra_op_threads": 3}).intra_op_threads == 3
+    with pytest.raises(BadSetting, match="intra_op_threads"):
+        GeneratorSettings.parse({"intra_op_threads": 0})
 
 
 def test_encoders_are_keyed_by_device() -> None:
