@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from deployments.artifacts.manifest import (
     REFERENCE_NAME,
     ArtifactManifest,
     Candidate,
+    has_previous_schema,
 )
-from deployments.artifacts.migration import PREVIOUS
-from deployments.artifacts.store import list_model_directories, list_version_directories
+from deployments.artifacts.store import list_artifacts
 from deployments.console import format_table
 from deployments.engines import GraphSpec, missing_requirement
 from deployments.files import write_atomically
@@ -48,17 +47,14 @@ def migrate_manifests(store: Path) -> Iterator[Path]:
     The other files and the modification time of the manifest stay unchanged. Raises ArtifactError
     for a damaged artifact, or OSError.
     """
-    for model in list_model_directories(store):
-        for directory in list_version_directories(model):
-            path = directory / MANIFEST_NAME
-            if not path.is_file():
-                continue
-            if json.loads(path.read_bytes()).get("schema_version") != PREVIOUS:
-                continue
-            manifest, stat = ArtifactManifest.read(directory), path.stat()
-            write_atomically(path, manifest.to_json())
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-            yield directory
+    for directory in list_artifacts(store):
+        path = directory / MANIFEST_NAME
+        if not path.is_file() or not has_previous_schema(directory):
+            continue
+        manifest, stat = ArtifactManifest.read(directory), path.stat()
+        write_atomically(path, manifest.to_json())
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        yield directory
 
 
 @dataclass(frozen=True, slots=True)

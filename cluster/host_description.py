@@ -76,10 +76,17 @@ def _describe_store(path: Path) -> StoreDescription:
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
     return StoreDescription(
         path=str(path),
-        models=len(list_model_directories(path)),
+        models=_count_models(path),
         is_writable=os.access(nearest, os.W_OK),
         free_bytes=_free_bytes(nearest),
     )
+
+
+def _count_models(store: Path) -> int:
+    try:
+        return len(list_model_directories(store))
+    except OSError:  # a store that cannot be read has nothing to serve
+        return 0
 
 
 def _free_bytes(directory: Path) -> int:

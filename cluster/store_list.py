@@ -10,15 +10,14 @@ from pathlib import Path
 from deployments.artifacts.manifest import PERPLEXITY, ArtifactManifest, Candidate
 from deployments.artifacts.store import (
     LATEST_NAME,
-    list_model_directories,
-    list_version_directories,
+    list_artifacts,
     read_model_id,
     resolve_version,
 )
 from deployments.command_line import OK, show_activity
 from deployments.config import default_store
 from deployments.console import add_json_option, format_table, print_json
-from deployments.errors import ArtifactError
+from deployments.errors import ArtifactError, BadSetting
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import read_plan
 
@@ -68,15 +67,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def list_versions(store: Path) -> list[StoreEntry]:
-    """List the versions of a store, sorted by id and version. Verify the digest of every file."""
+    """List the versions of a store, sorted by id and version. Verify the digest of every file.
+
+    Raises BadSetting if the store or its plan cannot be read.
+    """
     if not store.is_dir():
         return []
     plan, entries = read_plan(store), []
-    directories = [
-        version
-        for model in list_model_directories(store)
-        for version in list_version_directories(model)
-    ]
+    try:
+        directories = list_artifacts(store)
+    except OSError as exc:
+        raise BadSetting(
+            f"cannot read the store {store}: {exc.strerror or exc}. Check its permissions, or pass "
+            "another `--store DIR`"
+        ) from exc
     with show_activity("verifying digests") as show:
         for number, directory in enumerate(directories, start=1):
             show(f"verifying digests: {number} of {len(directories)} versions")

@@ -268,7 +268,7 @@ class BatchSettings(_Settings):
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    client_pass_ms: float = Field(2.0, gt=0)  # ms that one client may fill while several send
+    client_pass_ms: float = Field(4.0, gt=0)  # ms that one client may fill while several send
     pass_overhead_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
     prefetch_from_items: int = Field(8, ge=1)  # queued items at which a pass is prepared ahead
     max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded

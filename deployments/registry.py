@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.manifest import ArtifactManifest, sealed_ns
 from deployments.artifacts.store import LATEST_NAME, find_artifact, model_directory
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import (
@@ -30,7 +30,6 @@ from deployments.plan.resolution import (
     list_refused,
     list_substitutes,
     resolve_name,
-    sealed_ns,
     select_version,
     split_name,
     usable_versions,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,9 +18,26 @@ PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "n
 # The instructions that decide which graph is fastest, and how int8 rounds.
 CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
 
+# New modules of a test after which the garbage collector is spared their objects, too.
+MANY_MODULES = 50
+
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what the imports made: it scans that in every long test."""
+    _spare_garbage_collector()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[object]:
+    """Do the same after a test that imports torch or the like: each build step collects garbage."""
+    modules = len(sys.modules)
+    result = yield
+    if len(sys.modules) >= modules + MANY_MODULES:
+        _spare_garbage_collector()
+    return result
+
+
+def _spare_garbage_collector() -> None:
+    """Exclude what the imports made: it never becomes garbage, but takes half a second to scan."""
     gc.collect()
     gc.freeze()
 
@@ -48,3 +69,13 @@ def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seal_tiny(store, EMBEDDER)
     seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
     return store
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that every user can enter, unlike those of pytest."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield directory
+    directory.chmod(0o755)
+    shutil.rmtree(directory)

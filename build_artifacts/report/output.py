@@ -19,7 +19,7 @@ from build_artifacts.report.values import (
     StageLatency,
     StageResult,
 )
-from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.store import host_directory
 from deployments.console import format_table
 from deployments.files import write_atomically
 from deployments.tuning.host import Host
@@ -306,7 +306,7 @@ LogFunction = Callable[[str], None]  # logs one line
 
 
 def report_path(artifact: Path, host: Host) -> Path:
-    return artifact / HOSTS_NAME / host.fingerprint / f"{STEM}.json"
+    return host_directory(artifact, host.fingerprint) / f"{STEM}.json"
 
 
 def read_report(artifact: Path, conditions: ReportConditions, log: LogFunction) -> Report | None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -30,26 +29,28 @@ from pathlib import Path
 from build_artifacts.errors import BuildError
 from build_artifacts.storage.workspace import store_errors
 from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
+from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import (
-    BUILD_NAME,
-    BUILDING_NAME,
-    LATEST_NAME,
-    VERSION,
     build_path,
+    building_directory,
     find_abandoned_scratch,
+    list_builds,
+    list_logs_without_version,
     list_model_directories,
     list_version_directories,
     lock_path,
     log_path,
+    name_artifact,
+    read_aliased_versions,
     read_model_id,
     remove_atomically,
 )
 from deployments.console import format_table
-from deployments.errors import BadSetting, ManifestInvalid, UnknownModel
+from deployments.errors import BadSetting, UnknownModel
 from deployments.files import TEMPORARY_FILE
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import read_plan
-from deployments.plan.resolution import SEPARATOR, list_rollback_versions, sealed_ns, split_name
+from deployments.plan.resolution import SEPARATOR, list_rollback_versions, split_name
 
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Minimum age of an abandoned temporary file. Writers rename a file within milliseconds.
@@ -84,25 +85,23 @@ class DiskUsage:
 
 def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
     """Yield builds that no process runs and that have not changed for ABANDONED_AFTER_S."""
-    names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
-    for name in sorted(names):
-        match, root = BUILD_NAME.fullmatch(name), building / name
-        if match is None or is_locked(lock_path(root)):
+    for root, model_id, version in list_builds(building):
+        if is_locked(lock_path(root)):
             continue
         usage = measure(root, log_path(root), lock_path(root))
         age_s = now_s - usage.changed_s
         if age_s > ABANDONED_AFTER_S:
             state = "unfinished" if root.is_dir() else "left by a failure"
-            ref = f"{read_model_id(Path(match['model']))}{SEPARATOR}{match['version']}"
+            ref = f"{model_id}{SEPARATOR}{version}"
             reason = f"{state}, {age_s / 86_400:.0f} days old"
             yield GarbageItem(GarbageKind.BUILD, ref, root, usage.size, reason)
 
 
 def orphan_logs(building: Path, now_s: float) -> Iterator[GarbageItem]:
     """Yield logs that belong to no version."""
-    for path in sorted(building.glob("*.log")):
+    for path in list_logs_without_version(building):
         usage = measure(path)
-        if not BUILD_NAME.fullmatch(path.stem) and now_s - usage.changed_s > ABANDONED_AFTER_S:
+        if now_s - usage.changed_s > ABANDONED_AFTER_S:
             yield GarbageItem(
                 GarbageKind.FILE, path.name, path, usage.size, "a log without a build"
             )
@@ -180,7 +179,7 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
     for ref in keep:
         if not split_name(ref)[1]:
             raise BuildError(f"`{ref}` names no version", hint="write `ID@VERSION`")
-    retained, now_s, building = frozenset(keep), time.time(), store / BUILDING_NAME
+    retained, now_s, building = frozenset(keep), time.time(), building_directory(store)
     items: list[GarbageItem] = []
     with store_errors(store, "read"):
         plan = _read_plan(store)
@@ -199,7 +198,7 @@ def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
 
     The store is searched again first, because an alias may have moved since.
     """
-    store, building = garbage.store, garbage.store / BUILDING_NAME
+    store, building = garbage.store, building_directory(garbage.store)
     current = {(item.kind, item.path) for item in find_garbage(store, garbage.keep).items}
     removable = [item for item in garbage.items if (item.kind, item.path) in current]
     with store_errors(store, "clean"):
@@ -236,7 +235,7 @@ def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
     entry = plan.find(model_id)
     try:
         former = list_rollback_versions(model.parent, model_id, entry)
-    except (UnknownModel, ManifestInvalid):  # an unreadable alias, or no directory of a model
+    except UnknownModel:  # an unreadable alias
         former = []
     sealed = (version for version in former if sealed_ns(model / version))
     return entry.versions().union(itertools.islice(sealed, 1))
@@ -246,10 +245,10 @@ def _versions(
     model: Path, keep: frozenset[str], planned: frozenset[str], building: Path
 ) -> Iterator[GarbageItem]:
     aliased = read_aliased_versions(model)
-    if aliased is None or _is_building(building, model.name):
+    if aliased is None or _is_being_built(building, read_model_id(model)):
         return
     for path in filter(is_own_directory, list_version_directories(model)):
-        name = f"{read_model_id(model)}{SEPARATOR}{path.name}"
+        name = name_artifact(path)
         is_kept = path.name in aliased | planned or name in keep
         if not is_kept and not _is_in_use(path):
             yield GarbageItem(
@@ -257,27 +256,9 @@ def _versions(
             )
 
 
-def read_aliased_versions(model: Path) -> frozenset[str] | None:
-    """Return the versions that aliases of a model name; None if an alias is unreadable."""
-    aliased = set()
-    for path in model.iterdir():
-        text = ""
-        if path.is_file() and not path.name.startswith("."):
-            try:
-                with path.open("rb") as file:
-                    text = file.read(100).decode(errors="replace").strip()
-            except PermissionError:
-                return None
-        if VERSION.fullmatch(text):
-            aliased.add(text)
-        elif path.name == LATEST_NAME:
-            return None
-    return frozenset(aliased)
-
-
-def _is_building(building: Path, model_name: str) -> bool:
-    locks = [(BUILD_NAME.fullmatch(lock.stem), lock) for lock in building.glob("*.lock")]
-    return any(match and match["model"] == model_name and is_locked(lock) for match, lock in locks)
+def _is_being_built(building: Path, model_id: str) -> bool:
+    builds = (build for build in list_builds(building) if build.model_id == model_id)
+    return any(is_locked(lock_path(build.path)) for build in builds)
 
 
 def _is_in_use(version: Path) -> bool:

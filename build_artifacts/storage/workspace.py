@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,10 +18,11 @@ from build_artifacts.errors import BuildError
 from build_artifacts.progress import BuildProgress, BuildStep
 from deployments.artifacts.locks import directory_lock, exclusive_lock
 from deployments.artifacts.store import (
-    BUILDING_NAME,
-    SCRATCH_PREFIX,
     build_path,
+    building_directory,
+    create_scratch,
     find_abandoned_scratch,
+    find_abandoned_scratch_logs,
     lock_path,
     log_path,
     remove_atomically,
@@ -32,7 +32,7 @@ from deployments.artifacts.store import (
 @contextmanager
 def scratch(store: Path) -> Iterator[Path]:
     """Create an empty directory in `store`; remove it on exit."""
-    building = store / BUILDING_NAME
+    building = building_directory(store)
     with ExitStack() as stack:
         with store_errors(store):
             building.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def scratch(store: Path) -> Iterator[Path]:
             with directory_lock(building):
                 for path in find_abandoned_scratch(building):
                     shutil.rmtree(path, ignore_errors=True)
-                root = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=building))
+                root = create_scratch(building)
                 stack.enter_context(directory_lock(root))
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         yield root
@@ -147,7 +147,6 @@ def build_workspace(
     Steps are removed after success and after a BuildError, which would occur again. Steps stay
     after any other exception. The log stays after every failure.
     """
-    building = store / BUILDING_NAME
     root = build_path(store, model_id, version)
 
     def report_waiting(holder: str) -> None:
@@ -156,7 +155,7 @@ def build_workspace(
 
     with ExitStack() as stack:
         with store_errors(store):
-            building.mkdir(parents=True, exist_ok=True)
+            building_directory(store).mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive_lock(lock_path(root), report_waiting))
             place = _enter(root, build_inputs)
         try:
@@ -193,9 +192,8 @@ def _clean_up(root: Path) -> None:
 def workspace(store: Path) -> Iterator[Workspace]:
     """Open a temporary workspace. Remove it on exit, but keep its log after a failure."""
     with scratch(store) as root:
-        for log in root.parent.glob(f"{SCRATCH_PREFIX}*.log"):
-            if not log.with_suffix("").exists():
-                log.unlink(missing_ok=True)
+        for log in find_abandoned_scratch_logs(root.parent):
+            log.unlink(missing_ok=True)
         place = Workspace(root)
         try:
             yield place

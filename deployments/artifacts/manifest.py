@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -254,17 +254,7 @@ class ArtifactManifest(FrozenModel):
 
         Raises ArtifactMissing, ManifestInvalid or ManifestTooNew.
         """
-        name = f"{name_artifact(directory)}: `{MANIFEST_NAME}`"
-        try:
-            raw = json.loads((directory / MANIFEST_NAME).read_bytes())
-        except FileNotFoundError as exc:
-            raise ArtifactMissing(f"{name} is missing") from exc
-        except OSError as exc:
-            raise ManifestInvalid(f"{name} cannot be read: {exc.strerror}") from exc
-        except (ValueError, RecursionError) as exc:
-            raise ManifestInvalid(f"{name}: {exc}") from exc
-        if not isinstance(raw, dict):
-            raise ManifestInvalid(f"{name}: not a JSON object")
+        name, raw = _name_manifest(directory), _read_json(directory)
         schema = raw.get("schema_version")
         if isinstance(schema, int) and schema > SCHEMA:
             raise ManifestTooNew(f"{name}: schema {schema}; this release supports up to {SCHEMA}")
@@ -281,6 +271,41 @@ class ArtifactManifest(FrozenModel):
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ManifestInvalid(f"{name}: `{where}`: {first['msg']}") from exc
+
+
+def sealed_ns(version: Path) -> int:
+    """Return the time at which a version was sealed, in ns since the epoch; 0 if it is gone."""
+    try:
+        return (version / MANIFEST_NAME).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def has_previous_schema(directory: Path) -> bool:
+    """Whether the stored manifest has the previous schema. Raises ArtifactMissing, ManifestInvalid.
+
+    `ArtifactManifest` does not tell, because `parse` converts to the present schema.
+    """
+    return bool(_read_json(directory).get("schema_version") == PREVIOUS)
+
+
+def _read_json(directory: Path) -> dict[str, Any]:
+    name = _name_manifest(directory)
+    try:
+        raw = json.loads((directory / MANIFEST_NAME).read_bytes())
+    except FileNotFoundError as exc:
+        raise ArtifactMissing(f"{name} is missing") from exc
+    except OSError as exc:
+        raise ManifestInvalid(f"{name} cannot be read: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ManifestInvalid(f"{name}: {exc}") from exc
+    if not isinstance(raw, dict):
+        raise ManifestInvalid(f"{name}: not a JSON object")
+    return raw
+
+
+def _name_manifest(directory: Path) -> str:
+    return f"{name_artifact(directory)}: `{MANIFEST_NAME}`"
 
 
 def _no_digest(directory: Path, name: str) -> ManifestInvalid:

@@ -2,8 +2,11 @@
 
 <store>/<organization>--<name>/latest             the version served by default
 <store>/<organization>--<name>/<version>/         one sealed artifact
+<store>/<organization>--<name>/<version>/hosts/<fingerprint>/     measurements of one kind of host
 <store>/.building/<organization>--<name>--<version>[.lock|.log]   one build
-<store>/.building/.scratch-*                      temporary directories
+<store>/.building/.scratch-*[.log]                temporary directories
+
+`deployments/builds/queue.py` and `deployments/plan/plan_file.py` describe the other files.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Container
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from deployments.artifacts.locks import is_locked
 from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, PathOutsideArtifact
@@ -24,32 +29,42 @@ LATEST_NAME = "latest"
 HOSTS_NAME = "hosts"
 BUILDING_NAME = ".building"
 
-# One optional organization, then a name; never "..", never a leading dot or dash.
+# One optional organization, then a name; never a leading dot or dash. See `is_model_id`.
 MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
 # The name of a build's directory; its lock and its log share the name.
-BUILD_NAME = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
+_BUILD_NAME = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 # A model id never starts with a dot, so no directory of a build has this prefix.
-SCRATCH_PREFIX = ".scratch-"
+_SCRATCH_PREFIX = ".scratch-"
+
+
+def is_model_id(text: str) -> bool:
+    """Whether a model of the store can have this id."""
+    # `--` separates the organization from the name in the name of a directory.
+    return bool(MODEL_ID.fullmatch(text)) and ".." not in text and "--" not in text
 
 
 def model_directory(store: Path, model_id: str) -> Path:
     """Return the directory of all versions of `model_id`. Raises ManifestInvalid."""
-    if not MODEL_ID.fullmatch(model_id) or ".." in model_id or "--" in model_id:
+    if not is_model_id(model_id):
         raise ManifestInvalid(f"`{model_id}` is not a model id")
     return store / model_id.replace("/", "--")
 
 
 def read_model_id(directory: Path) -> str:
     """Return the model id of a model's directory."""
-    return directory.name.replace("--", "/")
+    # An organization may end with a dash, a name never starts with one: the last `--` separates.
+    return "/".join(directory.name.rsplit("--", maxsplit=1))
 
 
 def list_model_directories(store: Path) -> list[Path]:
-    """Return the directories of all models, sorted; none if there is no store."""
+    """Return the directories of all models, sorted; none if there is no store.
+
+    Raises OSError if the store cannot be read, because an unreadable store is not an empty one.
+    """
     if not store.is_dir():
         return []
-    paths = (path for path in sorted(store.iterdir()) if MODEL_ID.fullmatch(read_model_id(path)))
+    paths = (path for path in sorted(store.iterdir()) if is_model_id(read_model_id(path)))
     return [path for path in paths if path.is_dir()]
 
 
@@ -60,6 +75,25 @@ def list_version_directories(model: Path) -> list[Path]:
     except OSError:
         return []
     return [path for path in paths if VERSION.fullmatch(path.name) and path.is_dir()]
+
+
+def list_artifacts(store: Path) -> list[Path]:
+    """Return the directories of all versions of all models, sorted. Raises OSError."""
+    return [
+        version
+        for model in list_model_directories(store)
+        for version in list_version_directories(model)
+    ]
+
+
+def host_directory(artifact: Path, fingerprint: str) -> Path:
+    """Return the directory for the measurements of an artifact on one kind of host."""
+    return artifact / HOSTS_NAME / fingerprint
+
+
+def list_host_files(artifact: Path, pattern: str) -> list[Path]:
+    """Return the files of all hosts whose name matches the glob `pattern`, sorted."""
+    return sorted(artifact.glob(f"{HOSTS_NAME}/*/{pattern}"))
 
 
 def resolve_version(store: Path, model_id: str, version: str) -> str:
@@ -90,9 +124,44 @@ def name_artifact(directory: Path) -> str:
     return f"{read_model_id(directory.parent)}@{directory.name}"
 
 
+def read_aliased_versions(model: Path) -> frozenset[str] | None:
+    """Return the versions that files of a model's directory name; None if one is unreadable.
+
+    `latest` counts as unreadable if it names no version. Raises OSError if the directory cannot be
+    read.
+    """
+    aliased = set()
+    for path in model.iterdir():
+        text = ""
+        if path.is_file() and not path.name.startswith("."):
+            try:
+                with path.open("rb") as file:
+                    text = file.read(100).decode(errors="replace").strip()
+            except PermissionError:
+                return None
+        if VERSION.fullmatch(text):
+            aliased.add(text)
+        elif path.name == LATEST_NAME:
+            return None
+    return frozenset(aliased)
+
+
+class StoredBuild(NamedTuple):
+    """A build that has a directory, a lock or a log."""
+
+    path: Path  # its directory, which may be missing
+    model_id: str
+    version: str
+
+
+def building_directory(store: Path) -> Path:
+    """Return the directory of all builds and temporary directories."""
+    return store / BUILDING_NAME
+
+
 def build_path(store: Path, model_id: str, version: str) -> Path:
     """Return the directory in which a version is built."""
-    return store / BUILDING_NAME / f"{model_directory(store, model_id).name}--{version}"
+    return building_directory(store) / f"{model_directory(store, model_id).name}--{version}"
 
 
 def lock_path(build: Path) -> Path:
@@ -101,6 +170,23 @@ def lock_path(build: Path) -> Path:
 
 def log_path(build: Path) -> Path:
     return build.with_name(f"{build.name}.log")
+
+
+def list_builds(building: Path) -> list[StoredBuild]:
+    """Return the builds in `building`, running or not, sorted. Raises OSError."""
+    if not building.is_dir():
+        return []
+    names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
+    return [
+        StoredBuild(building / name, read_model_id(Path(match["model"])), match["version"])
+        for name in sorted(names)
+        if (match := _BUILD_NAME.fullmatch(name))
+    ]
+
+
+def list_logs_without_version(building: Path) -> list[Path]:
+    """Return the logs in `building` that belong to the build of no version, sorted."""
+    return [path for path in sorted(building.glob("*.log")) if not _BUILD_NAME.fullmatch(path.stem)]
 
 
 def publish(
@@ -114,7 +200,7 @@ def publish(
     target = model_directory(store, model_id) / version
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
-        remove_atomically(target, store / BUILDING_NAME)
+        remove_atomically(target, building_directory(store))
     staged.rename(target)
     if is_latest:
         set_latest(store, model_id, version)
@@ -132,9 +218,14 @@ def remove_atomically(directory: Path, building: Path) -> None:
     If the process is killed in between, the next build deletes the rest. Raises OSError if the
     directory cannot be renamed; then the directory is unchanged.
     """
-    renamed = building / f"{SCRATCH_PREFIX}{uuid.uuid4().hex}"
+    renamed = building / f"{_SCRATCH_PREFIX}{uuid.uuid4().hex}"
     directory.rename(renamed)
     shutil.rmtree(renamed, ignore_errors=True)
+
+
+def create_scratch(building: Path) -> Path:
+    """Create an empty temporary directory, which counts as abandoned until it is locked."""
+    return Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=building))
 
 
 def find_abandoned_scratch(building: Path) -> list[Path]:
@@ -143,8 +234,14 @@ def find_abandoned_scratch(building: Path) -> list[Path]:
     The caller must hold the lock of `building`. Otherwise a new scratch directory, which is not
     locked at once, would count as abandoned.
     """
-    paths = (path for path in sorted(building.glob(f"{SCRATCH_PREFIX}*")) if not path.is_symlink())
+    paths = (path for path in sorted(building.glob(f"{_SCRATCH_PREFIX}*")) if not path.is_symlink())
     return [path for path in paths if path.is_dir() and not is_locked(path)]
+
+
+def find_abandoned_scratch_logs(building: Path) -> list[Path]:
+    """Return the logs whose scratch directory is gone."""
+    logs = building.glob(f"{_SCRATCH_PREFIX}*.log")
+    return [log for log in logs if not log.with_suffix("").exists()]
 
 
 def check_file(directory: Path, name: str, sha256: str, size: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from deployments.artifacts.store import MODEL_ID
+from deployments.artifacts.store import is_model_id
 from deployments.errors import InvalidField
 
 PACKAGE_PREFIX = "pypi:"
@@ -20,8 +20,7 @@ def sanitize_id(name: str) -> str:
 def is_hub_id(source: str) -> bool:
     """Whether the source is `ORGANIZATION/NAME[@REVISION]` of a model hub."""
     name, _, revision = source.partition("@")
-    is_plain = bool(MODEL_ID.fullmatch(name)) and ".." not in name and "--" not in name
-    return is_plain and "/" in name and bool(_REVISION.fullmatch(revision))
+    return is_model_id(name) and "/" in name and bool(_REVISION.fullmatch(revision))
 
 
 def default_model_id(source: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.manifest import ArtifactManifest, sealed_ns
 from deployments.artifacts.store import (
     LATEST_NAME,
     list_model_directories,
@@ -24,7 +23,6 @@ from deployments.plan.resolution import (
     list_refused,
     resolve_name,
     resolve_selector,
-    sealed_ns,
     sealed_versions,
 )
 
@@ -53,14 +51,6 @@ class ModelEntry(BaseModel):
     shadow: Shadow | None
     versions: list[VersionEntry]  # the newest first
     build: BuildStatus | None  # last build in the queue
-
-
-def list_models(store: Path) -> Iterator[ModelEntry]:
-    """Yield every model of the store, sorted by id. Reads no model files except manifests."""
-    plan = read_plan(store)
-    for model_id in map(read_model_id, list_model_directories(store)):
-        if sealed_versions(store, model_id):
-            yield _describe(store, plan, model_id)
 
 
 def list_default_versions(store: Path) -> dict[str, str]:

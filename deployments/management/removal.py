@@ -8,8 +8,8 @@ from pathlib import Path
 
 from deployments.artifacts.locks import try_exclusive_lock
 from deployments.artifacts.store import (
-    BUILDING_NAME,
     build_path,
+    building_directory,
     lock_path,
     model_directory,
     remove_atomically,
@@ -46,7 +46,7 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
             raise _being_built(model_id)
         try:
             if versions:
-                remove_atomically(directory, store / BUILDING_NAME)
+                remove_atomically(directory, building_directory(store))
         except OSError as exc:
             raise StoreNotWritable(
                 f"cannot remove {name} from the store {store}: {exc.strerror or exc}"

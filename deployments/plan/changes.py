@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.errors import BadSetting
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
@@ -18,7 +19,6 @@ from deployments.plan.resolution import (
     list_rollback_versions,
     resolve_name,
     resolve_selector,
-    sealed_ns,
 )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import (
     LATEST_NAME,
     find_artifact,
@@ -153,14 +153,6 @@ def usable_versions(store: Path, plan: Plan, model_id: str) -> list[str]:
     """Return the versions that are not refused, the newest first. Raises ManifestInvalid."""
     refused = list_refused(store, model_id, plan.find(model_id))
     return [each for each in sealed_versions(store, model_id) if each not in refused]
-
-
-def sealed_ns(version: Path) -> int:
-    """Return the time at which a version was sealed, in ns since the epoch; 0 if it is gone."""
-    try:
-        return (version / MANIFEST_NAME).stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def list_refused(store: Path, model_id: str, entry: ModelPlan) -> frozenset[str]:

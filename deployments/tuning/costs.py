@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
-from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.store import host_directory
 from deployments.artifacts.types import Device, Precision
 from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
@@ -202,4 +202,4 @@ class TuningTarget:
 
 def costs_path(artifact: Path, host: Host, threads: int) -> Path:
     """Return the path of the cost table for forward passes of `threads` threads on `host`."""
-    return artifact / HOSTS_NAME / host.fingerprint / f"{host.device}-{threads}.json"
+    return host_directory(artifact, host.fingerprint) / f"{host.device}-{threads}.json"

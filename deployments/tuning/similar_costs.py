@@ -7,7 +7,7 @@ from math import log as logarithm
 
 from pydantic import ValidationError
 
-from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.store import list_host_files
 from deployments.tuning.costs import CostTable, TuningTarget, read_costs
 from deployments.tuning.host import Host, read_engine_versions
 
@@ -32,7 +32,7 @@ def find_nearest_costs(target: TuningTarget) -> CostTable | None:
 def read_similar_costs(target: TuningTarget) -> list[CostTable]:
     """Return the model's tables for the device of `target`, that of the most similar host first."""
     tables = []
-    for path in sorted(target.artifact.glob(f"{HOSTS_NAME}/*/{target.device}-*.json")):
+    for path in list_host_files(target.artifact, f"{target.device}-*.json"):
         try:
             table = CostTable.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:

@@ -28,7 +28,7 @@ from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.engine_programs import write_model
 from tests.support.tiny_encoders import tiny_tokenizer
 
-NLI_MODEL = "tiny/judge"  # classifies entailment
+NLI_MODEL = "tiny/nli"  # classifies entailment
 RANKER = "tiny/ranker"
 NER_MODEL = "tiny/tagger"
 QA_MODEL = "tiny/reader"

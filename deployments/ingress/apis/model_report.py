@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
-from deployments.artifacts.store import HOSTS_NAME
+from deployments.artifacts.store import list_host_files
 from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -23,7 +23,7 @@ GENERATION_KEYS = ("host", "threads", "throughput")
 
 def build_model_report(model: RegisteredModel) -> dict[str, Any]:
     """Build the report; `stages` and `generation` are null where nothing was measured. Blocks."""
-    reports = model.directory.glob(f"{HOSTS_NAME}/*/{STAGES_NAME}")
+    reports = list_host_files(model.directory, STAGES_NAME)
     latest = max(reports, key=lambda path: path.stat().st_mtime, default=None)
     manifest = model.manifest
     return {

@@ -3,9 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.local import resolve_directory
 from build_artifacts.steps.resolve import resolve
 from deployments.builds.sources import sanitize_id
+from tests.support.ordinary_rights import ordinary_rights
 from tests.support.tiny_encoders import write_json
 
 CheckpointDamage = Callable[[Path], None]
@@ -222,28 +221,14 @@ def test_unsafe_checkpoint_is_rejected_in_one_line(
     assert "\n" not in caught.value.message
 
 
-@contextmanager
-def ordinary_rights() -> Iterator[None]:
-    """Drop root privileges: root reads every file."""
-    was = os.geteuid()
-    if was == 0:
-        os.seteuid(65_534)
-    try:
-        yield
-    finally:
-        os.seteuid(was)
-
-
 @pytest.fixture
-def public_copy(embedding_source: Path) -> Iterator[Path]:
+def public_copy(embedding_source: Path, public_directory: Path) -> Path:
     """A checkpoint in a world-readable directory, unlike those of pytest."""
-    top = Path(tempfile.mkdtemp())
-    top.chmod(0o755)
-    shutil.copytree(embedding_source, top / "model")
-    for path in (top / "model").rglob("*"):
+    copy = public_directory / "model"
+    shutil.copytree(embedding_source, copy)
+    for path in copy.rglob("*"):
         path.chmod(0o755)
-    yield top / "model"
-    shutil.rmtree(top)
+    return copy
 
 
 @pytest.mark.parametrize(

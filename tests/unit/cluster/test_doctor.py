@@ -14,6 +14,7 @@ from cluster.host_description import read_host_description
 from deployments.gpus import Gpu
 from deployments.machine import CpuInfo
 from hundredfold.__main__ import main
+from tests.support.ordinary_rights import ordinary_rights
 
 GIGABYTE = 10**9
 H200 = Gpu(name="NVIDIA H200", driver="580.159.03", compute_capability=(9, 0))
@@ -128,6 +129,14 @@ def test_config_names_store_and_port(tmp_path: Path) -> None:
     host = read_host_description(config)
     assert (host.http_port, host.store.models) == (8123, 1)
     assert host.store.is_writable
+
+
+def test_unreadable_store_has_no_models(public_directory: Path) -> None:
+    (public_directory / "org--model").mkdir()
+    public_directory.chmod(0o311)
+    with ordinary_rights():
+        host = read_host_description(public_directory / "none.yaml", public_directory)
+    assert host.store.models == 0
 
 
 def test_doctor_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

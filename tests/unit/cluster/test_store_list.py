@@ -12,6 +12,7 @@ from deployments.plan import changes
 from hundredfold.__main__ import main
 from tests.support.artifacts import GRAPH_NAME, seal_tiny, seal_tiny_version
 from tests.support.fakes import FakeTerminal
+from tests.support.ordinary_rights import ordinary_rights
 
 # Packages of the extra `build`.
 BUILD_PACKAGES = ("torch", "transformers", "safetensors", "onnx")
@@ -34,6 +35,15 @@ def test_list_has_the_aliases_of_the_plan(tmp_path: Path) -> None:
 def test_ls_of_empty_store_prints_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "ls", "--store", str(tmp_path / "none")]) == 0
     assert "hundredfold demo" in capsys.readouterr().out
+
+
+def test_ls_of_unreadable_store_names_it(
+    public_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    public_directory.chmod(0o311)
+    with ordinary_rights():
+        assert main(["models", "ls", "--store", str(public_directory)]) == 1
+    assert f"cannot read the store {public_directory}: Permission" in capsys.readouterr().err
 
 
 def test_ls_json_lists_versions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -315,6 +315,23 @@ def test_gc_ignores_unrelated_files(store: Path) -> None:
     assert [path for path in remaining if not path.exists()] == []
 
 
+def test_gc_ignores_directories_without_the_name_of_a_model(store: Path) -> None:
+    for name in ("org--two..dots", "one--two--three", "two words"):
+        publish(store, name, OLD)
+    garbage = find_garbage(store)
+    assert names(garbage) == [f"{MODEL}@{OLD}"]
+    assert remove(garbage) == garbage.items
+
+
+def test_gc_finds_versions_of_an_organization_that_ends_with_a_dash(store: Path) -> None:
+    for version in (OLD, NEW):
+        publish(store, "org-/model", version)
+    set_latest(store, "org-/model", NEW)
+    garbage = find_garbage(store, keep=[f"{MODEL}@{OLD}"])
+    assert names(garbage) == [f"org-/model@{OLD}"]
+    assert remove(garbage) == garbage.items
+
+
 def test_garbage_table_is_sorted_by_size_with_sum(store: Path) -> None:
     publish(store, "org/large", OLD, size=2_500_000)
     assert describe(find_garbage(store)).splitlines() == [

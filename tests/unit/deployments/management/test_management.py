@@ -13,7 +13,7 @@ from deployments.artifacts.store import build_path, lock_path, model_directory
 from deployments.builds.queue import BuildQueue
 from deployments.errors import InvalidField, ModelInUse, StoreNotWritable, UnknownModel
 from deployments.management.actions import ACTIONS
-from deployments.management.listing import ModelEntry, describe_model, list_models
+from deployments.management.listing import ModelEntry, describe_model
 from deployments.management.removal import remove
 from deployments.plan.plan_file import PLAN_NAME, read_plan
 from tests.support.artifacts import GRAPH_NAME, seal_tiny_version
@@ -37,8 +37,7 @@ def facts(entry: ModelEntry) -> dict[str, tuple[list[str], float]]:
 
 
 def test_listing_has_versions_aliases_and_shares(store: Path) -> None:
-    (entry,) = list_models(store)
-    assert entry == describe_model(store, MODEL)
+    entry = describe_model(store, MODEL)
     assert facts(entry) == {NEW: (["latest"], 100.0), OLD: ([], 0.0)}
     graph = model_directory(store, MODEL) / NEW / GRAPH_NAME
     assert entry.versions[0].size > graph.stat().st_size
@@ -47,14 +46,13 @@ def test_listing_has_versions_aliases_and_shares(store: Path) -> None:
 
 def test_listing_keeps_a_damaged_version_with_its_reason(store: Path) -> None:
     (model_directory(store, MODEL) / OLD / MANIFEST_NAME).write_text("{")
-    (entry,) = list_models(store)
+    entry = describe_model(store, MODEL)
     (damaged,) = (one for one in entry.versions if one.version == OLD)
     assert damaged.size == 0
     assert MANIFEST_NAME in damaged.reason
 
 
 def test_empty_store_has_no_models(tmp_path: Path) -> None:
-    assert list(list_models(tmp_path / "none")) == []
     with pytest.raises(UnknownModel):
         describe_model(tmp_path, MODEL)
 
@@ -181,5 +179,5 @@ def test_nothing_outside_of_the_store_is_removed(store: Path, name: str) -> None
 
 
 def test_listing_is_json(store: Path) -> None:
-    (entry,) = list_models(store)
+    entry = describe_model(store, MODEL)
     assert json.loads(entry.model_dump_json())["versions"][0]["version"] == NEW
