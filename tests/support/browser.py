@@ -125,11 +125,12 @@ def wait_for_server(happened: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def find_accessibility_problems(page: Page) -> list[str]:
-    """Run axe-core in the page. Return rule and element of each serious or critical problem."""
+def find_accessibility_problems(page: Page, rules: list[str] | None = None) -> list[str]:
+    """Run axe-core, all rules or `rules`. Return rule and element of each serious problem."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
-    found = page.evaluate("async () => (await axe.run()).violations")
+    options = {} if rules is None else {"runOnly": rules}
+    found = page.evaluate("async (options) => (await axe.run(options)).violations", options)
     return [
         f"{problem['id']}: {node['html'][:200]}"
         for problem in found
