@@ -97,8 +97,8 @@ MIN_STEP_THREADS, MAX_STEP_THREADS = 2, 8
 def default_step_threads() -> int:
     """Return the engine threads of a CPU generator: half of the cores, within limits.
 
-    Encoders and the ingress use the other half. A step mostly reads weights, so few threads already
-    take the whole bandwidth of the memory.
+    Encoders and the ingress use the other half. A step mostly reads weights, so the bandwidth of
+    the memory limits how many threads help.
     """
     return min(max(usable_cores() // 2, MIN_STEP_THREADS), MAX_STEP_THREADS)
 

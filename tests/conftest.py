@@ -18,7 +18,7 @@ PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "n
 # The instructions that decide which graph is fastest, and how int8 rounds.
 CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
 
-# New modules of a test after which the garbage collector is spared their objects, too.
+# A test that imports so many modules has imported torch or the like.
 MANY_MODULES = 50
 
 
@@ -28,7 +28,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[object]:
-    """Do the same after a test that imports torch or the like: each build step collects garbage."""
+    """Spare the collector large imports of a test too: each step of a build collects garbage."""
     modules = len(sys.modules)
     result = yield
     if len(sys.modules) >= modules + MANY_MODULES:

@@ -98,7 +98,8 @@ def replay(arguments: argparse.Namespace) -> AutoscalingResults:
     settings |= {"min_replicas": arguments.min_replicas, "max_replicas": arguments.max_replicas}
     settings.pop("initial_replicas", None)
     # The replayed cluster has cores for `--max-replicas`, whatever this host has.
-    settings["policy"]["policy_kwargs"].pop("cores_per_replica", None)
+    policy = settings.get("policy") or {}
+    (policy.get("policy_kwargs") or {}).pop("cores_per_replica", None)
     day_settings = DaySettings(
         seconds=arguments.hours * 3600,
         models=arguments.models,

@@ -33,18 +33,16 @@ class RecentClients:
         presence.seen_s = now_s
 
     def end(self, client: Sender, items: int) -> None:
-        presence = self._clients.get(client)
-        if presence is not None:
-            presence.items -= items
+        self._clients[client].items -= items
 
     def find_fewest_items(self, now_s: float) -> int | None:
         """Return how many items the smallest client usually has; None if only one sent lately."""
-        for client, presence in [*self._clients.items()]:
-            if not presence.items and now_s - presence.seen_s > RECENT_S:
-                del self._clients[client]
-        recent = [
-            presence.usual_items
-            for presence in self._clients.values()
-            if now_s - presence.seen_s <= RECENT_S
-        ]
+        gone, recent = [], []
+        for client, presence in self._clients.items():
+            if now_s - presence.seen_s <= RECENT_S:
+                recent.append(presence.usual_items)
+            elif not presence.items:
+                gone.append(client)
+        for client in gone:
+            del self._clients[client]
         return round(min(recent)) if len(recent) > 1 else None

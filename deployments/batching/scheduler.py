@@ -24,7 +24,7 @@ from deployments.batching.prices import (
     WorkPrices,
     guess_item_s,
 )
-from deployments.batching.recent_clients import RecentClients
+from deployments.batching.recent_clients import RecentClients, Sender
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
@@ -154,12 +154,10 @@ class BatchScheduler:
             price=price,
             measured_at=self.prices.passes[model] + MEASURED_PASSES,
         )
-        if prediction.is_informative:
-            call.future.add_done_callback(partial(self._learn, prediction))
         now_s, rate = time.perf_counter(), cost / price
         sender = (client, priority)
         self._clients.start(sender, len(items), now_s)
-        call.future.add_done_callback(lambda _done: self._clients.end(sender, len(items)))
+        call.future.add_done_callback(partial(self._end, sender, len(items), prediction))
         for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
             queued = QueuedItem(tokens, call, index, item_price, now_s)
             self._queue.push(queued, cost=rate * item_price, client=client, priority=priority)
@@ -212,8 +210,17 @@ class BatchScheduler:
             )
         return prediction
 
-    def _learn(self, prediction: Prediction, done: asyncio.Future[CallOutputs]) -> None:
+    def _end(
+        self,
+        sender: Sender,
+        items: int,
+        prediction: Prediction,
+        done: asyncio.Future[CallOutputs],
+    ) -> None:
         """Learn from a call that ended. The ingress cancels a call at its deadline."""
+        self._clients.end(sender, items)
+        if not prediction.is_informative:
+            return
         if done.cancelled() or done.exception() is not None:
             self._safety.record_abandoned(prediction)
         else:

@@ -106,7 +106,7 @@ class GenerationExecutor:
         """Build one call per candidate of each prompt; all share one deadline."""
         model = work.model
         timeout_s = self._settings.generation_timeout_s
-        deadline_s = deadline_after(request.request_options.limit_timeout(timeout_s))
+        deadline_s = request.request_options.start_deadline(timeout_s)
         client = current_client(self._settings.limits.trusted_proxies)
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
-from deployments.deadlines import deadline_after
 from deployments.errors import InvalidField, Overloaded, ServeError
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import select_best, sum_timings
@@ -20,7 +19,7 @@ from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
-from deployments.ingress.http.request_options import NO_OPTIONS, RequestOptions
+from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
 from deployments.ingress.pool_forecasts import RequestWork
 from deployments.ingress.request_log import (
@@ -163,14 +162,14 @@ class RequestPipeline:
                 return await self._tokenization.tokenize(
                     TokenizeRequest(model.ref, texts, special, client, priority),
                     self.settings.limits,
-                    deadline_s=self._set_deadline(request.options),
+                    deadline_s=request.options.start_deadline(self.settings.timeout_s),
                 )
 
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """Decode each sequence of `inputs`, which are TokenIdInputs. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
             model = await self._select_model(request, "decode", context)
-            deadline_s = self._set_deadline(request.options)
+            deadline_s = request.options.start_deadline(self.settings.timeout_s)
             return await self._decode(
                 request, model, context, deadline_s, skip_special=skip_special
             )
@@ -261,7 +260,7 @@ class RequestPipeline:
         context.set_model(model.ref)
         task = resolve_task(selection)
         context.task = task
-        deadline_s = self._set_deadline(request.options)
+        deadline_s = request.options.start_deadline(self.settings.timeout_s)
         parsed = TASKS[task].parse(
             await self._read_inputs(request, model, context, deadline_s),
             request.parameters,
@@ -284,9 +283,6 @@ class RequestPipeline:
             deadline_s=deadline_s,
             client=self._client(),
         )
-
-    def _set_deadline(self, options: RequestOptions) -> float:
-        return deadline_after(options.limit_timeout(self.settings.timeout_s))
 
     async def _read_inputs(
         self,

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from deployments.artifacts.types import Device
 from deployments.config import Compute
+from deployments.deadlines import deadline_after
 from deployments.errors import InvalidField
 from deployments.ingress.http.bodies import BODY_KEY
 from deployments.messages import PRIORITIES, Priority
@@ -63,6 +64,10 @@ class RequestOptions(BaseModel):
     def limit_timeout(self, timeout_s: float) -> float:
         """Return the seconds that the request may take, at most the configured `timeout_s`."""
         return timeout_s if self.deadline_ms is None else min(timeout_s, self.deadline_ms / 1000)
+
+    def start_deadline(self, timeout_s: float) -> float:
+        """Return the deadline of a request that starts now."""
+        return deadline_after(self.limit_timeout(timeout_s))
 
 
 NO_OPTIONS = RequestOptions()

@@ -124,7 +124,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
-RUN_MODELS = frozenset({"embed", "embed_all", "predict", "similarity"})  # send response headers
+# Their responses have the headers of inference.
+INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
 # The rerank API serves `/rerank`. Its errors have TEI's format unless the body has `documents`.
 OWN_NAMES = frozenset({*SUFFIXES, "rerank"})
 
@@ -365,5 +366,5 @@ def _post(
         response=build_schema(answer),
         examples=EXAMPLES.get(name, {}),
         runs_model=True,
-        headers=INFERENCE_HEADERS if name in RUN_MODELS else {},
+        headers=INFERENCE_HEADERS if name in INFERENCE_NAMES else {},
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
+import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.autoscaling.results import weighted_percentile
@@ -23,6 +24,14 @@ def test_replay_writes_results_of_every_policy(tmp_path: Path) -> None:
     assert 1.0 <= policies["work"]["replica_hours"] < 8.0
     assert all(len(one["replicas"]) == 12 for one in policies.values())
     assert {plot.suffix for plot in tmp_path.iterdir()} == {".json", ".png", ".svg"}
+
+
+def test_policy_of_serve_needs_no_settings(tmp_path: Path) -> None:
+    scaling = {"name": "CpuEncoder", "autoscaling_config": {"target_ongoing_requests": 8}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"applications": [{"deployments": [scaling]}]}))
+    arguments = ["--config", str(config), "--out", str(tmp_path)]
+    assert main(["autoscaling", "--hours", "1", "--bursts", "1", *arguments]) == 0
 
 
 def test_invalid_settings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ async def test_price_follows_the_passes_of_the_model() -> None:
 
 
 async def test_one_client_fills_a_part_of_a_pass_while_several_send() -> None:
-    # Two items in 8 ms.
+    # An item takes 3 ms, so two fit into the 8 ms of a client.
     async with Busy(item_s=3e-3, max_batch_items=32, client_pass_ms=8) as busy:
         alone = busy.submit(MODEL, [item(n) for n in range(1, 9)], far_deadline())
         busy.engine.release()

@@ -10,6 +10,24 @@ from deployments.messages import Call, CallOutcome, CallResult, Truncation
 from tests.support.fakes import far_deadline, wait_until
 
 
+class HeldEncoder:
+    """Answers no micro-batch before `release`. `sent` has the client of each call."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[str]] = []
+        self.release = asyncio.Event()
+
+    @property
+    def sizes(self) -> list[int]:
+        return list(map(len, self.sent))
+
+    async def send(self, calls: list[PendingCall]) -> None:
+        self.sent.append([one.call.client for one in calls])
+        await self.release.wait()
+        for one in calls:
+            one.settle(CallResult(one.call.texts[0], "fake"))
+
+
 def collect_by_turn(
     send: SendMicroBatch, max_batch_size: int
 ) -> Callable[..., Coroutine[Any, Any, CallOutcome]]:
@@ -37,67 +55,43 @@ def collect_by_turn(
 
 
 async def test_calls_without_a_free_slot_are_sent_together() -> None:
-    sent: list[int] = []
-    release = asyncio.Event()
-
-    async def send(calls: list[PendingCall]) -> None:
-        sent.append(len(calls))
-        await release.wait()
-        for one in calls:
-            one.settle(CallResult(one.call.texts[0], "fake"))
-
-    submit = collect_by_turn(send, max_batch_size=8)
+    encoder = HeldEncoder()
+    submit = collect_by_turn(encoder.send, max_batch_size=8)
     calls = []
     for text in ("a", "b", "c", "d"):  # one by one, as from other connections
         calls.append(asyncio.ensure_future(submit(text)))
         await asyncio.sleep(0)
     calls[2].cancel()
     await asyncio.sleep(0)
-    assert sent == [1]
-    release.set()
+    assert encoder.sizes == [1]
+    encoder.release.set()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert sent == [1, 2]
+    assert encoder.sizes == [1, 2]
     assert [outcome.value for outcome in (outcomes[0], outcomes[1], outcomes[3])] == ["a", "b", "d"]
     assert isinstance(outcomes[2], asyncio.CancelledError)
 
 
 async def test_client_does_not_wait_for_the_slots_of_another() -> None:
-    sent: list[list[str]] = []
-    release = asyncio.Event()
-
-    async def send(calls: list[PendingCall]) -> None:
-        sent.append([one.call.client for one in calls])
-        await release.wait()
-        for one in calls:
-            one.settle(CallResult(one.call.texts[0], "fake"))
-
-    submit = collect_by_turn(send, max_batch_size=8)
+    encoder = HeldEncoder()
+    submit = collect_by_turn(encoder.send, max_batch_size=8)
     calls = []
     for client in ("loud", "loud", "loud", "quiet", "quiet"):
         calls.append(asyncio.ensure_future(submit("text", client)))
         await asyncio.sleep(0)
-    await wait_until(lambda: len(sent) == 2)
-    assert sent == [["loud"], ["quiet"]]
-    release.set()
+    await wait_until(lambda: len(encoder.sent) == 2)
+    assert encoder.sent == [["loud"], ["quiet"]]
+    encoder.release.set()
     await asyncio.gather(*calls)
-    assert sent[2:] == [["loud", "loud", "quiet"]], "they enter together"
+    assert encoder.sent[2:] == [["loud", "loud", "quiet"]], "they enter together"
 
 
 async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:
     """Calls wait where the queue is fair, not in the ingress."""
-    sent: list[int] = []
-    release = asyncio.Event()
-
-    async def send(calls: list[PendingCall]) -> None:
-        sent.append(len(calls))
-        await release.wait()
-        for one in calls:
-            one.settle(CallResult(one.call.texts[0], "fake"))
-
-    submit = collect_by_turn(send, max_batch_size=4)
+    encoder = HeldEncoder()
+    submit = collect_by_turn(encoder.send, max_batch_size=4)
     calls = [asyncio.ensure_future(submit(text)) for text in "abcdefg"]
-    await wait_until(lambda: sum(sent) == 5)
-    assert sent == [1, 4]
-    release.set()
-    await wait_until(lambda: sum(sent) == 7)
+    await wait_until(lambda: sum(encoder.sizes) == 5)
+    assert encoder.sizes == [1, 4]
+    encoder.release.set()
+    await wait_until(lambda: sum(encoder.sizes) == 7)
     await asyncio.gather(*calls)
