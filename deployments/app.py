@@ -43,8 +43,9 @@ from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
+from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.gate import AccessGate
-from deployments.ingress.http.server import join_writes
+from deployments.ingress.http.server import configure_servers
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.pool_forecasts import PoolForecasts
 from deployments.ingress.replica_memory import ReplicaMemory
@@ -314,12 +315,12 @@ class Ingress:
         generators: dict[Device, DeploymentHandle],
     ) -> None:
         prepare_replica()
-        join_writes()
         settings = IngressUserConfig()
         app_name = serve.get_replica_context().app_name
         monitor = ClusterMonitor(
             args.encoders, lambda: read_serve_status(app_name), args.generators
         )
+        self._transport = args.transport
         clients = build_clients(args.transport, tokenizer, encoders, generators)
         router = MicroBatchRouter(clients.encoders, serve_micro_batches, settings.batching)
         forecasts = PoolForecasts(args, monitor, clients.pools)
@@ -348,8 +349,8 @@ class Ingress:
         self._idle_cores.is_enabled = settings.keep_cores_awake
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
-        """Build the HTTP application; Ray Serve calls this after the constructor."""
-        return build_http_app(
+        """Build the HTTP application; Ray Serve calls this before it starts the HTTP server."""
+        app = build_http_app(
             self._pipeline,
             self._gate,
             self._cors,
@@ -357,6 +358,8 @@ class Ingress:
             ModelServices(self._builds, self._memory),
             self._idle_cores,
         )
+        configure_servers(DirectRequests(app) if self._transport == "channel" else None)
+        return app
 
 
 # Cores that one ingress replica feeds with short texts: it needs about a third of the CPU time that

@@ -33,7 +33,9 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
 
     def uses_handles() -> bool:
         listening = [count_sockets(cluster.replicas(name)) for name in PAIRED]
-        return not any(listening) and embed(cluster, "text").status_code == 200
+        response = embed(cluster, "text")
+        ids = response.headers.get_list("x-request-id")
+        return not any(listening) and response.status_code == 200 and len(ids) == 1
 
     try:
         cluster.deploy(handles)

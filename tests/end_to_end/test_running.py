@@ -52,6 +52,17 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
     return graphs / (1 << 20)
 
 
+def test_every_response_has_one_request_id(cluster: Cluster) -> None:
+    """Ray Serve would add one; requests skip its wrapper."""
+    url = f"{cluster.url}/models/{QA_MODEL}"
+    wrong = httpx.post(url, json={}, headers={"x-request-id": "mine"}, timeout=60)
+    listed = [httpx.get(f"{cluster.url}/v1/models", timeout=60) for _ in range(2)]
+    assert wrong.headers.get_list("x-request-id") == ["mine"]
+    made = [one.headers.get_list("x-request-id") for one in listed]
+    assert [len(ids) for ids in made] == [1, 1]
+    assert made[0] != made[1]
+
+
 def test_replicas_stay_small_without_torch_and_transformers(
     cluster: Cluster, config: dict[str, Any]
 ) -> None:

@@ -23,6 +23,7 @@ from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.cors import Cors
+from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
 from deployments.ingress.http.error_responses import (
     DEFAULT_ERROR_FORMAT,
     RecordRejection,
@@ -113,6 +114,8 @@ class HttpApplication:
                 self._cors.add_headers(request.headers, response)
                 if (metered := scope.get(METERED_KEY)) is not None:
                     response.raw_headers += metered.headers
+                if (request_id := scope.get(REQUEST_ID_KEY)) is not None:
+                    response.raw_headers.append((REQUEST_ID_HEADER, request_id))
                 if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
                     await response(scope, receive, send)
                 else:

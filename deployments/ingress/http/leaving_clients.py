@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 from deployments.ingress.http.bodies import BODY_KEY
 from deployments.ingress.http.sse import wait_for_disconnect
 
-WATCH_AFTER_S = 0.05
+WATCH_AFTER_S = 0.1
 
 
 class ClientWatch:

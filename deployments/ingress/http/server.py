@@ -1,25 +1,33 @@
-"""The HTTP server's connections: head and body of a response leave in one write.
+"""The HTTP server's connections.
 
-uvicorn writes them one after the other. Together they take one system call, and HAProxy, which then
-reads once, needs 40 % less CPU time for a response.
+Head and body of a response leave in one write. uvicorn writes them one after the other. Together
+they take one system call, and HAProxy, which then reads once, needs 40 % less CPU time for a
+response.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deployments.ingress.http.direct_requests import DirectRequests
 
 # Limit of the held bytes. Beyond it they are written immediately, because only a write lets the
 # transport notice that a client does not read.
 MAX_HELD_BYTES = 1 << 14
 
 
-def join_writes() -> None:
-    """Let the HTTP servers that Ray Serve starts in this process use JoiningProtocol."""
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{JoiningProtocol.__name__}"
+def configure_servers(direct: DirectRequests | None) -> None:
+    """Let the HTTP servers that Ray Serve starts in this process use JoiningProtocol.
+
+    With `direct`, requests skip Ray Serve's wrapper.
+    """
+    protocols = cast(dict[str, Any], uvicorn.config.HTTP_PROTOCOLS)
+    protocols["auto"] = partial(JoiningProtocol, direct=direct)
 
 
 class JoiningTransport:
@@ -55,6 +63,11 @@ class JoiningTransport:
 
 class JoiningProtocol(HttpToolsProtocol):
     """uvicorn's protocol over a JoiningTransport."""
+
+    def __init__(self, *args: Any, direct: DirectRequests | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if direct is not None:
+            self.app = direct.around(self.app)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         joining = JoiningTransport(cast(asyncio.Transport, transport))

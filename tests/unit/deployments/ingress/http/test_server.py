@@ -3,17 +3,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import cast
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.server import (
     MAX_HELD_BYTES,
     JoiningProtocol,
     JoiningTransport,
-    join_writes,
+    configure_servers,
 )
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -49,10 +53,20 @@ async def connected(
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
     config = uvicorn.Config(app, http=JoiningProtocol, lifespan="off", log_config=None)
+    async with listening(config) as streams:
+        yield streams
+
+
+@asynccontextmanager
+async def listening(
+    config: uvicorn.Config,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a server with the protocol of the config."""
     config.load()
-    state = ServerState()
+    protocol = cast(type[HttpToolsProtocol], config.http_protocol_class)
+    build = partial(protocol, config, ServerState(), {})
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: JoiningProtocol(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(build, "127.0.0.1", 0)
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         yield reader, writer
@@ -97,9 +111,30 @@ async def test_large_parts_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(sum(map(len, write)) for write in log.writes) < 3 * MAX_HELD_BYTES
 
 
-async def test_servers_started_later_use_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+def answering(name: bytes) -> ASGIApp:
+    """An application that answers its name."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", str(len(name)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": name})
+
+    return app
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+async def test_servers_started_later_use_the_protocol(
+    monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    """With direct requests, all but the first skip the server's own application."""
     monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
-    join_writes()
-    config = uvicorn.Config(lambda: None, factory=True, lifespan="off", log_config=None)
-    config.load()
-    assert config.http_protocol_class is JoiningProtocol
+    direct = DirectRequests(answering(b"direct"))
+    configure_servers(direct if is_direct else None)
+    served = answering(b"served")
+    config = uvicorn.Config(lambda: served, factory=True, lifespan="off", log_config=None)
+    async with listening(config) as (reader, writer):
+        bodies = []
+        for _ in range(2):
+            writer.write(REQUEST)
+            bodies.append(await read_body(reader, 6))
+    assert bodies == ([b"served", b"direct"] if is_direct else [b"served", b"served"])
