@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from deployments.engines.decoder_factory import (
 )
 from deployments.errors import HardwareUnavailable, ServeError
 from deployments.generation.grammar import Constraint, GrammarTooCostly
-from deployments.generation.grammar_trials import FULL, QUICK
+from deployments.generation.grammar_trials import FULL, QUICK, TrialLimits
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationLoop
 from deployments.generation.step_executor import JobEvent
@@ -43,7 +42,7 @@ from deployments.messages import (
 from deployments.records import StepRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
-from deployments.replicas.fair_thread import FairThread
+from deployments.replicas.fair_threads import FairThreads
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import leave_room_for_arena
@@ -110,9 +109,9 @@ class GeneratorReplica:
         self._readers: dict[int, StreamBuffer] = {}  # by job number
         # Prompts use one thread, because chat templates are not thread-safe. Grammars have other
         # threads, so that prompts do not wait for them. Slow grammars have their own thread.
-        self._prompts = FairThread("prompts")
-        self._quick_grammars = ThreadPoolExecutor(QUICK_GRAMMAR_THREADS, "grammars")
-        self._long_grammars = ThreadPoolExecutor(1, "long-grammars")
+        self._prompts = FairThreads("prompts")
+        self._quick_grammars = FairThreads("grammars", QUICK_GRAMMAR_THREADS)
+        self._long_grammars = FairThreads("long-grammars")
         self._prompt_health = WorkerHealth("the prompt thread")
         self._grammar_health = WorkerHealth("a grammar thread")
         self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
@@ -179,7 +178,7 @@ class GeneratorReplica:
             model.loop.check(model.preparer.estimate(call))
             constraint = None
             if call.options.grammar is not None:
-                constraint = await self._compile(model.preparer, call.options.grammar)
+                constraint = await self._compile(model.preparer, call, call.options.grammar)
             with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
                 with_health = self._prompt_health.wrap(model.preparer.build_job)
                 received_s = time.perf_counter()
@@ -199,13 +198,20 @@ class GeneratorReplica:
                     del self._readers[job.number]
                     model.loop.cancel(job)
 
-    async def _compile(self, preparer: RequestPreparer, grammar: Grammar) -> Constraint:
-        run = self._event_loop.run_in_executor
+    async def _compile(
+        self, preparer: RequestPreparer, call: GenerationCall, grammar: Grammar
+    ) -> Constraint:
+        """Compile the grammar of a call; clients take turns."""
         compile = self._grammar_health.wrap(preparer.compile_grammar)
+
+        async def run(threads: FairThreads, limits: TrialLimits) -> Constraint:
+            work = partial(compile, grammar, limits)
+            return await threads.run(work, cost=1, client=call.client, priority=call.priority)
+
         try:
-            return await run(self._quick_grammars, compile, grammar, QUICK)
+            return await run(self._quick_grammars, QUICK)
         except GrammarTooCostly:
-            return await run(self._long_grammars, compile, grammar, FULL)
+            return await run(self._long_grammars, FULL)
 
     def load(self, _backlog: int = 0) -> Load:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
@@ -233,9 +239,8 @@ class GeneratorReplica:
         self._pinned.close()
         for model in self.pool.models():
             await asyncio.to_thread(model.loop.close)
-        self._prompts.close()
-        for executor in (self._quick_grammars, self._long_grammars):
-            executor.shutdown()
+        for threads in (self._prompts, self._quick_grammars, self._long_grammars):
+            threads.close()
         await self.pool.close()
 
     def _serves(self, model: RegisteredModel) -> bool:

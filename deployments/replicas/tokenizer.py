@@ -38,7 +38,7 @@ from deployments.messages import (
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import RegisteredModel
-from deployments.replicas.fair_thread import FairThread
+from deployments.replicas.fair_threads import FairThreads
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.tokenization.encodings import translate_panics
@@ -119,7 +119,7 @@ class TokenizerReplica:
             self._pinned.refs,
         )
         self._pinned.load_into(self.pool)
-        self._thread = FairThread("tokenizer")
+        self._thread = FairThreads("tokenizer")
         self._health = WorkerHealth("the tokenizer thread")
         self._meter = BusyMeter(1)
         self._character_rate = WorkRate()

@@ -188,6 +188,36 @@ async def test_long_prompts_of_one_client_do_not_delay_another(
     assert clients == ["loud", "quiet", "loud", "loud", "loud", "batch"]
 
 
+async def test_grammars_of_one_client_do_not_delay_another(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_start = threading.Event()
+    compiled: list[str] = []
+    compile_grammar = GrammarCompiler.compile
+
+    def compile_in_turn(
+        compiler: GrammarCompiler, grammar: Grammar, limits: TrialLimits
+    ) -> Constraint:
+        assert may_start.wait(20)
+        compiled.append(grammar.value)
+        return compile_grammar(compiler, grammar, limits)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_in_turn)
+    loud = [
+        call(refs[DECODER], grammar=Grammar("regex", f"loud{i}"))._replace(client="loud")
+        for i in range(6)
+    ]
+    quiet = call(refs[DECODER], grammar=Grammar("regex", "quiet"))._replace(client="quiet")
+    async with replica(store) as running:
+        tasks = [asyncio.create_task(running.complete(one)) for one in (*loud, quiet)]
+        await wait_until(lambda: len(running._quick_grammars._queue) == 5)  # two have a thread
+        may_start.set()
+        outcomes = await asyncio.gather(*tasks)
+    assert all(isinstance(outcome, Completion) for outcome in outcomes)
+    assert set(compiled[:2]) == {"loud0", "loud1"}
+    assert "quiet" in compiled[2:4]
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "error", "field"),
     [

@@ -1,4 +1,4 @@
-"""One thread that runs the work of many clients in the order of a FairQueue."""
+"""Threads that run the work of many clients in the order of a FairQueue."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from deployments.fair_queue import FairQueue
 T = TypeVar("T")
 
 
-class FairThread:
-    """A thread that runs one call at a time. Use from one event loop."""
+class FairThreads:
+    """Threads that run one call each at a time. Use from one event loop."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+    def __init__(self, name: str, count: int = 1) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
-        self._is_busy = False
+        self._idle = count
 
     async def run(
         self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
@@ -36,25 +36,25 @@ class FairThread:
                 self._end()
             raise
         try:
-            return await loop.run_in_executor(self._thread, work)
+            return await loop.run_in_executor(self._threads, work)
         finally:
             self._end()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` after the work that runs now, and before all queued work."""
-        return self._thread.submit(work)
+        return self._threads.submit(work)
 
     def close(self) -> None:
-        """Stop the thread after the work that it has already received."""
-        self._thread.shutdown()
+        """Stop the threads after the work that they have already received."""
+        self._threads.shutdown()
 
     def _end(self) -> None:
-        self._is_busy = False
+        self._idle += 1
         self._start_next()
 
     def _start_next(self) -> None:
-        while not self._is_busy and self._queue:
+        while self._idle and self._queue:
             turn = self._queue.take_first()
             if not turn.done():
-                self._is_busy = True
+                self._idle -= 1
                 turn.set_result(None)
