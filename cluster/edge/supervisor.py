@@ -111,6 +111,7 @@ class Edge:
             self._health.cancel()
         for server in self._servers.values():
             server.close()
+        await self._changing.acquire()  # and never release it: nothing starts any more
         self._current = None
         for process in self._processes:
             process.kill()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -206,3 +208,30 @@ def test_stopped_edge_closes_the_port(directory: Path) -> None:
     assert not any(process.is_running() for process in processes)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_edge_that_stops_while_haproxy_starts_leaves_no_process(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that begins after its thread ended is not killed with it."""
+    setpriv = directory / "setpriv"
+    setpriv.write_text(f'#!/bin/sh\nsleep 0.3\nexec {shutil.which("setpriv")} "$@"\n')
+    setpriv.chmod(0o700)
+    starting = threading.Event()
+    wait_until_serving = HaproxyProcess._wait_until_serving
+
+    async def wait_and_tell(process: HaproxyProcess) -> None:
+        starting.set()
+        await wait_until_serving(process)
+
+    with run_harness(directory) as harness:
+        (process,) = harness.haproxies()
+        monkeypatch.setattr(HaproxyProcess, "_wait_until_serving", wait_and_tell)
+        monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
+        process.kill()
+        assert starting.wait(10)
+    time.sleep(0.5)
+    left = harness.haproxies()
+    for process in left:
+        process.kill()
+    assert left == []
