@@ -1,8 +1,8 @@
 """Overload benchmark: open loops at multiples of the measured capacity of a running server.
 
-The capacity is the rate of a closed loop, measured before and after the open loops. Goodput counts
-answers within the deadline of their request. The server must run on this host. A separate process
-generates the open loops; its CPU time is reported.
+The capacity is the rate of a closed loop, measured before and after every open loop, because the
+speed of a host changes. Goodput counts answers within the deadline of their request. The server
+must run on this host. A separate process generates the open loops; its CPU time is reported.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 import orjson
 import psutil
@@ -17,12 +18,17 @@ import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from benchmarks.common.options import add_run_options, add_url_option, positive_number
+from benchmarks.common.options import (
+    add_rounds_option,
+    add_run_options,
+    add_url_option,
+    positive_number,
+)
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
 from benchmarks.overload.results import (
-    OverloadLevel,
+    MeasuredLoop,
     OverloadResults,
     WorkloadResults,
     build_tables,
@@ -41,6 +47,7 @@ MIB = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_url_option(parser)
     add_run_options(parser)
+    add_rounds_option(parser, default=2)
     parser.add_argument(
         "--workloads", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS)
     )
@@ -62,7 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     results = OverloadResults(
         url=address.url,
         workloads=tuple(
-            OverloadRun(address, WORKLOADS[name](texts), arguments.seed).measure(arguments.factors)
+            OverloadRun(address, WORKLOADS[name](texts), arguments.seed).measure(
+                arguments.factors, arguments.rounds
+            )
             for name in arguments.workloads
         ),
     )
@@ -80,36 +89,36 @@ class OverloadRun:
     workload: OverloadWorkload
     seed: int
 
-    def measure(self, factors: Sequence[float]) -> WorkloadResults:
+    def measure(self, factors: Sequence[float], rounds: int) -> WorkloadResults:
         workload = self.workload
         expected = workload.answer_alone(self.address)
-        before = self._measure_capacity()
-        levels: list[OverloadLevel] = []
+        capacities = [self._measure_capacity()]
         memory_mib = [read_memory_mib()]
-        for factor in factors:
-            result = self._run_open_loop(factor * before)
-            memory_mib.append(read_memory_mib())
-            wrong = sum(
-                not workload.is_equal(expected[each.request], orjson.loads(each.body))
-                for each in result.exchanges
-                if each.body is not None
-            )
-            level = summarize_level(
-                result,
-                factor=factor,
-                timeout_s=workload.timeout_s,
-                window_s=(workload.timeout_s, workload.timeout_s + workload.window_s),
-                wrong=wrong,
-            )
-            levels.append(level)
-            log_progress(f"{workload.name} x {factor:g}: {level.goodput_per_s:.2f} answers/s")
+        loops: dict[float, list[MeasuredLoop]] = {factor: [] for factor in factors}
+        for _ in range(rounds):
+            for factor, measured in loops.items():
+                result = self._run_open_loop(factor * capacities[-1])
+                memory_mib.append(read_memory_mib())
+                capacities.append(self._measure_capacity())
+                wrong = sum(
+                    not workload.is_equal(expected[each.request], orjson.loads(each.body))
+                    for each in result.exchanges
+                    if each.body is not None
+                )
+                measured.append(MeasuredLoop(result, mean(capacities[-2:]), wrong))
+                log_progress(f"{workload.name}: {factor:g} times the capacity is measured")
+        window_s = (workload.timeout_s, workload.timeout_s + workload.window_s)
         return WorkloadResults(
             name=workload.name,
             timeout_s=workload.timeout_s,
-            capacity_before_per_s=before,
-            capacity_after_per_s=self._measure_capacity(),
+            capacities_per_s=tuple(capacities),
             memory_mib=tuple(memory_mib),
-            levels=tuple(levels),
+            levels=tuple(
+                summarize_level(
+                    measured, factor=factor, timeout_s=workload.timeout_s, window_s=window_s
+                )
+                for factor, measured in loops.items()
+            ),
         )
 
     def _measure_capacity(self) -> float:

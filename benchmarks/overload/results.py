@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
+from typing import NamedTuple
 
 from benchmarks.common.report import Table, format_number
 from benchmarks.common.statistics import Goal, percentiles_ms
@@ -15,11 +17,20 @@ MIN_GOODPUT = 0.9  # share of the capacity
 MAX_REFUSAL_MS = 50.0  # at the 99th percentile
 
 
+class MeasuredLoop(NamedTuple):
+    """One open loop. The capacity is the mean of those measured before and after it."""
+
+    result: OpenLoopResult
+    capacity_per_s: float
+    wrong: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadLevel:
-    """One open loop. Goodput counts answers in the window. Other values cover all requests."""
+    """All open loops of a load. Goodput counts answers in their windows, the rest all requests."""
 
     factor: float
+    capacity_per_s: float
     offered_per_s: float
     goodput_per_s: float  # answers within the deadline
     statuses: Mapping[str, int]  # the key `none` counts missing answers
@@ -29,6 +40,11 @@ class OverloadLevel:
     send_lag_ms: Mapping[str, float]  # p50 to p99, from due to sent
     client_cores: float  # CPU seconds of the load generator per second
 
+    @property
+    def share(self) -> float:
+        """Return the goodput in relation to the capacity."""
+        return self.goodput_per_s / self.capacity_per_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadResults:
@@ -36,14 +52,9 @@ class WorkloadResults:
 
     name: str
     timeout_s: float
-    capacity_before_per_s: float
-    capacity_after_per_s: float
+    capacities_per_s: tuple[float, ...]  # before the first loop and after each loop
     memory_mib: tuple[float, ...]  # server, before the first loop and after each loop
     levels: tuple[OverloadLevel, ...]
-
-    @property
-    def capacity_per_s(self) -> float:
-        return (self.capacity_before_per_s + self.capacity_after_per_s) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +66,12 @@ class OverloadResults:
 
 
 def summarize_level(
-    result: OpenLoopResult,
-    *,
-    factor: float,
-    timeout_s: float,
-    window_s: tuple[float, float],
-    wrong: int,
+    loops: Sequence[MeasuredLoop], *, factor: float, timeout_s: float, window_s: tuple[float, float]
 ) -> OverloadLevel:
-    """Summarize an open loop. `window_s` holds begin and end of the window."""
+    """Summarize the open loops of a load. `window_s` holds begin and end of their windows."""
     begin_s, end_s = window_s
-    sent = [(each, each.sent_s) for each in result.exchanges if each.sent_s is not None]
+    exchanges = [each for loop in loops for each in loop.result.exchanges]
+    sent = [(each, each.sent_s) for each in exchanges if each.sent_s is not None]
     ended = [
         (each.status, each.ended_s, each.ended_s - sent_s)
         for each, sent_s in sent
@@ -76,14 +83,15 @@ def summarize_level(
     good = sum(in_time and begin_s <= ended_s < end_s for ended_s, in_time in answered)
     return OverloadLevel(
         factor=factor,
-        offered_per_s=len(result.exchanges) / end_s,
-        goodput_per_s=good / (end_s - begin_s),
-        statuses=Counter(str(each.status) if each.status else "none" for each in result.exchanges),
+        capacity_per_s=mean(loop.capacity_per_s for loop in loops),
+        offered_per_s=len(exchanges) / (end_s * len(loops)),
+        goodput_per_s=good / ((end_s - begin_s) * len(loops)),
+        statuses=Counter(str(each.status) if each.status else "none" for each in exchanges),
         late=sum(not in_time for _, in_time in answered),
-        wrong=wrong,
+        wrong=sum(loop.wrong for loop in loops),
         refusal_ms=percentiles_ms([seconds for status, _, seconds in ended if status in REFUSALS]),
         send_lag_ms=percentiles_ms([sent_s - each.due_s for each, sent_s in sent]),
-        client_cores=result.cpu_s / result.elapsed_s,
+        client_cores=mean(loop.result.cpu_s / loop.result.elapsed_s for loop in loops),
     )
 
 
@@ -97,13 +105,17 @@ def build_tables(results: OverloadResults) -> tuple[Table, ...]:
         (
             each.name,
             f"{each.timeout_s:g} s",
-            f"{each.capacity_before_per_s:.2f} / {each.capacity_after_per_s:.2f}",
-            " / ".join(f"{value:.0f}" for value in each.memory_mib),
+            _list_values(each.capacities_per_s),
+            _list_values(each.memory_mib),
         )
         for each in results.workloads
     ]
-    columns = ("workload", "deadline", "capacity/s before / after", "server MiB, before and after")
+    columns = ("workload", "deadline", "capacity/s, in order", "server MiB, in order")
     return Table("levels", header, rows), Table("servers", columns, memory)
+
+
+def _list_values(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in values)
 
 
 def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
@@ -113,7 +125,7 @@ def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
         f"{level.factor:g} x",
         format_number(level.offered_per_s, 1),
         format_number(level.goodput_per_s, 2),
-        f"{level.goodput_per_s / workload.capacity_per_s:.0%}",
+        f"{level.share:.0%}",
         f"{refusal['p50']:.1f} / {refusal['p99']:.1f}" if refusal else "-",
         str(level.late),
         str(level.statuses.get("none", 0)),
@@ -128,8 +140,7 @@ def list_goals(results: OverloadResults) -> list[Goal]:
     for workload in results.workloads:
         for level in workload.levels:
             name = f"{workload.name} x {level.factor:g}"
-            share = level.goodput_per_s / workload.capacity_per_s
-            goals.append(Goal.at_least(f"{name}: goodput / capacity", share, MIN_GOODPUT))
+            goals.append(Goal.at_least(f"{name}: goodput / capacity", level.share, MIN_GOODPUT))
             if level.refusal_ms:
                 p99 = level.refusal_ms["p99"]
                 goals.append(Goal.at_most(f"{name}: p99 of refusals, ms", p99, MAX_REFUSAL_MS))

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.overload.open_loop import Exchange, OpenLoopResult
 from benchmarks.overload.results import (
+    MeasuredLoop,
+    OverloadLevel,
     OverloadResults,
     WorkloadResults,
     build_tables,
@@ -22,9 +24,10 @@ EXCHANGES = [
 ]
 
 
-def level():
+def level(rounds: int = 1) -> OverloadLevel:
     result = OpenLoopResult(EXCHANGES, cpu_s=0.5, elapsed_s=5.0)
-    return summarize_level(result, factor=3.0, timeout_s=2.0, window_s=(1.0, 3.0), wrong=0)
+    loops = [MeasuredLoop(result, capacity, wrong=1) for capacity in (1.1, 1.5)[:rounds]]
+    return summarize_level(loops, factor=3.0, timeout_s=2.0, window_s=(1.0, 3.0))
 
 
 def test_goodput_counts_answers_in_time_within_the_window() -> None:
@@ -37,19 +40,26 @@ def test_goodput_counts_answers_in_time_within_the_window() -> None:
     assert summary.client_cores == 0.1
 
 
+def test_rounds_of_a_load_are_summarized_together() -> None:
+    once, twice = level(), level(rounds=2)
+    assert twice.goodput_per_s == once.goodput_per_s
+    assert twice.offered_per_s == once.offered_per_s
+    assert (twice.late, twice.wrong) == (2 * once.late, 2 * once.wrong)
+    assert twice.share == pytest.approx(1 / 1.3)
+
+
 def test_tables_and_goals_compare_with_the_capacity() -> None:
     workload = WorkloadResults(
         name="short answers",
         timeout_s=2.0,
-        capacity_before_per_s=1.0,
-        capacity_after_per_s=1.2,
+        capacities_per_s=(1.0, 123.4),
         memory_mib=(100.0, 101.0),
         levels=(level(),),
     )
     results = OverloadResults(url="http://127.0.0.1:8000", workloads=(workload,))
     levels, servers = build_tables(results)
     assert levels.rows[0][:5] == ["short answers", "3 x", "2.0", "1.00", "91%"]
-    assert servers.rows[0][-1] == "100 / 101"
+    assert servers.rows[0][-2:] == ("1 / 123", "100 / 101")
     assert [goal.reached for goal in list_goals(results)] == [True, True]
 
 
