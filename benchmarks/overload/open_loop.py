@@ -10,6 +10,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,11 +62,15 @@ class OpenLoopResult:
 def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
     """Run a plan in a child process. Raise BenchmarkError if it fails."""
     command = [sys.executable, "-m", "benchmarks.overload.open_loop"]
-    done = subprocess.run(command, input=orjson.dumps(plan), capture_output=True, check=False)
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip()[-300:]
-        raise BenchmarkError(f"the load generator failed: {reason}", hint="see the message")
-    value = orjson.loads(done.stdout)
+    with tempfile.TemporaryFile() as output:  # megabytes
+        done = subprocess.run(
+            command, input=orjson.dumps(plan), stdout=output, stderr=subprocess.PIPE, check=False
+        )
+        if done.returncode:
+            reason = done.stderr.decode(errors="replace").strip()[-300:]
+            raise BenchmarkError(f"the load generator failed: {reason}", hint="see the message")
+        output.seek(0)
+        value = orjson.loads(output.read())
     exchanges = [Exchange(**each) for each in value["exchanges"]]
     return OpenLoopResult(exchanges, value["cpu_s"], value["elapsed_s"])
 

@@ -55,7 +55,7 @@ GENERATORS: Mapping[str, str] = {
 }
 
 
-# Target latency of the placement `auto` -> timeout of the requests.
+# Settings of the placement `auto` with a target latency, and the timeout that limits each.
 TARGETS = {"target_s": "timeout_s", "generation_target_s": "generation_timeout_s"}
 
 # Deployments that need no surge in a rollout, because a surge would wait for another GPU.

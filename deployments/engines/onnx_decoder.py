@@ -195,7 +195,7 @@ class _BoundCall:
         is_prefill: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """`logits` [slots, n, V] receive the logits of the last n tokens."""
+        """Each run writes the logits of the last n tokens into `logits`, [slots, n, V]."""
         self.slots = slots
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache

@@ -70,7 +70,10 @@ class KeyMeter:
         self._expected_tokens = 0.0  # of one request
 
     def enter(self, replicas: int) -> MeteredRequest:
-        """Count a request that starts, with 1/`replicas` of the limits. Raises RateLimited."""
+        """Count a request at its start. Raises RateLimited.
+
+        Each of the `replicas` of the ingress admits an equal share of the limits.
+        """
         now_s = self._clock()
         limited = self._limited_buckets()
         for bucket, limit in limited:

@@ -309,7 +309,7 @@ def _model_read(suffix: str, summary: str, handler: Handler, response: Any = Non
 
 
 def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSchema) -> Operation:
-    """Status 400 for generative models."""
+    """Describe a route that answers 400 for generative models, which have no tensors."""
     return Operation(
         method="GET",
         paths=(VERSION + suffix, MODEL + suffix),
