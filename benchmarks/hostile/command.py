@@ -30,7 +30,7 @@ import psutil
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option, positive_count
-from benchmarks.common.report import format_number, log_progress, publish, start_run
+from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.fuzzing import generate_requests
 from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, build_post, build_request, send_raw
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = ServerAddress.parse(arguments.url)
     require_local_server(target)
     results = asyncio.run(measure(target, arguments))
-    publish(arguments, metadata, results, (), text=describe(results))
+    publish(arguments, metadata, results, build_tables(results), text=describe(results))
     return 0 if results.passed else 1
 
 
@@ -292,12 +292,38 @@ async def wait_until_drained(before: Mapping[str, int]) -> dict[str, int]:
         await asyncio.sleep(1.0)
 
 
+def build_tables(results: HostileResults) -> tuple[Table, ...]:
+    header = ("hostile requests", "seconds", "unexpected 5xx or no answer", "otherwise unexpected",
+              "background requests", "failed", "slowest, ms", "memory of the replicas")  # fmt: skip
+    row = [
+        format_number(results.requests),
+        f"{results.seconds:.0f}",
+        str(sum(results.failures.values())),
+        str(sum(results.unexpected.values())),
+        format_number(results.background_requests),
+        str(sum(results.background_failures.values())),
+        f"{results.background_max_ms:.0f}",
+        describe_growth(results),
+    ]
+    names = {str(NO_ANSWER): "client left"}
+    statuses = [
+        (names.get(status, status), format_number(n)) for status, n in results.statuses.items()
+    ]
+    return (
+        Table("requests", header, [row]),
+        Table("statuses", ("status", "answers"), statuses),
+    )
+
+
+def describe_growth(results: HostileResults) -> str:
+    if results.memory_ratio is None:
+        return "unknown: no replica found on this host"
+    return f"{(results.memory_ratio - 1) * 100:+.1f} %"
+
+
 def describe(results: HostileResults) -> str:
     """Format the results for the console."""
     statuses = ", ".join(f"{status}: {n}" for status, n in results.statuses.items())
-    growth = "unknown: no replica found on this host" if results.memory_ratio is None else (
-        f"{(results.memory_ratio - 1) * 100:+.1f} %"
-    )  # fmt: skip
     lines = [
         f"{format_number(results.requests)} hostile requests in {results.seconds:.0f} s "
         f"({statuses})",
@@ -306,7 +332,7 @@ def describe(results: HostileResults) -> str:
         f"background client: {format_number(results.background_requests)} requests, "
         f"{sum(results.background_failures.values())} failed, "
         f"slowest {results.background_max_ms:.0f} ms",
-        f"resident memory of the replicas: {growth}",
+        f"resident memory of the replicas: {describe_growth(results)}",
     ]
     lines += [f"  {n} x {name}" for name, n in {**results.failures, **results.unexpected}.items()]
     return "\n".join([*lines, "passed" if results.passed else "FAILED"])

@@ -13,7 +13,9 @@ from benchmarks.__main__ import main
 from benchmarks.hostile import command as hostile_command
 from benchmarks.hostile.command import (
     HostileCounts,
+    HostileResults,
     build_generated,
+    build_tables,
     compare_memory,
     read_replica_memory,
 )
@@ -61,6 +63,26 @@ def test_run_fails_if_the_background_client_fails(
     assert results["failures"]
     assert results["background_failures"] == {"500": results["background_requests"]}
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_tables_show_statuses_failures_and_memory() -> None:
+    results = HostileResults(
+        url="http://127.0.0.1:8000",
+        requests=1_234,
+        connections=16,
+        seconds=9.6,
+        statuses={"-1": 3, "400": 1_231},
+        failures={"500 a": 2},
+        unexpected={},
+        background_requests=50,
+        background_failures={"503": 1},
+        background_max_ms=12.3,
+        memory_before={"Ingress 1": 1_000},
+        memory_after={"Ingress 1": 1_050},
+    )
+    requests, statuses = build_tables(results)
+    assert requests.rows == [["1,234", "10", "2", "0", "50", "1", "12", "+5.0 %"]]
+    assert statuses.rows == [("client left", "3"), ("400", "1,231")]
 
 
 def test_run_rejects_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
