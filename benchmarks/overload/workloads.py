@@ -53,11 +53,11 @@ def sentences(texts: Sequence[str]) -> OverloadWorkload:
 
 
 def short_answers(texts: Sequence[str]) -> OverloadWorkload:
-    return _answers("short answers", texts, 16, timeout_s=2.0, capacity_s=8.0, window_s=8.0)
+    return _answers("short answers", texts, 16, timeout_s=2.0, capacity_s=12.0, window_s=12.0)
 
 
 def long_answers(texts: Sequence[str]) -> OverloadWorkload:
-    return _answers("long answers", texts, 120, timeout_s=8.0, capacity_s=8.0, window_s=10.0)
+    return _answers("long answers", texts, 120, timeout_s=8.0, capacity_s=24.0, window_s=24.0)
 
 
 def _answers(
