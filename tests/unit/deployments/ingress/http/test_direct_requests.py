@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY, DirectRequests
 
 
-class Recorder:
+class ScopeLog:
     """An application that notes the scopes of its calls."""
 
     def __init__(self, prefix: str | None = None) -> None:
@@ -30,8 +30,8 @@ class Calls:
     """Requests to an application below `prefix`; `direct` and `wrapped` note who got them."""
 
     def __init__(self, prefix: str = "") -> None:
-        self.direct = Recorder()
-        self.wrapped = Recorder(prefix)
+        self.direct = ScopeLog()
+        self.wrapped = ScopeLog(prefix)
         self.app: ASGIApp = DirectRequests(self.direct).around(self.wrapped)
 
     async def send(self, path: str, kind: str = "http", **headers: str) -> None:
@@ -97,7 +97,7 @@ async def test_failed_response_is_logged(caplog: pytest.LogCaptureFixture) -> No
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise BrokenPipeError("the disk is gone")
 
-    app = DirectRequests(fail).around(Recorder(""))
+    app = DirectRequests(fail).around(ScopeLog(""))
     scope: Scope = {"type": "http", "path": "/models", "headers": []}
     await app(dict(scope), receive, drop)
     with caplog.at_level(logging.ERROR, "ray.serve.hundredfold"), pytest.raises(BrokenPipeError):
