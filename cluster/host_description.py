@@ -73,7 +73,9 @@ def _find_store(document: dict[str, Any]) -> Path:
 
 
 def _describe_store(path: Path) -> StoreDescription:
-    nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+    nearest = next(
+        p for p in (path, *path.absolute().parents) if os.access(p, os.F_OK, effective_ids=True)
+    )
     return StoreDescription(
         path=str(path),
         models=_count_models(path),

@@ -14,7 +14,7 @@ from build_artifacts.errors import BuildError
 class CompactionMismatch(BuildError):
     """Error for a compaction of another model. The given model stays unchanged."""
 
-    code = "compaction_misfit"
+    code = "compaction_mismatch"
 
 
 def compact(model: TorchModel, compaction: Compaction) -> TorchModel:

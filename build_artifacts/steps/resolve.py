@@ -12,7 +12,7 @@ from build_artifacts.sources.local import find_directory, resolve_directory
 from build_artifacts.sources.onnx_file import is_onnx, resolve_onnx
 from build_artifacts.sources.package import PREFIX, resolve_package
 from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
-from deployments.artifacts.store import MODEL_ID
+from deployments.artifacts.store import is_model_id
 
 
 def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
@@ -33,7 +33,7 @@ def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     directory = find_directory(ref)
     if directory is not None:
         return resolve_directory(directory)
-    if MODEL_ID.fullmatch(ref.partition("@")[0]):
+    if is_model_id(ref.partition("@")[0]):
         return resolve_hub_model(ref, hub)
     raise SourceNotFound(
         f"`{ref}` is not a directory, a `pypi:` source or a model id",

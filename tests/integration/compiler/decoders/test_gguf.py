@@ -116,6 +116,7 @@ def test_truncated_gguf_is_rejected(tmp_path: Path, file: Path) -> None:
         resolve(str(tmp_path / "half.gguf"), tmp_path, HuggingFaceHub())
 
 
-def test_missing_gguf_is_not_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ref", ["/nowhere.gguf", "org--name/model.gguf", "org/a..b/model.gguf"])
+def test_missing_gguf_is_not_found(tmp_path: Path, ref: str) -> None:
     with pytest.raises(SourceNotFound, match="not a local file or a file of a hub model"):
-        resolve(str(tmp_path / "nowhere.gguf"), tmp_path, HuggingFaceHub())
+        resolve(ref, tmp_path, HuggingFaceHub())
