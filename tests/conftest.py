@@ -18,7 +18,8 @@ PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "n
 # The instructions that decide which graph is fastest, and how int8 rounds.
 CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
 
-# A test that imports so many modules has imported torch or the like.
+# Imports of one test from which their modules are worth hiding from the garbage collector: torch
+# alone imports many more.
 MANY_MODULES = 50
 
 

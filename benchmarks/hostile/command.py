@@ -305,7 +305,7 @@ def build_tables(results: HostileResults) -> tuple[Table, ...]:
         f"{results.background_max_ms:.0f}",
         describe_growth(results),
     ]
-    names = {str(NO_ANSWER): "client left"}
+    names = {str(NO_ANSWER): "no answer"}
     statuses = [
         (names.get(status, status), format_number(n)) for status, n in results.statuses.items()
     ]

@@ -33,7 +33,6 @@ from deployments.messages import (
     Chunk,
     Completion,
     GenerationCall,
-    Grammar,
     ModelRef,
     Started,
     count_prompt,
@@ -176,9 +175,7 @@ class GeneratorReplica:
     async def _run_job(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
         async with self.pool.lease(call.model, calls=1) as model:
             model.loop.check(model.preparer.estimate(call))
-            constraint = None
-            if call.options.grammar is not None:
-                constraint = await self._compile(model.preparer, call, call.options.grammar)
+            constraint = await self._compile_grammar(model.preparer, call)
             with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
                 with_health = self._prompt_health.wrap(model.preparer.build_job)
                 received_s = time.perf_counter()
@@ -198,14 +195,17 @@ class GeneratorReplica:
                     del self._readers[job.number]
                     model.loop.cancel(job)
 
-    async def _compile(
-        self, preparer: RequestPreparer, call: GenerationCall, grammar: Grammar
-    ) -> Constraint:
-        """Compile the grammar of a call; clients take turns."""
-        compile = self._grammar_health.wrap(preparer.compile_grammar)
+    async def _compile_grammar(
+        self, preparer: RequestPreparer, call: GenerationCall
+    ) -> Constraint | None:
+        """Compile the grammar of a call, if it has one. Clients take turns."""
+        grammar = call.options.grammar
+        if grammar is None:
+            return None
+        with_health = self._grammar_health.wrap(preparer.compile_grammar)
 
         async def run(threads: FairThreads, limits: TrialLimits) -> Constraint:
-            work = partial(compile, grammar, limits)
+            work = partial(with_health, grammar, limits)
             return await threads.run(work, cost=1, client=call.client, priority=call.priority)
 
         try:

@@ -124,7 +124,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
-# Their responses have the headers of inference.
+# Routes that run a model: their responses have `x-compute-type` and the like.
 INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
 # The rerank API serves `/rerank`. Its errors have TEI's format unless the body has `documents`.
 OWN_NAMES = frozenset({*SUFFIXES, "rerank"})

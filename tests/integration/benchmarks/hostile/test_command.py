@@ -82,7 +82,7 @@ def test_tables_show_statuses_failures_and_memory() -> None:
     )
     requests, statuses = build_tables(results)
     assert requests.rows == [["1,234", "10", "2", "0", "50", "1", "12", "+5.0 %"]]
-    assert statuses.rows == [("client left", "3"), ("400", "1,231")]
+    assert statuses.rows == [("no answer", "3"), ("400", "1,231")]
 
 
 def test_run_rejects_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:

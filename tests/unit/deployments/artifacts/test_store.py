@@ -32,7 +32,7 @@ from deployments.errors import ManifestInvalid
 from tests.support.ordinary_rights import ordinary_rights
 
 VERSIONS = ["0123456789ab", "ba9876543210"]
-# `org-/name` has three dashes in the name of its directory; the last two separate.
+# The directory of `org-/name` is `org---name`, which must not be read as `org/-name`.
 MODEL_IDS = ["bare", "bare-", "org/name", "org/name-with-dash", "org-/name"]
 NO_MODEL_IDS = [
     "",
