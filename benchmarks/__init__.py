@@ -1,1 +1,1 @@
-"""Seeded benchmarks; see `hundredfold bench --help`."""
+"""Benchmarks with seeded random inputs. `hundredfold bench --help` lists them."""

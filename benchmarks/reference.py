@@ -1,4 +1,4 @@
-"""Tables that are built from the code for the documents, and the published rivals table."""
+"""Tables for the documents: built from the code, except the table of rivals (other servers)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from deployments.registry import ModelRegistry
 from deployments.tasks import TASKS, find_head, list_task_names
 
 CONFIG = REPOSITORY / "serve_config.yaml"
-NO_STORE = Path("no-store")  # does not exist; nothing reads it
-MAX_VALUE_CHARS = 60  # longer values of settings are not shown
+NO_STORE = Path("no-store")  # placeholder; the APIs are listed without reading a store
+MAX_VALUE_CHARS = 60  # longer values of settings are replaced by a reference to the file
 _APPLICATION: KeyPath = ("applications", 0)
 
 
@@ -65,7 +65,7 @@ def tasks_table() -> Table:
 
 
 def routes_table() -> Table:
-    """Return a row per operation, except hidden operations, which serve files of pages."""
+    """Return a row per HTTP operation. Hidden operations, which serve page files, are left out."""
     rows = [
         [
             api.name,
@@ -103,7 +103,7 @@ def metrics_table() -> Table:
 
 
 def settings_table() -> Table:
-    """Return a row per setting of `args` and `user_config`, with its comment in the config."""
+    """Return a row per setting of `args` and `user_config`. Its meaning is its config comment."""
     text = CONFIG.read_text(encoding="utf-8")
     document = read_document(text)
     lines = text.splitlines()
@@ -119,7 +119,10 @@ def settings_table() -> Table:
 
 
 def _list_settings(document: YamlDocument) -> Iterator[tuple[str, Any, list[KeyPath]]]:
-    """Yield name, JSON schema, and paths in the file. The CPU's path precedes the GPU's."""
+    """Yield the name, the JSON schema and the paths in the config of each setting.
+
+    A setting for both devices has two paths, the path for the CPU first.
+    """
     for name, schema in _flatten(AppArgs.model_json_schema()):
         devices = ("cpu", "gpu") if "*" in name else ("",)
         paths = [tuple(name.replace("*", device).split(".")) for device in devices]
@@ -136,7 +139,7 @@ def _list_settings(document: YamlDocument) -> Iterator[tuple[str, Any, list[KeyP
 
 
 def _flatten(root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the schema of each leaf. `*` in a name stands for a device."""
+    """Yield dotted name and schema of each leaf of a JSON schema. `*` in a name is a device."""
 
     def walk(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, field in schema["properties"].items():
@@ -189,7 +192,7 @@ def _find(document: YamlDocument, path: KeyPath) -> Any:
 
 
 def _build_apis() -> tuple[ApiRoutes, ...]:
-    """Build every API over a server without models, replicas and requests."""
+    """Build the APIs of a server without models and replicas, only to list their operations."""
     settings = IngressUserConfig()
     args = AppArgs(store=NO_STORE, encoders={})
     registry, monitor = ModelRegistry.of(args), ClusterMonitor({}, ClusterSnapshot)

@@ -23,7 +23,7 @@ _BLOCK = re.compile(
 
 
 def list_documents() -> list[Path]:
-    """Return every document with tables or text for readers, README.md first."""
+    """Return README.md, CONTRIBUTING.md and all Markdown files below docs."""
     pages = sorted((REPOSITORY / "docs").rglob("*.md"))
     return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *pages]
 
@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the tables, or only compare them with `--check`. Raise BenchmarkError."""
+    """Write the tables into the documents. With `--check`, only compare and write nothing.
+
+    Raises BenchmarkError if a table is missing or, with `--check`, outdated.
+    """
     outdated = []
     for document in list_documents():
         text = document.read_text(encoding="utf-8")
@@ -53,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def fill_tables(text: str, results: Path) -> str:
-    """Replace the contents of all marked blocks by their tables. Raise BenchmarkError."""
+    """Fill each marked block with its table. Raises BenchmarkError if a table is missing."""
 
     def fill(block: re.Match[str]) -> str:
         table = _build_table(block["kind"], block["name"], results)
@@ -66,7 +69,7 @@ def _build_table(kind: str, name: str, results: Path) -> Table:
     if kind == "results":
         file, _, table = name.partition(" ")
         return read_table(results / file, table)
-    from benchmarks.reference import REFERENCES  # imports the server
+    from benchmarks.reference import REFERENCES  # imported late, because it imports the server
 
     if name not in REFERENCES:
         raise BenchmarkError(

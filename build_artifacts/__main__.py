@@ -1,4 +1,4 @@
-"""The command line: `python -m build_artifacts COMMAND`, also under `hundredfold`."""
+"""Commands of the compiler: `python -m build_artifacts COMMAND`, or through `hundredfold`."""
 
 from __future__ import annotations
 

@@ -46,9 +46,10 @@ class AccuracyGate(Generic[R, S]):
         return None
 
     def failure(self) -> BuildError:
-        """Return the error of the latest attempt.
+        """Return the error for a build without an accepted CPU graph.
 
-        The graph of the latest attempt is the most accurate graph of the build.
+        The latest attempt determines the error. Its graph is the most accurate graph of the build,
+        because the search tries the fallback recipe last.
         """
         if not self._tried:
             raise AssertionError("bug: the gate failed without a candidate")
@@ -103,7 +104,8 @@ class CandidateSearch(Generic[R, S]):
     build: ModelBuild[R, S]
     gate: AccuracyGate[R, S]
     keep: int  # maximum number of graphs per device
-    # Search time per device. After this time, another candidate starts only if none is accepted.
+    # Search time per device, unless speed screening ranked the candidates. After this time, the
+    # search skips the remaining candidates if one is accepted.
     seconds: float
 
     def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:

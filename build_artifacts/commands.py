@@ -183,7 +183,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Return FAILED if a candidate violates the gate on this host."""
+    """Verify an artifact. Return FAILED if a candidate violates the accuracy gate on this host."""
     artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
@@ -338,6 +338,6 @@ def _is_confirmed() -> bool:
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the directory of the version named `arguments.model`.
 
-    Raises ArtifactError, or BadSetting if the plan of the store is invalid.
+    Raises ArtifactError, or BadSetting if the `plan.json` of the store is invalid.
     """
     return find_named(arguments.store, read_plan(arguments.store), arguments.model)

@@ -108,8 +108,8 @@ DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-sst2-lora",
         evaluation=_HERE / "data" / "sst2-dev.tsv",
-        # Three of the 872 sentences are .34 points. Blockwise int8 is nearly exact: it loses two
-        # sentences, but takes 2.7 times as long.
+        # Three of the 872 sentences are .34 points, so the graph may lose three. Blockwise int8 is
+        # nearly exact: it loses two sentences, but takes 2.7 times as long.
         gate=Gate(metric_drop=0.35),
     ),
     DemoModel(
@@ -178,7 +178,8 @@ MORE_DEMO_MODELS = (
 )
 ALL_DEMO_MODELS = (*DEMO_MODELS, *MORE_DEMO_MODELS)
 
-# Sources of demo builds in the queue: the model's own recipe without or with GPU candidates.
+# `BuildRecord.source` of demo models: build by the model's own recipe, without or with GPU
+# candidates.
 DEMO_SOURCE, DEMO_GPU_SOURCE = "demo", "demo-gpu"
 
 

@@ -1,7 +1,8 @@
-"""Question-answering model in three sizes, each from PyTorch to int8, for the page's demo.
+"""Variants of the question-answering demo model: three sizes, each from PyTorch to int8.
 
-The two smaller sizes are pruned without training; their ids state the pruned percentage. The alias
-`latest` of each size names its int8 version. The aliases in VARIANTS name the slower versions.
+The view Demo of the server's page compares them. The two smaller sizes are pruned without training;
+their ids state the pruned percentage. The alias `latest` of each size names its int8 version. The
+aliases in VARIANTS name the slower versions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CPU_TORCH = CandidateRecipe(
     source=TorchProgramRecipe(dtype="float32"),
     engine="torch",
 )
-# Recipes by alias, slowest first. The int8 version needs no alias, because it answers by default.
+# Recipes by alias, slowest first. The int8 version needs no further alias: it is `latest`.
 VARIANTS: Mapping[str, CandidateRecipe] = {
     "torch": CPU_TORCH,  # the baseline
     "onnx": PLAIN_ONNX,  # plain export with the defaults of ONNX Runtime
@@ -38,9 +39,9 @@ _MAX_DROP = 5.0  # points that a pruned model may lose; the smallest one loses 4
 
 
 def _prune(fraction: float) -> DemoModel:
-    """Return the model with `fraction` of its heads and columns pruned.
+    """Return the model with `fraction` of its heads and feed-forward columns pruned.
 
-    The evaluation data of the accuracy gate also rates the heads and columns.
+    The evaluation data of the accuracy gate also determines which heads and columns to prune.
     """
     return replace(
         _MODEL,

@@ -1,4 +1,4 @@
-"""GPU candidates of decoders with another attention, on several GPUs or with a KV cache in RAM."""
+"""GPU candidates of decoders with chosen attention, on several GPUs or with a KV cache in RAM."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _has_attention(recipe: DecoderRecipe) -> bool:
 
 
 def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecipe:
-    # A torch program contains only torch's own operators. Flash attention is in another package.
+    # A torch program contains only operators of torch, and flash attention is in another package.
     if attention == "flash" and recipe.engine == "torch":
         recipe = DECODER_FP16_TRANSFORMERS
     run = recipe.run.model_copy(update={"attention": attention})

@@ -1,4 +1,4 @@
-"""Options of the compiler's commands; commands.py runs them."""
+"""Options of the compiler's commands. commands.py has the handlers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODEL = "ID, ID@VERSION or ID@ALIAS; default: ID@latest"
 
 @dataclass(frozen=True, slots=True)
 class StoreCommand:
-    """A command over an artifact store; `handler` names its function in commands.py."""
+    """A command over an artifact store; `handler` names a function in commands.py."""
 
     handler: str
     add_options: Callable[[argparse.ArgumentParser], None]

@@ -67,8 +67,8 @@ class BuildResult:
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
     """Build `request`, unless the store holds the same build. Raises BuildError.
 
-    A second build of the same version waits for the first and returns its result. A resumed build
-    continues after the last finished step.
+    A concurrent build of the same version waits for the first one and returns its result. A resumed
+    build continues after the last finished step.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
@@ -138,7 +138,7 @@ def _compile(
 
 
 def find_sealed(store: Path, model_id: str, version: str) -> BuildResult | None:
-    """Return the stored version. Return None if it is missing or damaged, so it is built again."""
+    """Return the stored version, or None if it is missing or damaged and must be built again."""
     directory = model_directory(store, model_id) / version
     try:
         return BuildResult(ArtifactManifest.read(directory), directory, already_built=True)

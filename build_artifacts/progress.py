@@ -104,7 +104,7 @@ class BuildProgress:
 
     @contextmanager
     def step(self, name: str, detail: str) -> Iterator[BuildStep]:
-        """Time a step and write its line, also if it fails."""
+        """Time a step and write its line, even if the step fails."""
         step = BuildStep()
         self._progress.update(self._task, description=f"{name} {detail}", refresh=True)
         started_s = time.monotonic()

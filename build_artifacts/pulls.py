@@ -24,7 +24,7 @@ from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import ENDS, BuildRecord, BuildState
 
 POLL_S = 0.5  # time between two reads of a record that another process writes
-# State by step. All other steps belong to the state `building`.
+# Build state by step name. All other steps belong to the state `building`.
 STATES = {
     "resolve": BuildState.PULLING,
     "verify": BuildState.VERIFYING,
@@ -99,7 +99,7 @@ def pull(
 def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
     """Return the build request of a record, without tuning.
 
-    The server's encoders measure the graphs later, at low priority.
+    The encoder deployments measure the graphs later, at low priority.
     """
     if record.source in (DEMO_SOURCE, DEMO_GPU_SOURCE):
         model = find_demo_model(record.id)

@@ -115,7 +115,7 @@ class CandidateRecipe:
     other_calibrations: tuple[CalibrationMethod, ...] = ()
 
 
-# The CPU kernel of the fused operator is three times slower than Add and LayerNormalization.
+# On CPUs, SkipLayerNormalization is three times slower than Add and LayerNormalization.
 NO_SKIP_FUSION = EngineOptions(disabled_optimizers=("SkipLayerNormFusion",))
 SDPA = ExportRecipe(dtype="float32", opset=23)
 LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads", "matmul-pooling", "direct-mask"))
@@ -188,7 +188,7 @@ class BuildRecipe:
 
 
 def compute_digest(recipe: object) -> str:
-    """Return the hex digest of a recipe or a part; it includes class and field names."""
+    """Return the hex digest of a recipe or of a part of it, including class and field names."""
     text = json.dumps(recipe, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -285,7 +285,8 @@ GPU_FP16_COMPILED = replace(
 )
 
 # Measured with SmolLM2-135M-Instruct from a Q4_1 file (fp32 perplexity 30.5). int8 per token: 97 %
-# of next tokens agree, perplexity 31.3 (unsmoothed 94 % and 31.6). int8 in blocks: 99.9 % and 31.0.
+# of next tokens agree, perplexity 31.3. Without smoothing: 94 % and 31.6. int8 in blocks: 99.9 %
+# and 31.0.
 DECODER_INT8 = DecoderRecipe(
     name="cpu-int8", device=Device.CPU, precision="int8", per_token_int8=True, kv_cache_dtype="int8"
 )
@@ -377,7 +378,7 @@ DYNAMIC = replace(
     gate=Gate(batched_cosine_worst=0.93, batched_top1_agreement=0.9),
 )
 
-# By their names on the command line.
+# Recipes by their names on the command line.
 SEARCH_PRESETS: Mapping[str, BuildRecipe] = {
     "full": FULL,
     "quick": QUICK,

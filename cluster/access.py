@@ -24,8 +24,8 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
 def key_file_environment(key_file: Path | None) -> dict[str, str]:
     """Return the variable that names the key file of the command line to the replicas.
 
-    `serve deploy` replaces the config, and with it the `key_file` of `use_key_file`. Replicas then
-    still require keys.
+    `serve deploy` replaces the config, and with it the `key_file` of `use_key_file`. Because of the
+    variable, replicas then still require keys.
     """
     return {} if key_file is None else {KEY_FILE_VARIABLE: str(key_file.resolve())}
 
@@ -49,7 +49,7 @@ def states_no_auth(config: dict[str, Any]) -> bool:
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
     """Reject an unusable key file, and a `host` that other hosts can reach without API keys.
 
-    `no_auth` permits such a `host`. Raise StartError.
+    `no_auth` permits such a `host`. Raises StartError.
     """
     key_file = find_key_file(config)
     if key_file is not None:

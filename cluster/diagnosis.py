@@ -37,7 +37,7 @@ class HostDescription:
     """Facts about a host, as input of `diagnose`."""
 
     cpu: CpuInfo
-    cores: int  # usable by this process
+    cores: int  # cores that this process may use
     memory_bytes: int
     free_bytes: int  # free memory of the host, or what its control groups leave if that is less
     gpus: tuple[Gpu, ...]
@@ -47,8 +47,8 @@ class HostDescription:
     store: StoreDescription
     ports: Mapping[int, str]  # taken ports of `hundredfold serve` -> process
     http_port: int
-    open_files: int  # soft limit
-    shared_bytes: int  # free in /dev/shm
+    open_files: int  # soft limit of open file descriptors
+    shared_bytes: int  # free bytes in /dev/shm
     can_keep_cores_awake: bool | None  # None: the host does not halt idle cores
     has_setpriv: bool
 

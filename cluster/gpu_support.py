@@ -24,7 +24,7 @@ class GpuSupport:
 
     @property
     def usable(self) -> int:
-        """GPUs to report to Ray."""
+        """Number of GPUs to report to Ray."""
         return 0 if self.problem else self.visible
 
     def describe(self) -> str:

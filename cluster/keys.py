@@ -135,7 +135,7 @@ def default_key_file() -> Path:
 
 
 def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
-    """Build the entry of the key file. Raise BadSetting, which names the invalid option."""
+    """Build the entry of the key file. Raises BadSetting, which names the invalid option."""
     now = datetime.now(UTC).replace(microsecond=0)
     try:
         return ApiKey(
@@ -154,7 +154,7 @@ def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Parse a date or time of ISO 8601, or an age such as 90d. Raise BadSetting.
+    """Parse a date or time of ISO 8601, or an age such as 90d. Raises BadSetting.
 
     A time without an offset is in UTC.
     """

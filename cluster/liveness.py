@@ -35,7 +35,7 @@ class Liveness:
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = ports
         self._silent = dict.fromkeys(ports, 0)  # consecutive failed probes
-        self._probed_s = 0.0  # time.monotonic
+        self._probed_s = 0.0  # time.monotonic of the last probe
 
     def find_silent(self) -> str | None:
         """Return the name of a silent server, else None. Probe at most every PERIOD_S."""
@@ -47,7 +47,7 @@ class Liveness:
 
 
 class StoppedProcesses:
-    """Killer of processes that a signal has stopped. Killed processes are replaced.
+    """Kills processes that a signal such as SIGSTOP has stopped, so that they are replaced.
 
     Ray Serve needs 7 s to find a stopped replica, and never finds a stopped controller.
     """
@@ -55,10 +55,10 @@ class StoppedProcesses:
     def __init__(self, find: Callable[[], Iterable[psutil.Process]]) -> None:
         self._find = find
         self._seen: dict[psutil.Process, int] = {}  # process -> context switches
-        self._looked_s = 0.0  # time.monotonic
+        self._looked_s = 0.0  # time.monotonic of the last check
 
     def kill(self) -> list[str]:
-        """Kill processes that were stopped since the last check. Return their names.
+        """Kill processes that have been stopped ever since the last check. Return their names.
 
         Check at most every PERIOD_S. Keep a process that ran in between, because tools that limit
         CPU time stop and continue a process in turns.

@@ -35,7 +35,7 @@ WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """All ports of a run on loopback, which excludes the port for clients."""
+    """All loopback ports of a run. The port for clients is not one of them."""
 
     gcs: int
     raylet: int

@@ -102,7 +102,7 @@ class ChildProcesses:
         return None
 
     def wait(self, is_ray_silent: Callable[[], bool]) -> None:
-        """Wait until a child has ended. Kill Ray if it is silent."""
+        """Wait until a child has ended. Kill Ray if `is_ray_silent` returns True."""
         while not self.find_ended():
             if is_ray_silent():
                 self._processes["ray"].kill()
@@ -220,7 +220,7 @@ def load_sessions(path: Path) -> list[ProcessSession]:
 def is_port_free(host: str, port: int) -> bool:
     """Whether no process listens on `host`:`port`.
 
-    Raise OSError if this process cannot listen there for another reason.
+    Raises OSError if this process cannot listen there for another reason.
     """
     with socket.socket() as probe:
         # HAProxy sets this option too, so connections in TIME_WAIT do not block the port.

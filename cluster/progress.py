@@ -55,7 +55,7 @@ class StartupProgress:
             self._console.out(self._stamp(text), highlight=False)
 
     def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
-        """Wait until nothing is missing. Raise StartError on a failure or after `timeout_s`."""
+        """Wait until nothing is missing. Raises StartError on a failure or after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         # No refresh thread, because it would not notice that the terminal was closed.
         live = Live(

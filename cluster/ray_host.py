@@ -21,8 +21,8 @@ from deployments.machine import usable_cores
 
 OBJECT_STORE_BYTES = 256 << 20  # minimal, because no message between replicas uses it
 MAX_STARTS = 3  # attempts to restart an ended child
-# s to wait, after Serve has ended, for a possible end of Ray. `ray start` checks its processes
-# every second.
+# Seconds that the launcher waits, after Serve has ended, to see whether Ray ends too. `ray start`
+# checks its processes every second.
 SETTLE_S = 1.5
 
 
@@ -39,7 +39,7 @@ class RayHost:
     progress: StartupProgress
 
     def start(self) -> None:
-        """Start Ray, then Serve with the config. Raise StartError."""
+        """Start Ray, then Serve with the config. Raises StartError."""
         ensure_token(self.environment)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
@@ -53,7 +53,7 @@ class RayHost:
     def wait_until_ready(self, url: str, edge: Edge) -> None:
         """Wait until `GET /ready` succeeds, HAProxy is attached and the dashboard runs.
 
-        Without HAProxy, Serve would silently use its slow Python proxy. Raise StartError.
+        Without HAProxy, Serve would silently use its slow Python proxy. Raises StartError.
         """
 
         def missing() -> str | None:
@@ -84,7 +84,7 @@ class RayHost:
             time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
-        """Restart Serve, or Ray and Serve if Ray has ended. Raise StartError."""
+        """Restart Serve, or Ray and Serve if Ray has ended. Raises StartError."""
         started_s = time.monotonic()
         for _ in range(MAX_STARTS):
             self.progress.report(f"{self.children.failure()}\nstarting again")

@@ -38,7 +38,7 @@ def keep_dashboard(node: Any) -> list[tuple[str, Popen[bytes]]]:
 
 
 def skip(_node: Any, **_options: Any) -> None:
-    """Start nothing."""
+    """Do nothing, in place of a function of Ray that starts a process."""
 
 
 if __name__ == "__main__":

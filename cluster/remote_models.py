@@ -67,7 +67,7 @@ UNLOAD = MemoryCommand("POST", "/models/{name}/unload", takes_name=True)
 
 
 def ask(method: str, url: str) -> Any:
-    """Send a request and return the JSON. Raise ServerError with the server's message."""
+    """Send a request and return the JSON. Raises ServerError with the server's message."""
     key = client_key()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, method=method, headers=headers)

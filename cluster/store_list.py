@@ -32,7 +32,7 @@ class StoreEntry:
     version: str
     is_latest: bool
     aliases: tuple[str, ...]  # aliases in the plan
-    manifest: ArtifactManifest | ArtifactError  # error: damaged version
+    manifest: ArtifactManifest | ArtifactError  # ArtifactError: the version is damaged
 
     def to_json(self) -> dict[str, object]:
         value: dict[str, object] = {

@@ -196,7 +196,7 @@ def serve_at_edge(
     settings: UpSettings,
     progress: StartupProgress,
 ) -> int:
-    """Start Ray and Serve. Keep them running until a stop signal. Raise StartError."""
+    """Start Ray and Serve. Keep them running until a stop signal. Raises StartError."""
     host = RayHost(
         children=ChildProcesses(settings.run_dir),
         config=config,
@@ -242,7 +242,7 @@ def count_gpus(requested: int | None, progress: StartupProgress) -> int:
 def run_edge(
     run_dir: Path, address: tuple[str, int], limits: ClientLimits, progress: StartupProgress
 ) -> Iterator[Edge]:
-    """Run the edge, which listens for clients, until the end of the block. Raise StartError."""
+    """Run the edge, which listens for clients, until the end of the block. Raises StartError."""
     with private_directory(run_dir) as directory, open_listener(*address) as listener:
         edge = Edge(directory, listener, find_haproxy(), progress.report, limits)
         try:

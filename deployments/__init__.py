@@ -1,3 +1,3 @@
-"""Serving: Ray Serve deployments that answer requests from sealed artifacts."""
+"""Ray Serve deployments that serve models from sealed (published, immutable) artifacts."""
 
 __version__ = "0.1.0"  # equal to pyproject.toml, checked by a test

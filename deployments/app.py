@@ -115,7 +115,7 @@ from deployments.transports.serve import (
 
 
 def prepare_replica() -> None:
-    """Listen on the node's address only; log at INFO even if the config silences Ray Serve."""
+    """Bind gRPC to the node's address only; log at INFO even if the config silences Ray Serve."""
     bind_grpc_to_node()
     logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
 
@@ -138,7 +138,8 @@ class _ChannelHooks:
     async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
         """Apply `request`; return the replica id with the models then in memory, or with the error.
 
-        Ray Serve handles call this method. Channels manage the pools by frames instead.
+        Only calls through Ray Serve handles use this method. The server of a channel calls
+        `manage_pools` itself.
         """
         replica_id = serve.get_replica_context().replica_id.unique_id
         try:
@@ -188,7 +189,7 @@ class Tokenizer(_ChannelHooks):
 
 
 class Encoder(_ChannelHooks):
-    """Deployment of EncoderReplica, once per device."""
+    """Deployment of EncoderReplica, one per kind of device (CPU, GPU)."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica()
@@ -224,7 +225,7 @@ class Encoder(_ChannelHooks):
 
 
 class Generator(_ChannelHooks):
-    """Deployment of GeneratorReplica, once per device."""
+    """Deployment of GeneratorReplica, one per kind of device (CPU, GPU)."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica()
@@ -362,8 +363,8 @@ class Ingress:
         return app
 
 
-# Cores that one ingress replica feeds with short texts: it needs about a third of the CPU time that
-# their forward passes take.
+# Cores of the cluster per ingress replica. With short texts, the ingress needs about a third of the
+# CPU time of the forward passes: one core for every three.
 CORES_PER_INGRESS = 4
 
 

@@ -25,7 +25,7 @@ class ScalingContext(Protocol):
 
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None  # by metric and replica
     total_queued_requests: float  # calls that wait in handles
-    target_num_replicas: int  # running, starting or requested
+    target_num_replicas: int  # replicas that are running, starting or requested
     config: Any
 
 
@@ -43,7 +43,7 @@ class ScalingTargets(NamedTuple):
     cores_per_replica: float | None = None
 
     def check(self) -> None:
-        """Raise ValueError."""
+        """Raise ValueError if a target is out of its range."""
         if not 0 < self.shrink_busy < self.target_busy < 1:
             raise ValueError(
                 f"`shrink_busy` ({self.shrink_busy:g}) must be above 0 and below `target_busy` "

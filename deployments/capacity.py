@@ -1,4 +1,4 @@
-"""Bounds over all requests in flight of one ingress replica."""
+"""Limits on the sum of all requests in flight in one ingress replica."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from deployments.errors import Overloaded
 
 
 class Capacity:
-    """Units in use, such as items or bytes. Use from one event loop.
+    """Counter of the units in use, such as items or bytes. Use from one event loop.
 
-    A client with a name may use half of the limit, or more if it has one request in flight.
+    A client with a name may use half of the limit. A single request of such a client may use more.
     """
 
     def __init__(self, limit: Callable[[], int], unit: str) -> None:
@@ -20,7 +20,7 @@ class Capacity:
         self.used = 0
         self._limit = limit
         self._unit = unit
-        self._used_by: Counter[str] = Counter()  # known clients
+        self._used_by: Counter[str] = Counter()  # units by client, only for clients with a name
 
     @property
     def limit(self) -> int:

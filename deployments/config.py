@@ -156,7 +156,7 @@ class LimitSettings(_Settings):
     body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
-    request_chars: int = Field(4_000_000, ge=1)  # over all texts, as often as each is tokenized
+    request_chars: int = Field(4_000_000, ge=1)  # of all texts; a text in n pairs counts n times
     inflight_items: int = Field(8_192, ge=1)  # a client may use half
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
@@ -211,7 +211,7 @@ class BuildSettings(_Settings):
     # Whether requests may start builds of hub models, and operators builds of any source.
     allow_pull: bool = False
     max_queued: int = Field(16, ge=1)  # builds that wait or run
-    max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # of the builder process
+    max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # memory limit of the builder process
     wait_s: float = Field(80.0, gt=0)  # limit for a request with `wait_for_model`, then 503
 
 
@@ -268,9 +268,11 @@ class BatchSettings(_Settings):
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    client_pass_ms: float = Field(4.0, gt=0)  # ms that one client may fill while several send
-    pass_overhead_tokens: int = Field(16, ge=0)  # padding that costs as much as one more pass
-    prefetch_from_items: int = Field(8, ge=1)  # queued items at which a pass is prepared ahead
+    # Milliseconds of a forward pass that the items of one client may fill while several clients
+    # send.
+    client_pass_ms: float = Field(4.0, gt=0)
+    pass_overhead_tokens: int = Field(16, ge=0)  # padding that takes as long as one more pass
+    prefetch_from_items: int = Field(8, ge=1)  # queued items from which a pass is prepared ahead
     max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded
 
 

@@ -2,7 +2,7 @@
 
 The ingress sets the deadline of a call once. Messages between processes carry the remaining time,
 because the clocks of processes differ. Channels send the remaining time in frames. For calls
-through handles, `to_remaining` computes it from the deadlines.
+through Ray Serve handles, `to_remaining` computes the remaining time from the deadlines.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def is_expired(deadline_s: float) -> bool:
 class enforce_deadline:
     """Cancel the block at the deadline and raise DeadlineExceeded with `message`.
 
-    Every request enters several such blocks. As a generator function with `asynccontextmanager`
-    this class would cost three times as much.
+    This is a class because every request enters several such blocks: a generator function with
+    `asynccontextmanager` takes three times as long.
     """
 
     __slots__ = ("_message", "_timeout")

@@ -55,7 +55,7 @@ class ServeError(Exception):
     retryable: bool = False
     retry_after_s: float | None = None
     recorded: bool = False  # already counted in the request metrics
-    elsewhere: bool = False  # another replica may have the model, or room for it
+    elsewhere: bool = False  # another replica may have the model, or memory for it
     headers: Mapping[str, str] = MappingProxyType({})  # sent with the response in every format
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -215,7 +215,7 @@ def build_overloaded(
 
 
 class RateLimited(Overloaded):
-    """The API key has used what its limits permit for now."""
+    """The API key has reached one of its limits."""
 
     code = "rate_limit_exceeded"
 
@@ -264,7 +264,7 @@ class ModelUnavailable(ServeError):
 
 
 class ReplicasLost(ServeError):
-    """Several replicas ended while they computed the call."""
+    """The call was sent to several replicas. Each of them ended before it answered."""
 
     status, code, retryable, retry_after_s = 503, "replicas_lost", True, 5.0
 
@@ -319,7 +319,7 @@ class UnknownTask(ArtifactError):
 
 
 class DigestMismatch(ArtifactError):
-    """A file differs from the sealed one."""
+    """A file is missing, or not the one that the manifest lists with its size and digest."""
 
     code = "digest_mismatch"
 

@@ -1,11 +1,12 @@
-"""Queue ordered by priority, then with equal shares of the served cost for all clients.
+"""Queue ordered by priority; clients with equal priority get equal shares of the served cost.
 
 Self-clocked fair queuing (Golestani 1994, https://doi.org/10.1109/INFCOM.1994.337677). Every client
 with queued items gets the same share of the served cost, as with deficit round-robin. Unlike with
-deficit round-robin, an item has its position as soon as it is queued. The prediction of its end
-needs this position.
+deficit round-robin, an item has its position as soon as it is queued. The prediction of the time at
+which the item ends needs this position.
 
-A lower priority gets LOWER_SHARE of the cost while a higher one waits, so that it never starves.
+While items of a higher priority wait, a lower priority gets LOWER_SHARE of the served cost, so that
+it never starves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOWER_SHARE = 1 / 16
 
 class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
-    finish: float  # virtual finish time: cost served to each client by the end of this item
+    finish: float  # virtual finish time: cost that each client has been served when this item ends
     number: int  # order of arrival, for equal values of `finish`
     cost: float
     client: str
@@ -53,7 +54,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._entries: list[_WaitingItem[T]] = []  # by position
+        self._entries: list[_WaitingItem[T]] = []  # sorted by position
         self._classes: dict[int, _PriorityClass] = {}
         self._queued: Counter[str] = Counter()  # items by client
         self._pushed = 0

@@ -22,7 +22,7 @@ MEBIBYTE = 1 << 20  # unit of nvidia-smi
 # a Turing GPU or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 MIN_DRIVER_SERIES = 580
 MIN_COMPUTE_CAPABILITY = (7, 5)
-_TIMEOUT_S = 30  # of nvidia-smi
+_TIMEOUT_S = 30  # timeout of nvidia-smi
 _FIELDS = "name,driver_version,memory.total,compute_cap"
 _DRIVER_DIRECTORY = Path("/proc/driver/nvidia")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -21,13 +21,13 @@ T = TypeVar("T")
 # bounded. A forward pass has at most `max_batch_tokens`, or one text of the model's maximum length.
 # A decode step has a prefill chunk and a token per KV slot. The trial of a grammar has limits. The
 # models of docs/performance.md need a fraction of a second. A machine that needs longer answers no
-# request in time: three such calls exceed `timeout_s`. The configuration linter checks this.
+# request in time: three such calls exceed `timeout_s`. The configuration linter compares the two.
 HANG_TIMEOUT_S = 10.0
 # A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
 # the size of the call and the slowest recent calls. So a long text on a slow machine is no hang.
 SLOW_FACTOR = 4.0
-# Each successful call multiplies the recorded pace of the slowest call by this factor. A single
-# stall therefore stops counting after some tens of calls.
+# Each successful call multiplies the recorded pace of the slowest call, in seconds per unit of
+# size, by this factor. A single stall therefore stops counting after some tens of calls.
 PACE_DECAY = 0.95
 # Consecutive failed calls after which a model is quarantined. A single error does not show whether
 # the engine is broken or an input is bad.
@@ -41,19 +41,19 @@ MAX_FAILED_PROBES = 5
 
 
 class WorkerHealth:
-    """Calls of one engine or thread, checked by the health check of its replica. Thread-safe."""
+    """Running calls and failures of one engine or thread, for health checks. Thread-safe."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self._running: dict[int, _RunningCall] = {}
         self._pace_s = 0.0  # seconds per unit of size of the slowest recent call
         self._numbers = itertools.count()
-        self._failures = 0  # consecutive
-        self._failing_since_s = 0.0  # time.perf_counter
-        self._succeeded_s = 0.0  # time.perf_counter
+        self._failures = 0  # consecutive failed calls
+        self._failing_since_s = 0.0  # time.perf_counter of the first of these
+        self._succeeded_s = 0.0  # time.perf_counter of the last success
         self._probe_s = 0.0  # time.perf_counter from which a call may probe
         self._is_probing = False
-        self.failed_probes = 0  # consecutive
+        self.failed_probes = 0  # consecutive failed probes
         self._lost: EngineLost | None = None
 
     @contextmanager
@@ -143,14 +143,14 @@ class WorkerHealth:
 
 
 class _RunningCall(NamedTuple):
-    started_s: float  # time.perf_counter
+    started_s: float  # time.perf_counter at the start
     size: int
 
 
 def check_workers(workers: Iterable[WorkerHealth], hang_timeout_s: float) -> None:
     """Raise EngineFailed if the replica of these workers must be replaced.
 
-    While another model works, a model that keeps failing is no reason to replace the replica.
+    A model that keeps failing is a reason only if no other model of the replica works.
     """
     workers = list(workers)
     for worker in workers:

@@ -27,14 +27,17 @@ IDLE_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 # Idle driver that Linux loads in virtual machines. Other drivers have idle states that cost less
 # than a polling loop.
 _HALTING_DRIVER = "haltpoll"
-# Seconds that cores stay awake after a request. A client in a loop sends its next one within them.
+# Seconds that cores stay awake after a request. A client in a loop sends the next request sooner.
 LINGER_S = 0.01
 # Microseconds that a core may take to wake; the second is the kernel's own default.
 _AWAKE, _ANY = struct.pack("<i", 0), struct.pack("<i", 2_000_000_000)
 
 
 class IdleCores:
-    """Counts the requests in flight of one process. Use from one event loop."""
+    """Keeps cores awake while requests of this process are in flight. Use from one event loop.
+
+    Each request enters the context once.
+    """
 
     def __init__(self, device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) -> None:
         self.is_enabled = True
@@ -80,7 +83,7 @@ class IdleCores:
 
 @contextmanager
 def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) -> Iterator[None]:
-    """Keep the cores awake within the block, as during requests."""
+    """Keep the cores awake within the block."""
     descriptor = _open(device, driver)
     if descriptor is None:
         yield

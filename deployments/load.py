@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from deployments.autoscaling import BUSY, QUEUED_S
 
-# Factor by which a new measurement reduces the weight of earlier ones. The last twenty weigh most.
+# Each measurement multiplies the weight of all earlier ones by this factor. The last twenty weigh
+# most.
 RATE_DECAY = 0.95
 
 
@@ -37,7 +38,7 @@ class LoadMeter(Protocol):
 class BusyMeter:
     """Share of a replica's capacity in use, averaged over the time between reports. Thread-safe.
 
-    A sample at the time of a report would miss the passes between two reports.
+    A sample at the time of a report would miss the forward passes between two reports.
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:

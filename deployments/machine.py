@@ -101,7 +101,7 @@ class ControlGroups:
         return ceil(min(quotas)) if quotas else None
 
     def free_bytes(self) -> int | None:
-        """Return the available memory; None without a limit."""
+        """Return the memory below the limit that is still available; None without a limit."""
         groups = map(_available_bytes, self._groups("memory"))
         available = [size for size in groups if size is not None]
         return max(0, min(available)) if available else None

@@ -1,4 +1,4 @@
-"""The models of the store: from names to manifests, read at their first use."""
+"""Registry of the models in the store: maps names to versions and reads their manifests."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 REFRESH_S = 1.0  # seconds until the versions of a name are looked up again
-MAX_NAMES = 10_000  # limit of the names whose look-up is kept
-MAX_MANIFESTS = 2_000  # some 20 KB each
+MAX_NAMES = 10_000  # limit of the names whose look-up is cached
+MAX_MANIFESTS = 2_000  # limit of the manifests in memory, some 20 KB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RegisteredModel:
 
 
 class _Route(NamedTuple):
-    """The models that answer the requests for one name, until `expires_s`."""
+    """Cached look-up of a name: the models that answer its requests until `expires_s`."""
 
     traffic: Traffic
     models: Mapping[str, RegisteredModel]  # by version
@@ -86,12 +86,13 @@ class _Route(NamedTuple):
 class ModelRegistry:
     """Registry that finds the models of a store by name and plan. Use from one thread.
 
-    A look-up of a name is kept for REFRESH_S, so that the next one costs a microsecond. Manifests
-    are read at the first use. The code that loads a model checks the digests of its other files.
+    A look-up of a name is cached for REFRESH_S; a cached look-up takes a microsecond. Manifests are
+    read at the first use. The code that loads a model checks the digests of its other files.
 
-    Defaults and lists use only the models of the configuration. These are verified at the start.
-    For a damaged model its error is kept. If the configuration names its version, the error ends
-    the start of the replica, so that a rollout keeps the previous replicas.
+    Defaults and lists use only the models of the configuration, whose digests are checked at the
+    start. The error of a damaged model is stored, and requests for the model raise it. If the
+    configuration names the version of a damaged model, the replica does not start, so that a
+    rollout keeps the previous replicas.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class ModelRegistry:
         self._plan = PlanWatch(store, clock)
         self._configured = {settings.id: settings.version for settings in models}
         self._pinned = {k: v for k, v in self._configured.items() if v != LATEST_NAME}
-        # Starts the trial of a version that is new for a name. A passed trial calls `accept`.
-        # None: new versions need no trial.
+        # Function that starts a trial of a version that is new for a name. It calls `accept` if the
+        # trial succeeds. None: new versions need no trial.
         self.probe: Callable[[RegisteredModel], object] | None = None
         self._accepted: set[ModelRef] = set()
         self._routes: dict[str, _Route] = {}
@@ -161,7 +162,7 @@ class ModelRegistry:
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
     def must_try(self, name: str, ref: ModelRef) -> bool:
-        """Whether `ref` has not been tried and another version could answer for `name`."""
+        """Whether `ref` needs a trial: it has had none, and another version could answer `name`."""
         if ref in self._accepted:
             return False
         if self._list_substitutes(name, ref.version):
@@ -171,7 +172,7 @@ class ModelRegistry:
         return False
 
     def accept(self, ref: ModelRef) -> None:
-        """Mark a version as tried successfully, so that names can resolve to it."""
+        """Mark a version whose trial succeeded, so that names can resolve to it."""
         self._accepted.add(ref)
 
     def refuse(self, ref: ModelRef, reason: str) -> None:
@@ -240,7 +241,7 @@ class ModelRegistry:
             traffic = resolve_name(self._store, plan, name, self._configured)
         except UnknownModel as error:
             if name in self._configured and isinstance(error.__cause__, ArtifactError):
-                raise error.__cause__ from None  # the model is damaged; the client made no error
+                raise error.__cause__ from None  # the model is damaged, not the name wrong
             raise
         model_id, _ = split_name(name)
         default = self._open_default(name, ModelRef(model_id, traffic.version))
@@ -311,7 +312,7 @@ class _Opened(NamedTuple):
 
 
 def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
-    """Open an exact version. Reads only its manifest. Raises ArtifactError."""
+    """Open an exact version by its manifest alone. Raises ArtifactError."""
     directory = find_artifact(store, ref.id, ref.version)
     manifest = ArtifactManifest.parse(directory)
     if (manifest.id, manifest.version) != (ref.id, directory.name):
@@ -337,5 +338,5 @@ def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
 
 
 def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:
-    """Build a new exception, because a shared exception object collects tracebacks."""
+    """Copy an error with the model's name. Raising one object repeatedly collects tracebacks."""
     return type(error)(f"Model {model_id} is not usable: {error.message}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Headers with an API key: of most clients; of Anthropic's clients and many gateways; of Azure's
-# clients.
+# Headers with an API key. Anthropic's clients and many gateways send the second, Azure's clients
+# send the third, most other clients send the first.
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 ADDRESS_HEADER = "x-forwarded-for"
 # Options by header, for APIs whose bodies have no options.
@@ -16,8 +16,8 @@ OPTION_HEADERS = {
     "x-request-timeout-ms": "deadline_ms",
     "x-priority": "priority",
 }
-# The timeout of OpenAI's clients in s; the first header is sent by Python, the second by
-# JavaScript. They send their default too, so any other deadline of the request wins.
+# Headers with the timeout of OpenAI's clients in seconds: of the Python client, of the JavaScript
+# client. They also send their default timeout, so any other deadline of the request has priority.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 # Marks the refusal of a request because of a queue. HAProxy counts and removes it (cluster/edge).
 REFUSAL_HEADER = "x-queue-refusal"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from deployments.deadlines import remaining_s
 
-# The factor is learned so that this share of the jobs ends within predicted time * factor.
+# The factor adapts until this share of the jobs ends within factor * predicted time.
 TARGET_SHARE = 0.95
 # Scale of the relative steps of the factor. A late job increases the factor 19 times as much as a
 # job in time decreases it. The factor therefore settles where TARGET_SHARE of the jobs are in time.
@@ -18,11 +18,11 @@ MIN_TIME_SHARE = 0.25
 
 
 class Prediction(NamedTuple):
-    """The predicted end of a job, made when it was queued."""
+    """The predicted duration of a job, made when it was queued."""
 
     seconds: float
-    left_s: float  # from queuing until the deadline
-    deadline_s: float  # see deployments.deadlines
+    left_s: float  # time between queuing and the deadline
+    deadline_s: float  # on this process's monotonic clock
 
     @property
     def is_informative(self) -> bool:

@@ -1,4 +1,4 @@
-"""Priority of threads that compute, below that of the event loops that feed them."""
+"""Priority of the engine threads, below that of the event loops that send them work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ ENGINE_NICE = 5
 
 
 def lower_priority() -> None:
-    """Lower the priority of the current thread and its future child threads below event loops."""
+    """Lower the priority of the current thread, and of threads that it starts, to ENGINE_NICE."""
     if sys.platform == "linux":  # other systems have one nice value for the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ENGINE_NICE)

@@ -30,7 +30,7 @@ class WatchedFile:
 
 
 def _read_state(path: Path) -> tuple[int, int, int] | None:
-    """Return values that change with the contents; None without the file. Links are followed."""
+    """Return values that change with the contents; None if the file is missing. Follows links."""
     try:
         status = os.stat(path)
     except OSError:

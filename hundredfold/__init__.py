@@ -1,1 +1,1 @@
-"""The command line `hundredfold`: one tree over serving, compiler, cluster and benchmarks."""
+"""The command line `hundredfold`: the commands of cluster, compiler and benchmarks in one tree."""

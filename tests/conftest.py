@@ -1,4 +1,4 @@
-"""What every test may use: a store of tiny models, and a header that says what ran the tests."""
+"""Fixtures and pytest hooks for all tests: tiny models, garbage collection, the report header."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "numpy")
-# The instructions that decide which graph is fastest, and how int8 rounds.
+# CPU instruction sets that decide which graph is fastest and how int8 rounds.
 CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
 
-# Imports of one test from which their modules are worth hiding from the garbage collector: torch
+# If one test imports at least this many modules, they are excluded from garbage collection. torch
 # alone imports many more.
 MANY_MODULES = 50
 
@@ -29,7 +29,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[object]:
-    """Spare the collector large imports of a test too: each step of a build collects garbage."""
+    """Exclude large imports of a test from garbage collection, which each build step runs."""
     modules = len(sys.modules)
     result = yield
     if len(sys.modules) >= modules + MANY_MODULES:
@@ -38,7 +38,7 @@ def pytest_runtest_protocol() -> Iterator[object]:
 
 
 def _spare_garbage_collector() -> None:
-    """Exclude what the imports made: it never becomes garbage, but takes half a second to scan."""
+    """Exclude all existing objects. Most come from imports, stay, and take 0.5 s to scan."""
     gc.collect()
     gc.freeze()
 
@@ -65,7 +65,10 @@ def _cpu_flags() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with EMBEDDER and CLASSIFIER, shared: a test that damages artifacts seals its own."""
+    """A store with EMBEDDER and CLASSIFIER, shared by all tests.
+
+    Tests that damage artifacts make their own store.
+    """
     store = tmp_path_factory.mktemp("store")
     seal_tiny(store, EMBEDDER)
     seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
@@ -74,7 +77,7 @@ def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def public_directory() -> Iterator[Path]:
-    """A directory that every user can enter, unlike those of pytest."""
+    """A temporary directory that every user can enter, unlike `tmp_path`."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     yield directory

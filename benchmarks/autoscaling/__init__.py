@@ -1,1 +1,1 @@
-"""Replay of a day of bursts against autoscaling policies."""
+"""Simulation of a day with bursts of requests under several autoscaling policies."""

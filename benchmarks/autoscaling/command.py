@@ -1,8 +1,9 @@
-"""Replay of a day of bursts against the autoscaling of serve_config.yaml and of Ray Serve.
+"""Simulation of a day with bursts of requests under several autoscaling policies.
 
-The replay takes seconds of CPU time and needs no server. It runs the autoscaling policy and
-Serve's delays over seeded arrivals. `--start-seconds` sets the start time of a replica, which
-differs between clusters.
+The policies are those of serve_config.yaml and of Ray Serve, and a constant number of replicas. The
+simulation takes seconds of CPU time and needs no server. It applies a policy and the delays of
+Serve's controller to seeded random arrivals. `--start-seconds` sets the start time of a replica,
+which differs between clusters.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from cluster.default_config import CONFIG_HELP, find_config
 
 DAY = DaySettings()
 SERVER = ServerSettings()
-# s of work, at most, that a replica without a view of the ingress queue reports. This is the work
-# of a few forward passes. All other work waits in the ingress.
+# Maximum queue, in s of work, that a replica reports if it does not see the queue of the ingress.
+# This is the work of a few forward passes. All other work waits in the ingress.
 HIDDEN_WINDOW_S = 0.2
 
 
@@ -84,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay and write the results. Raise BenchmarkError."""
+    """Simulate the day and write the results. Raises BenchmarkError for invalid settings."""
     metadata = start_run("autoscaling", arguments.command_line, arguments.seed)
     results = replay(arguments)
     publish(arguments, metadata, results, [build_table(results)])
@@ -97,7 +98,7 @@ def replay(arguments: argparse.Namespace) -> AutoscalingResults:
     settings = read_autoscaling(find_config(arguments.config), arguments.deployment)
     settings |= {"min_replicas": arguments.min_replicas, "max_replicas": arguments.max_replicas}
     settings.pop("initial_replicas", None)
-    # The replayed cluster has cores for `--max-replicas`, whatever this host has.
+    # The simulated cluster has cores for `--max-replicas`. The cores of this host do not limit it.
     policy = settings.get("policy") or {}
     (policy.get("policy_kwargs") or {}).pop("cores_per_replica", None)
     day_settings = DaySettings(

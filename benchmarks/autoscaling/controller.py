@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from ray.serve import autoscaling_policy as serve_policy
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-Metrics = Mapping[str, Mapping[Any, float]]  # by name and replica
+Metrics = Mapping[str, Mapping[Any, float]]  # metric name -> replica -> value
 
 
 class ReplicaLoad(NamedTuple):
     """Inputs of one decision of the controller. Metrics are means over `look_back_period_s`."""
 
-    running: int  # replicas
+    running: int  # number of running replicas
     metrics: Metrics  # reported by the replicas
     requests: float  # calls through handles, running and queued
     queued_requests: float  # calls that wait in handles
 
 
 class Controller:
-    """Replays `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
+    """Reimplements `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
 
     Serve's class reads the wall clock; `Controller` gets the time as an argument. Both call the
     same private functions of Serve: policy, scaling factors and delays. A unit test compares the

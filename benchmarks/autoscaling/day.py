@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# s of work per request. Models take these values in turn, from short texts on a small model to
-# documents on a large model.
+# Seconds that a replica needs for one request. The simulated models take these values in turn. They
+# range from short texts on a small model to documents on a large model.
 REQUEST_S = (0.002, 0.005, 0.02)
-NIGHT_SHARE = 0.15  # load at night / load at noon
+NIGHT_SHARE = 0.15  # load at night relative to the load at noon
 MEDIAN_BURST_S = 300.0
 MAX_ONSET_S = 30.0  # s until a burst reaches its full height
-BURST_SPREAD = 0.8  # standard deviation of log(burst length)
+BURST_SPREAD = 0.8  # standard deviation of the natural logarithm of the burst length
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,20 @@ class DaySettings:
 
     seconds: int = 86_400
     models: int = 3
-    base_work: float = 1.2  # sum over all models at noon
+    base_work: float = 1.2  # at noon, sum over all models
     bursts: int = 8  # per model and day
-    burst_work: float = 6.0  # maximum of one burst
+    burst_work: float = 6.0  # highest work of one burst
 
 
 class Day(NamedTuple):
     """Requests of every model in every second."""
 
-    request_s: NDArray[np.float64]  # [models], s of one replica per request
+    request_s: NDArray[np.float64]  # [models], seconds that one replica needs per request
     requests: NDArray[np.int64]  # [models, seconds]
 
     @property
     def work(self) -> NDArray[np.float64]:
-        """Return the work that arrives in each second, in replicas."""
+        """Number of replicas that the arriving work of each second keeps busy, [seconds]."""
         return self.request_s @ self.requests
 
 

@@ -1,4 +1,4 @@
-"""Compared settings: the deployment's autoscaling, Serve's own policy, and no autoscaling."""
+"""Policies to compare: the deployment's autoscaling, Ray Serve's own policy, no autoscaling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deployments.config import MicroBatchSettings
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to choose the number of replicas. Without `config`, `max_replicas` always run."""
+    """One way to choose the number of replicas. If `config` is None, `max_replicas` always run."""
 
     name: str
     config: AutoscalingConfig | None
@@ -30,7 +30,10 @@ class Contestant:
 
 
 def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
-    """Return the `autoscaling_config` of a deployment in a Serve config. Raise BenchmarkError."""
+    """Return the `autoscaling_config` of a deployment in a Serve config file.
+
+    Raises BenchmarkError if the file cannot be read or has no such setting.
+    """
     try:
         document = yaml.safe_load(config.read_text())
         deployments = document["applications"][0]["deployments"]

@@ -1,4 +1,4 @@
-"""Figures of a replayed day: summary, table, plot."""
+"""Results of a simulated day: summary, table, plot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ScalingResults:
     p50_s: float
     p99_s: float
     slow_share: float  # share of the served requests with a latency above SLOW_S
-    max_queued_s: float  # longest queue, in s of work for one replica
+    max_queued_s: float  # longest queue, in seconds that one replica needs for it
     rejected_share: float
     # One value per BIN_S: most replicas, longest queue, p99 latency, rejected requests.
     replicas: Sequence[float]
@@ -45,7 +45,7 @@ class AutoscalingResults:
     deployment: str
     day: DaySettings
     server: ServerSettings
-    work: Sequence[float]  # replicas that the arriving work needs; one mean per BIN_S
+    work: Sequence[float]  # replicas that the arriving work keeps busy; one mean per BIN_S
     policies: Sequence[ScalingResults]
 
 

@@ -1,8 +1,8 @@
-"""One deployment with a queue, replayed in steps of one second.
+"""Simulation of one deployment and its queue, in steps of one second.
 
-All replicas share one FIFO queue of work, which is divisible at any point. A step is shorter than
-every delay of the autoscaling. Waits are exact to half a step. After its wait a request takes
-`PASS_S` in a replica.
+All replicas share one FIFO queue. A step can serve a fraction of a request. Steps are shorter than
+every delay of the autoscaling. Waiting times have an error of at most half a step. After waiting in
+the queue, a request spends `PASS_S` in a forward pass.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from benchmarks.autoscaling.controller import Controller, ReplicaLoad
 from benchmarks.autoscaling.day import Day
 from deployments.autoscaling import BUSY, QUEUED_S
 
-PASS_S = 0.03  # s in a forward pass
+PASS_S = 0.03  # duration of a forward pass
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Facts about the deployment that no policy changes."""
+    """Properties of the deployment that are the same under every policy."""
 
     start_s: int = 10  # from the decision until a replica takes requests
     deadline_s: float = 30.0  # requests that would wait longer are rejected at once
-    # s of work in the queue of a replica, at most; None: no limit. A replica reports its own queue,
-    # but not the requests that wait in the ingress.
+    # Maximum queue that a replica reports, in s of work; None: no limit. A limit simulates replicas
+    # that do not report the requests that wait in the ingress.
     window_s: float | None = None
 
 
-# Takes the requests in the deployment by model. Returns how many calls Serve counts.
+# Returns the number of calls that Serve counts. The argument is the number of requests in the
+# deployment, by model.
 CountCalls = Callable[[NDArray[np.float64]], float]
 
 
 @dataclass(slots=True)
 class _Arrivals:
-    """Remaining requests of one second."""
+    """Requests that arrived in one second and are still in the queue."""
 
     second: int
     work: float
@@ -51,8 +52,8 @@ class Trace:
 
     replicas: list[int] = field(default_factory=list)  # running
     paid: list[int] = field(default_factory=list)  # running or starting
-    queued_s: list[float] = field(default_factory=list)  # work of one replica
-    rejected: list[float] = field(default_factory=list)  # requests
+    queued_s: list[float] = field(default_factory=list)  # seconds of work for one replica
+    rejected: list[float] = field(default_factory=list)  # number of requests
     requests: list[float] = field(default_factory=list)  # arrived
     # One entry per group of requests that arrived in the same second and were served in the same
     # step: second of arrival, latency, number of requests.
@@ -78,10 +79,10 @@ class Simulation:
         self._count_calls = count_calls
         self._ready_at: list[int] = [0] * replicas  # second in which each replica is ready
         self._queue: deque[_Arrivals] = deque()
-        self._queued = 0.0  # s of work of one replica
+        self._queued = 0.0  # seconds that one replica would need for the queue
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
-        # Reports of the replicas, one per second since the start: share of busy time, visible queue
-        # and calls. The controller gets means over its look-back period.
+        # Values that a replica reports, one per second since the start: share of busy time, seconds
+        # of queued work, calls. The controller gets their means over its look-back period.
         self._busy: list[float] = []
         self._visible: list[float] = []
         self._calls: list[float] = []
@@ -106,7 +107,7 @@ class Simulation:
 
     @property
     def queued_s(self) -> float:
-        """Waiting work, in seconds of one replica."""
+        """Seconds that one replica would need for the queue."""
         return self._queued
 
     def count_running(self, second: int) -> int:
@@ -171,7 +172,7 @@ class Simulation:
         return ReplicaLoad(len(windows), metrics, calls, 0.0 if windows else calls)
 
     def _resize(self, second: int, target: int) -> None:
-        """Start replicas, or end the youngest replicas, which may not have started yet."""
+        """Start replicas, or end the youngest replicas, even if they are still starting."""
         del self._ready_at[target:]
         self._ready_at += [second + self._server.start_s] * (target - len(self._ready_at))
 

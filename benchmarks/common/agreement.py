@@ -52,7 +52,7 @@ class CosineCheck:
 
 
 def require_agreement(checks: Iterable[CosineCheck]) -> None:
-    """Raise BenchmarkError for a check that is not met. Timings of wrong answers are invalid."""
+    """Raise BenchmarkError if a check is not met, because timings of wrong answers are invalid."""
     for check in checks:
         if not check.is_met:
             raise BenchmarkError(
@@ -115,7 +115,7 @@ def repeated_expectation(client: Client, model_id: str) -> ExpectedEmbeddings:
 
 
 def parse_embedding(body: bytes) -> NDArray[np.float32]:
-    """Parse the JSON response to one text. Raise BenchmarkError for another form."""
+    """Parse the JSON response to one text. Raises BenchmarkError if it is not one vector."""
     try:
         return to_vector(orjson.loads(body))
     except orjson.JSONDecodeError as exc:
@@ -123,7 +123,10 @@ def parse_embedding(body: bytes) -> NDArray[np.float32]:
 
 
 def to_vector(value: Any) -> NDArray[np.float32]:
-    """Convert the value `[[...]]` of a one-text response to a vector [W]. Raise BenchmarkError."""
+    """Convert the value `[[...]]` of the response to one text to a vector [W].
+
+    Raises BenchmarkError if the value is not one vector of finite numbers.
+    """
     try:
         rows = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError) as exc:
@@ -160,7 +163,7 @@ class _BodyCollector:
         self.chunks: list[bytes] = []
 
     def on_body(self, chunk: bytes) -> None:
-        """Called by the parser."""
+        """Store a part of the body. The parser calls this method."""
         self.chunks.append(chunk)
 
 

@@ -73,7 +73,8 @@ class ShapeTiming:
     def run_round(self) -> None:
         """Run forward passes for about TIMING_S seconds after one warm-up pass.
 
-        Idle threads of the previous system spin for some milliseconds, so this waits first.
+        Threads of the previous system spin for some milliseconds after its last pass. The method
+        therefore first waits until the process is idle.
         """
         wait_until_idle()
         passes = min(max(round(TIMING_S / self._pass_s()), MIN_PASSES), MAX_PASSES)
@@ -144,7 +145,7 @@ class SortedBatches:
 
 
 class RawEngine:
-    """A model opened once per core split, with tokenized sentences. Close it after use."""
+    """A model opened once per core split, with tokenized sentences. The caller closes it."""
 
     def __init__(self, model: LocalModel, texts: Sequence[str], cores: int) -> None:
         self.splits = list_core_splits(cores)
@@ -165,7 +166,7 @@ class RawEngine:
             list(self._pools[split].map(engine.run, ends))
 
     def sentences_per_s(self, split: CoreSplit, size: int) -> float:
-        """Run all sentences once in batches of `size`, and return the rate. Exclude collation."""
+        """Run all sentences once in batches of `size`, and return the rate without collation."""
         batches = self._sorted(size).batches
         started_s = time.perf_counter()
         list(self._pools[split].map(self._engines[split].run, batches))

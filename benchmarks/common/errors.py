@@ -1,4 +1,4 @@
-"""The error of the benchmarks."""
+"""Exception that all benchmarks raise."""
 
 from __future__ import annotations
 

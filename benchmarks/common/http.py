@@ -26,7 +26,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """Parse a URL such as `http://127.0.0.1:8000`. Raise BenchmarkError."""
+        """Parse a URL such as `http://127.0.0.1:8000`. Raises BenchmarkError for other URLs."""
         try:
             parts = urlsplit(url)
             port = parts.port

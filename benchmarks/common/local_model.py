@@ -1,4 +1,4 @@
-"""Sealed artifacts opened without a server, with the tokenizer, engine and task of a replica."""
+"""Artifacts opened in this process, with the tokenizer, engine and task code of a replica."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from deployments.tokenization.vocabulary import TokenVocabulary
 def open_torch(
     source: str | None, manifest: ArtifactManifest, scratch: Path, threads: int
 ) -> EncoderEngine:
-    """Open the torch model of an artifact's source. It has the output layout of the artifact.
+    """Open the torch model from which an artifact was built, with the artifact's output layout.
 
-    `source` is a source as `build_artifacts build` takes it; None: the source in the manifest.
-    Unpacked files go to `scratch`. Raise BenchmarkError or a BuildError.
+    `source` has the syntax of `build_artifacts build`; None means the source in the manifest.
+    Unpacked files go to `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model
     from build_artifacts.families import read_metadata
@@ -57,7 +57,7 @@ def find_source(manifest: ArtifactManifest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """One version of a model and the candidate that serves it."""
+    """One version of a model, and the candidate (compiled variant) that serves it."""
 
     manifest: ArtifactManifest
     directory: Path
@@ -65,7 +65,10 @@ class LocalModel:
 
     @classmethod
     def open(cls, store: Path, name: str, device: Device = Device.CPU) -> LocalModel:
-        """Open the model `id`, `id@version` or `id@alias`. Check digests. Raise BenchmarkError."""
+        """Open the model `id`, `id@version` or `id@alias`, and check the digests of its files.
+
+        Raises BenchmarkError if the model is missing, invalid, or not built for `device`.
+        """
         try:
             directory = find_named(store, read_plan(store), name)
             manifest = ArtifactManifest.read(directory)
@@ -99,17 +102,17 @@ class LocalModel:
         return self._tokenize(self._open_tokenizer(), self._parse(list(texts))).items
 
     def open_engine(self, *, threads: int) -> EncoderEngine:
-        """Open an engine with `threads` threads per forward pass. Raise EngineFailed."""
+        """Open an engine with `threads` threads per pass. Raises EngineFailed if it cannot open."""
         settings = EncoderSettings(intra_op_threads=threads)
         return open_engine(GraphSpec.of(self.directory, self.manifest, self.candidate), settings)
 
     def unbatched_values(
         self, texts: Sequence[str], *, threads: int, engine: EncoderEngine | None = None
     ) -> list[Any]:
-        """Compute the response value of each text, one forward pass per item.
+        """Compute the response value of each text, one forward pass per item. Close the engine.
 
-        `engine` must have the output layout of the artifact, as engines of `open_torch` have. None:
-        open the artifact.
+        `engine` must have the output layout of the artifact, as engines of `open_torch` have. None
+        means the artifact's own engine.
         """
         tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None

@@ -18,7 +18,7 @@ DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """`--model`, `--data`, `--seed` and `--out`."""
+    """Add `--model`, `--data` and the options of `add_run_options`."""
     parser.add_argument("--model", default=DEFAULT_MODEL, metavar="ID", help="default: %(default)s")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="directory of stsb-test.tsv and sst2-dev.tsv"
@@ -105,7 +105,7 @@ def positive_number(text: str) -> float:
 
 
 def positive_seconds(text: str) -> float:
-    """Parse a number of seconds, for argparse."""
+    """Parse a number of seconds above 0 and below one day, for argparse."""
     value = float(text)
     if not 0 < value < 86_400:
         raise argparse.ArgumentTypeError("must be more than 0 seconds and less than a day")

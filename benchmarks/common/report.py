@@ -75,7 +75,8 @@ def read_host_info() -> HostInfo:
 def git_commit(repository: Path) -> str:
     """Return the commit checked out in `repository`; `unknown` if it is no root of a checkout.
 
-    An installed copy may lie in the checkout of another project, whose commit says nothing.
+    An installed copy may lie in the checkout of another project, whose commit says nothing
+    about this code.
     """
     try:
         if _git(repository, "rev-parse", "--show-prefix"):
@@ -150,7 +151,7 @@ class Table:
 
 
 def read_table(path: Path, name: str) -> Table:
-    """Read one table of a result file. Raise BenchmarkError."""
+    """Read one table of a result file. Raises BenchmarkError if it is missing."""
     try:
         tables = orjson.loads(path.read_bytes())["tables"]
         (table,) = [Table(**entry) for entry in tables if entry["name"] == name]
@@ -185,9 +186,9 @@ def publish(
 ) -> None:
     """Write `<out>/<stem>.json` with the keys `run`, `tables` and `results`, and print the result.
 
-    With `--json`, print the file. Without it, print `text` and then the notes; `text` None stands
-    for the tables. `arguments` include the options of `add_run_options`. `results` may hold
-    dataclasses, arrays and shapes. Raise BenchmarkError if the file cannot be written.
+    With `--json`, print the file. Otherwise print `text`, or the tables if `text` is None, and then
+    the notes. `arguments` include the options of `add_run_options`. `results` may hold dataclasses,
+    arrays and shapes. Raises BenchmarkError if the file cannot be written.
     """
     path = _write_result(arguments.out, run, results, tables)
     if arguments.json:

@@ -66,8 +66,9 @@ class LabeledText:
 def load_sentences(data: Path | None, seed: int) -> Sentences:
     """Read the sentences of STS-B's test split in file order, or generate sentences.
 
-    `data` is the directory. With None, read the default directory, or generate sentences if it has
-    no such file. Raise BenchmarkError if `data` has no such file.
+    `data` is the directory of the file. If it is None, the default directory is used, and sentences
+    are generated if the file is missing there. Raises BenchmarkError if a given directory lacks the
+    file, or if the file is invalid.
     """
     path = (data or DEFAULT_DATA) / STSB_NAME
     if data is None and not path.is_file():
@@ -91,13 +92,19 @@ def _generate_sentence(rng: random.Random, words: list[str]) -> str:
 
 
 def read_scored_pairs(path: Path) -> list[ScoredPair]:
-    """Read `score`, `sentence1` and `sentence2` of an STS-B file. Raise BenchmarkError."""
+    """Read `score`, `sentence1` and `sentence2` of each record of an STS-B file.
+
+    Raises BenchmarkError if the file is invalid.
+    """
     with _translate_errors():
         return read_pairs(path)
 
 
 def read_labeled_texts(path: Path) -> list[LabeledText]:
-    """Read `label` and `sentence` of an SST-2 file. Raise BenchmarkError."""
+    """Read `label` and `sentence` of each record of an SST-2 file.
+
+    Raises BenchmarkError if the file is invalid.
+    """
     with _translate_errors():
         return [
             LabeledText(record.text("sentence"), int(record.number("label")))
@@ -106,7 +113,10 @@ def read_labeled_texts(path: Path) -> list[LabeledText]:
 
 
 def read_answerable_questions(path: Path) -> list[SquadQuestion]:
-    """Read the questions of a SQuAD file that have an answer. Raise BenchmarkError."""
+    """Read the questions of a SQuAD file that have an answer.
+
+    Raises BenchmarkError if the file is invalid or has no such question.
+    """
     with _translate_errors():
         questions = [question for question in read_questions(path) if question.golds]
     if not questions:

@@ -28,7 +28,7 @@ class RoundSummary:
 
 
 def summarize(values: Sequence[float]) -> RoundSummary:
-    """Summarize one value per round. Raise ValueError without a round."""
+    """Summarize one value per round. Raise ValueError if there is no round."""
     if not values:
         raise ValueError("no round was measured")
     return RoundSummary(float(np.median(values)), min(values), max(values), tuple(values))

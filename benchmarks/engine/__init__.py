@@ -1,1 +1,1 @@
-"""Benchmark of the raw engine."""
+"""Benchmark of an encoder's engine alone, without HTTP, tokenizer and transport."""

@@ -1,7 +1,7 @@
 """Benchmark of the raw engine: sentences/s, latency by shape, optional comparison with torch.
 
-It uses the sealed artifact, tokenizer, collation and engine of an encoder replica. Every round
-measures all rows, so that a change of the machine's speed affects all of them equally.
+It uses the artifact, tokenizer, collation and engine of an encoder replica. Every round
+repeats all measurements, so that a change of the machine's speed affects all of them equally.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from benchmarks.engine.results import (
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 
-COMPARED_WITH_TORCH = 32  # sentences, each unbatched
+COMPARED_WITH_TORCH = 32  # number of sentences, one per forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    """Measure and write the results. Raises BenchmarkError for a failure or a wrong answer."""
     metadata = start_run("engine", arguments.command_line, arguments.seed)
     sentences = load_sentences(arguments.data, arguments.seed)
     with ExitStack() as stack:
@@ -145,7 +145,10 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
 def open_torch_baseline(
     source: str | None, model: LocalModel, stack: ExitStack
 ) -> EncoderEngine | None:
-    """Open torch on all cores. Return None if `source` is None; "" means the artifact's source."""
+    """Open the model in torch on all cores; return None if `source` is None.
+
+    An empty `source` means the source of the artifact.
+    """
     if source is None:
         return None
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))

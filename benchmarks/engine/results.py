@@ -30,15 +30,18 @@ class EngineResults:
     sentences: str
     sentence_count: int
     mean_tokens: float  # special tokens included
-    threads: int  # per forward pass, in `latencies`
+    threads: int  # per forward pass; applies to `latencies`
     throughput: tuple[SentenceThroughput, ...]
     latencies: tuple[ShapeLatency, ...]
-    torch_over_engine: float | None  # ratio of latencies at COMPARED_SHAPE
+    torch_over_engine: float | None  # latency of torch / latency of the engine, at COMPARED_SHAPE
     checks: tuple[CosineCheck, ...]
 
 
 def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
-    """Return torch's latency / the engine's latency; None if torch was not measured."""
+    """Return the factor by which torch is slower than the engine at COMPARED_SHAPE.
+
+    Return None if torch was not measured.
+    """
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
     medians = {timing.system: timing.ms.median for timing in latencies if timing.shape == shape}
     return medians[TORCH] / medians[ENGINE] if TORCH in medians else None

@@ -45,7 +45,7 @@ from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
 
 LEAD_S = 3.0  # duration of the load before the fault
-CALM_S = 3.0  # duration of undisturbed requests that proves the recovery
+CALM_S = 3.0  # time without failed or slow requests that proves the recovery
 MAX_WATCH_S = 90.0  # limit if the server does not recover
 
 
@@ -116,7 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_former(path: Path | None) -> list[FaultResult]:
-    """Return the results of a file of a former run; none without `path`. Raise BenchmarkError."""
+    """Return the results in the file of an earlier run, or no results if `path` is None.
+
+    Raises BenchmarkError if the file cannot be read.
+    """
     if path is None:
         return []
     try:
@@ -174,7 +177,7 @@ async def watch(
 ) -> float | None:
     """Wait for `seconds`, then until no request fails or is slow. Stop after MAX_WATCH_S.
 
-    Return the seconds until a new process of the kind ran; None if none was started.
+    Return the seconds until a new process of the kind was running; None if none started.
     """
     started_s = time.perf_counter()
     successor_s: float | None = None

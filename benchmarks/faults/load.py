@@ -1,6 +1,7 @@
-"""Steady load of requests with known answers: an open loop with one connection per request.
+"""Steady load of requests with known right answers: an open loop, one connection per request.
 
-Requests are sent at fixed times and do not wait for earlier answers, as independent clients act.
+Requests are sent at fixed times and do not wait for earlier answers, like those of independent
+clients.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class KnownRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Result of one request. `outcome` is RIGHT, WRONG, CUT or a status of HttpExchange."""
+    """Result of one request. `outcome` is RIGHT, WRONG, CUT or an HttpExchange status."""
 
     kind: str
     outcome: str
@@ -61,7 +62,7 @@ class Observation:
 async def build_requests(
     address: ServerAddress, embedder: str, writer: str
 ) -> tuple[list[KnownRequest], list[KnownRequest]]:
-    """Get the right answers from the server. Return the requests to encoders and to generators."""
+    """Ask the server for the right answers. Return encoder requests and generator requests."""
     encoders, generators = [], []
     for sentence in SENTENCES:
         raw = build_post(address.prefix + model_path(embedder), build_inference_body(sentence))
@@ -98,7 +99,7 @@ class SteadyLoad:
         self._requests: set[asyncio.Task[None]] = set()
 
     def start(self, requests: Iterable[KnownRequest], rate: float) -> None:
-        """Send `requests` in turn, `rate` of them per second."""
+        """Send `requests` in an endless cycle, `rate` of them per second, until `stop`."""
         self._senders.append(asyncio.create_task(self._send_all(requests, 1 / rate)))
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests of several tasks and forms, with their right answers, for a mixed load of hours."""
+"""Requests of several tasks and forms, with right answers, for a mixed load that runs for hours."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CLASSIFIER = "hundredfold/minilm-sst2"
 READER = "hundredfold/minilm-squad"
 LIST_TEXTS = 16
 ANSWER_TOKENS = 24
-# Maximum difference of two numbers in right answers. A text is computed in varying batches, whose
-# rounding differs.
+# Maximum difference between a number in an answer and in the right answer. Rounding depends on the
+# batch in which the server computes a text.
 TOLERANCE = 0.02
 CONTEXT = (
     "The observatory on the hill was built in 1887 by Anna Lindqvist. Its refractor is nine metres "
@@ -40,7 +40,10 @@ RATES: Mapping[str, float] = {
 
 
 async def build_mixed_requests(address: ServerAddress) -> dict[str, list[KnownRequest]]:
-    """Build requests by kind with right answers from the server. Raise BenchmarkError."""
+    """Build requests by kind. Ask the server for their right answers.
+
+    Raises BenchmarkError if a request fails.
+    """
     sentences = [f"A sentence of middling length, number {number}." for number in range(64)]
     lists = [sentences[start : start + LIST_TEXTS] for start in range(0, 64, LIST_TEXTS)]
     questions = [{"question": question, "context": CONTEXT} for question in QUESTIONS]

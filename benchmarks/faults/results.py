@@ -71,7 +71,10 @@ def summarize_fault(
 
 
 def merge(former: Iterable[FaultResult], results: Iterable[FaultResult]) -> list[FaultResult]:
-    """Replace former results by results of the same fault. Sort in the order of KINDS."""
+    """Merge results of an earlier run with new results, in the order of ACTION_NAMES and KINDS.
+
+    A new result replaces the earlier result of the same fault.
+    """
     merged = {(one.kind, one.action): one for one in (*former, *results)}
     order = [(kind.name, action) for action in ACTION_NAMES for kind in KINDS]
     return [merged[key] for key in order if key in merged]

@@ -60,7 +60,7 @@ class SoakResults:
 
     @property
     def growth(self) -> float:
-        """Growth of the median memory from the second quarter of the run to the last quarter.
+        """Relative growth of the median memory from the second quarter of the run to the last.
 
         The first quarter is warm-up.
         """
@@ -101,7 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def soak(server: Server, seconds: float, names: Sequence[str], seed: int) -> SoakResults:
-    """Run the load for `seconds` and kill processes of kinds in `names`. Raise BenchmarkError."""
+    """Run the load for `seconds` and kill processes of kinds in `names`.
+
+    Raises BenchmarkError if the server does not recover.
+    """
     await server.wait_until_complete()
     requests = await build_mixed_requests(server.address)
     load = SteadyLoad(server.address)
@@ -196,7 +199,7 @@ def _build_row(kind: str, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def build_memory_table(results: SoakResults) -> Table:
-    """Build a table of medians for each tenth of the run, and the kills of the whole run."""
+    """Build a table of the medians in each tenth of the run, and the kills of the whole run."""
     part = max(1, len(results.memory) // 10)
     rows = []
     for start in range(0, len(results.memory), part):

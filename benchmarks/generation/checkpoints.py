@@ -1,4 +1,4 @@
-"""Checkpoint for the baselines: the source of the sealed artifact."""
+"""Checkpoint that the baselines run: the source of the measured artifact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG_NAME = "genai_config.json"
 class SourceCheckpoint:
     """Checkpoint that is fetched on first use. Unpacked files go to `scratch`.
 
-    `source` is a source as `build_artifacts build` takes it; None: the source of the artifact.
+    `source` has the syntax of `build_artifacts build`; None means the source of the artifact.
     """
 
     def __init__(self, model: LocalModel, source: str | None, scratch: Path) -> None:
@@ -29,7 +29,7 @@ class SourceCheckpoint:
 
     @cached_property
     def weights(self) -> Path:
-        """Directory of safetensors, config and tokenizer. Raises a BuildError."""
+        """Directory of safetensors, config and tokenizer. Raises BuildError if unavailable."""
         from build_artifacts.sources.hub import HuggingFaceHub
         from build_artifacts.steps.dequantize import dequantize
         from build_artifacts.steps.resolve import resolve
@@ -43,9 +43,10 @@ class SourceCheckpoint:
         return checkpoint.weights
 
     def genai_directory(self, precision: str | None) -> Path:
-        """Run onnxruntime-genai's model builder. `precision` None means the artifact's precision.
+        """Run onnxruntime-genai's model builder. Return its output directory.
 
-        Raise BenchmarkError or a BuildError.
+        `precision` None means the artifact's precision. Raises BenchmarkError if the builder fails,
+        or BuildError if the checkpoint is unavailable.
         """
         output = self._scratch / "genai"
         precision = precision or self._model.candidate.precision
@@ -59,7 +60,7 @@ class SourceCheckpoint:
 
 
 def has_same_weights(model: LocalModel, directory: Path) -> bool:
-    """Whether the weights file in `directory` has the digest of the sealed graph's weights file."""
+    """Whether the weights file in `directory` has the digest of the artifact's weights file."""
     sealed = model.manifest.files.get(model.candidate.graph + WEIGHTS_SUFFIX)
     weights = directory / WEIGHTS_NAME
     return sealed is not None and weights.is_file() and file_sha256(weights) == sealed.sha256

@@ -112,7 +112,7 @@ def _add_baseline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    """Measure and write the results. Raises BenchmarkError for a failure or a wrong answer."""
     metadata = start_run("generation", arguments.command_line, arguments.seed)
     with ExitStack() as stack:
         results = measure(arguments, stack)
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
     """Run all rounds, repeat answers unbatched, then run churn and structured output.
 
-    Raise ServeError.
+    Raises ServeError if the model or its generator in this process fails.
     """
     model = LocalModel.open(arguments.store, arguments.model)
     threads, kv_slots = usable_cores(), max(STREAMS, *arguments.streams)

@@ -63,7 +63,7 @@ class HttpGenerator:
         return self._read(submitted_s, stream.chunks, is_whole=request.disconnect_after is None)
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Return status and body of a response. Raise BenchmarkError without a response."""
+        """Send a POST. Return status and body. Raises BenchmarkError if there is no response."""
         stream = _Stream(self._address.build_post(path, body))
         await self._exchange(stream, path)
         return stream.status, stream.body
@@ -164,11 +164,11 @@ class _Stream(asyncio.Protocol):
             self._end(ConnectionError(f"not HTTP: {exc}"))
 
     def on_headers_complete(self) -> None:
-        """Called by the parser."""
+        """Store the status. The parser calls this method."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        """Called by the parser for each chunk of a body."""
+        """Store a chunk of the body with its arrival time. The parser calls this method."""
         self.chunks.append(BodyChunk(time.perf_counter(), data))
         if self._begun is not None:
             self._begun.set()
@@ -176,7 +176,7 @@ class _Stream(asyncio.Protocol):
             self._end()
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of the response."""
+        """End the exchange. The parser calls this method at the end of the response."""
         self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -85,7 +85,7 @@ class InProcessGenerator:
         return self._loop.load
 
     async def generate(self, request: StreamRequest) -> StreamResult:
-        """Run one stream to its end or to the disconnect. Raise ServeError."""
+        """Run one stream to its end or to the disconnect. Raises ServeError if it fails."""
         options = GenerationOptions(
             sampling=GREEDY, max_new_tokens=request.new_tokens, min_new_tokens=request.new_tokens
         )

@@ -31,9 +31,9 @@ from build_artifacts.types import Tokens
 
 _NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
-# Tokens of a page of the paged KV cache.
+# Tokens per page of the paged KV cache.
 _PAGE_TOKENS = 256
-# Tokens of one forward pass: enough for eight prompts of 64 tokens.
+# Maximum tokens per forward pass: enough for eight prompts of 64 tokens.
 _MAX_BATCH_TOKENS = 512
 
 
@@ -43,7 +43,7 @@ class TokenTimes:
     def __init__(self) -> None:
         self._started_s = time.perf_counter()
         self._times_s: list[float] = []
-        self._tokens: list[NDArray[np.int64]] = []  # each [n]
+        self._tokens: list[NDArray[np.int64]] = []  # one array per step, [streams]
 
     def add(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
         """Record one token of each stream with the current time."""
@@ -59,7 +59,7 @@ class TokenTimes:
 
 
 class GenaiSystem:
-    """`Generator` of onnxruntime-genai; all prompts of a batch have the same length.
+    """Baseline over onnxruntime-genai's `Generator`. All prompts of a batch have equal lengths.
 
     `directory` is the output of onnxruntime-genai's model builder.
     """
@@ -95,7 +95,7 @@ class GenaiSystem:
 
 
 class TransformersSystem:
-    """`generate` of transformers: eager, bf16, CPU."""
+    """Baseline over `generate` of transformers: eager mode, bf16, CPU."""
 
     name = TRANSFORMERS
     max_streams: int | None = None
@@ -143,7 +143,7 @@ class TransformersSystem:
 
 
 class PagedTransformersSystem(TransformersSystem):
-    """Continuous batching of transformers with a paged KV cache: eager, bf16, CPU.
+    """Baseline over continuous batching of transformers, with a paged KV cache: eager, bf16, CPU.
 
     The KV cache has pages for `kv_slots` streams of `context` tokens. Without this limit,
     transformers fills most of the memory with pages and attention masks.
@@ -210,11 +210,11 @@ class _Streamer:
         self._has_prompts = True
 
     def end(self) -> None:
-        """Called after the last token."""
+        """Do nothing. `generate` calls this method after the last token."""
 
 
 class Llama(Protocol):
-    """The used part of `llama_cpp.Llama`."""
+    """The methods of `llama_cpp.Llama` that this benchmark uses."""
 
     def reset(self) -> None:
         """Clear the KV cache."""
@@ -222,12 +222,12 @@ class Llama(Protocol):
     def generate(
         self, tokens: Sequence[int], *, temp: float, top_k: int, repeat_penalty: float
     ) -> Iterator[int]:
-        """Yield tokens without an end, even after an end-of-sequence token."""
+        """Yield tokens endlessly, even after an end-of-sequence token."""
         ...
 
 
 class LlamaCppSystem:
-    """llama.cpp through llama-cpp-python, which runs one stream."""
+    """Baseline over llama.cpp through llama-cpp-python, which runs one stream at a time."""
 
     name = LLAMA_CPP
     max_streams: int | None = 1
@@ -250,7 +250,7 @@ class LlamaCppSystem:
         return cls(llama)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """Run one prompt."""
+        """Run the single prompt in `prompts`."""
         (prompt,) = prompts
         with translate_errors(self.name):
             self._llama.reset()
@@ -271,7 +271,7 @@ def translate_errors(name: str) -> Iterator[None]:
 
 
 def _import_package(package: str, hint: str) -> Any:
-    """Import an optional package. Raise BenchmarkError."""
+    """Import an optional package. Raises BenchmarkError if it is not installed."""
     try:
         return import_module(package)
     except ImportError as exc:

@@ -39,15 +39,15 @@ Rounds = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class SystemResult:
-    """One system in one part of the benchmark: a number of streams, or a scenario."""
+    """Metrics of a system in a part of the benchmark: at a number of streams, or in a scenario."""
 
     part: str
     system: str
-    metrics: Mapping[str, RoundSummary]  # metrics that all rounds have
+    metrics: Mapping[str, RoundSummary]  # only metrics that every round measured
 
     @classmethod
     def summarize(cls, part: str, system: str, rounds: Rounds) -> Self:
-        """Summarize at least one round."""
+        """Summarize `rounds`, which must not be empty."""
         names = [name for name in rounds[0] if all(name in values for values in rounds)]
         metrics = {name: summarize([values[name] for values in rounds]) for name in names}
         return cls(part, system, metrics)
@@ -93,8 +93,8 @@ class GenerationResults:
     scenarios: tuple[SystemResult, ...]
     churn: ChurnResults | None
     structured_output: SchemaResults | None
-    batch_invariance: AnswerAgreement | None  # batched and unbatched answers in this process
-    answer_agreements: tuple[AnswerAgreement, ...]  # baselines and this process
+    batch_invariance: AnswerAgreement | None  # batched compared with unbatched, in this process
+    answer_agreements: tuple[AnswerAgreement, ...]  # each baseline compared with this process
     notes: tuple[str, ...]  # limits of the comparison
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # system -> reason why it was skipped or dropped
@@ -107,7 +107,7 @@ def name_streams(streams: int) -> str:
 
 
 def require_correct(results: GenerationResults) -> None:
-    """Raise BenchmarkError for answers that depend on the batch, broken schemas or leaks."""
+    """Raise BenchmarkError if answers depend on the batch or violate schemas, or if slots leak."""
     invariance = results.batch_invariance
     if invariance is not None and invariance.same < invariance.compared:
         raise BenchmarkError(
@@ -192,7 +192,8 @@ def describe(results: GenerationResults) -> str:
 ONE_TO_GENAI = f"one stream / {GENAI}"
 NO_DRAFTS_TO_GENAI = f"one stream without drafts / {GENAI}"
 ONE_TO_TRANSFORMERS = f"one stream / {TRANSFORMERS}"
-# The scheduler drafts no tokens with several streams, so the single stream has no drafts either.
+# With several streams the scheduler does not use speculative decoding. The compared single stream
+# therefore runs without it, too.
 EIGHT_TO_ONE = "eight streams / one stream without drafts"
 EIGHT_TO_GENAI = f"eight streams / {GENAI}'s batch of eight"
 SERVED_TO_LOOP = "eight clients over HTTP / eight streams"
@@ -205,7 +206,7 @@ MIN_RATIOS: Mapping[str, float] = {
 }
 MAX_INTER_TOKEN_MS = 250.0
 MAX_MEMORY_GROWTH_MB = 8.0
-SCHEMA_COUNT = 50  # all answers must be valid
+SCHEMA_COUNT = 50  # number of schema tasks; all answers must be valid
 
 
 class RatioTable:
@@ -219,7 +220,7 @@ class RatioTable:
         return self._metrics.get((part, system), {}).get(name)
 
     def ratios(self) -> dict[str, RoundSummary]:
-        """Divide metrics of the same round, so that changes of the machine's speed cancel out."""
+        """Divide metrics of the same round, so that changes of the machine's speed cancel."""
         one, eight = name_streams(1), name_streams(STREAMS)
         operands = {
             ONE_TO_GENAI: ((one, IN_PROCESS, DECODE), (one, GENAI, DECODE)),

@@ -117,7 +117,7 @@ async def churn(
 ) -> ChurnResults:
     """Send requests, half of which disconnect. Then check answers, KV slots and memory.
 
-    Raise ServeError.
+    Raises ServeError if a request fails.
     """
     prompts = sampler.sample_prompts([rng.randint(*PROMPT_TOKENS) for _ in range(PROMPTS)])
     unbatched = await run_streams(
@@ -182,7 +182,7 @@ COLD_TTFT, WARM_TTFT, CACHED_TOKENS = "cold_ttft_ms", "warm_ttft_ms", "cached_to
 
 
 class Scenario(Protocol):
-    """A load pattern."""
+    """A load pattern that yields metrics."""
 
     name: str
 
@@ -193,7 +193,7 @@ class Scenario(Protocol):
     async def run(
         self, generator: TextGenerator, requests: Sequence[StreamRequest]
     ) -> dict[str, float]:
-        """Send the requests and return the metrics by name. Raise ServeError."""
+        """Send the requests and return the metrics by name. Raises ServeError if one fails."""
         ...
 
 

@@ -26,7 +26,7 @@ LLAMA_CPP = "llama.cpp"
 
 
 class System(Protocol):
-    """A system that generates text."""
+    """A measured system that generates text: this project or a baseline."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class System(Protocol):
         ...
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """Decode `new_tokens` greedily for each prompt. Raise ServeError."""
+        """Decode `new_tokens` greedily for each prompt. Raises ServeError if it fails."""
         ...
 
 
@@ -51,7 +51,7 @@ class StreamingSystem:
     max_streams: int | None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        """Run all streams concurrently. Raise ServeError."""
+        """Run all streams concurrently. Raises ServeError if a stream fails."""
         requests = [StreamRequest(prompt, new_tokens) for prompt in prompts]
         return StreamGroup(self.runner.run(run_streams(self.generator, requests)))
 
@@ -103,7 +103,7 @@ class TextGenerator(Protocol):
     """Text generator that serves concurrent streams on the running event loop."""
 
     async def generate(self, request: StreamRequest) -> StreamResult:
-        """Run one stream to its end or to the disconnect. Raise ServeError."""
+        """Run one stream to its end or to the disconnect. Raises ServeError if it fails."""
         ...
 
 
@@ -112,8 +112,8 @@ async def run_streams(
 ) -> tuple[StreamResult, ...]:
     """Run `requests` and return their answers in order.
 
-    Each of `clients` clients runs one stream at a time; None runs all streams at once. Raise the
-    first failure and cancel the other streams.
+    Each of `clients` clients runs one stream at a time; None runs all streams at once. If a stream
+    fails, the other streams are cancelled and its error is raised.
     """
     answers: dict[int, StreamResult] = {}
     waiting = iter(enumerate(requests))

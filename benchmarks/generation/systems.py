@@ -40,7 +40,7 @@ from deployments.errors import ServeError
 
 @dataclass(frozen=True, slots=True)
 class SystemFactory:
-    """Opens the systems. The fields hold all that this requires."""
+    """Opens the measured systems from the command line, the model and its checkpoint."""
 
     arguments: argparse.Namespace
     model: LocalModel
@@ -129,7 +129,7 @@ BASELINES: Mapping[str, tuple[str, Callable[[SystemFactory], System]]] = {
 def open_baselines(
     factory: SystemFactory, skip: Collection[str]
 ) -> tuple[list[System], dict[str, str]]:
-    """Open all baselines except `skip`. Return the opened ones, and failures by name."""
+    """Open all baselines except `skip`. Return the opened baselines, and failures by name."""
     opened: list[System] = []
     missing: dict[str, str] = {}
     for name, (label, open_system) in BASELINES.items():

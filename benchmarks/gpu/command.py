@@ -78,7 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the cases without a result. Return FAILED if a case failed. Raise BenchmarkError."""
+    """Run the cases that have no result yet, or were blocked or failed before.
+
+    Return FAILED if a case failed. Raises BenchmarkError without a GPU, except in a dry run, or if
+    the result file cannot be read or written.
+    """
     target = Target(
         is_cuda=not arguments.dry,
         seed=arguments.seed,
@@ -151,11 +155,11 @@ class _CasePlan(NamedTuple):
 
 
 def run_worker(part: str, names: list[str], target: Target, seconds: float) -> Iterator[CaseResult]:
-    """Run `names` of `part` in a process that ends after `seconds`.
+    """Run the cases `names` of `part` in a worker process, and yield their results.
 
-    If the process ends early, the running case failed. Cases that did not start have no result.
-    If the time limit ends the process, the running case failed only if it was the first case.
-    Otherwise it has no result.
+    The process is killed after `seconds`. The running case then failed if it was the first case;
+    otherwise it has no result. If the process ends by itself, the running case failed. Cases that
+    did not start have no result.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

@@ -96,7 +96,7 @@ class _Needs(NamedTuple):
 class _DecoderModel:
     weights: Path
     metadata: CheckpointMetadata
-    graphs: Any  # DecoderGraphs
+    graphs: Any  # DecoderGraphs, which is imported on use
 
     @classmethod
     def build(cls, bench: Bench, name: str, root: Path) -> _DecoderModel:
@@ -109,7 +109,7 @@ class _DecoderModel:
         return cls(weights, metadata, DecoderGraphs(open_steps(root / "build"), weights, metadata))
 
     def spec(self, recipe: DecoderRecipe, target: Target) -> DecoderSpec:
-        """Export the candidate. Raises MissingRequirement."""
+        """Export the candidate. Raises MissingRequirement if this machine cannot run it."""
         needs = _Needs(recipe.engine, recipe.precision, recipe.run)
         require(missing_requirement(needs, target.generator_settings()))
         if recipe.engine == "onnxruntime" and self.metadata.architecture.startswith("Llama"):
@@ -200,7 +200,8 @@ def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapp
     spec = model.spec(_BY_NAME[system], target)
     context = prompt_tokens + new_tokens
     with closing(_open(spec, target, slots=streams, context=context)) as engine:
-        measure_streams(engine, prompts, new_tokens)  # warm-up: captures, allocates, compiles
+        # The warm-up captures CUDA graphs, allocates memory and compiles.
+        measure_streams(engine, prompts, new_tokens)
         return measure_streams(engine, prompts, new_tokens)
 
 

@@ -58,13 +58,13 @@ KNOWN_LARGE_SAMPLES_PER_S = 8_836
 class _EncoderModel:
     """A prepared checkpoint and the graphs that the compiler builds from it."""
 
-    prepared: Any  # PreparedModel
-    graphs: Any  # CandidateGraphs
+    prepared: Any  # PreparedModel, which is imported on use
+    graphs: Any  # CandidateGraphs, which is imported on use
 
     def open(self, recipe: CandidateRecipe, target: Target) -> EncoderEngine:
         """Build and open the graph of a candidate. A dry run uses the CPU provider.
 
-        Raises MissingRequirement.
+        Raises MissingRequirement if this machine cannot run the candidate.
         """
         from build_artifacts.search.graphs import build_graph_spec
 

@@ -25,7 +25,7 @@ class GpuResults:
     cases: dict[tuple[str, str], CaseResult] = field(default_factory=dict)
 
     def add(self, result: CaseResult) -> None:
-        """Add a result of this run, with its commit."""
+        """Add a result of this run, and set its commit to that of the run."""
         self._insert(replace(result, commit=self.run.host.commit))
 
     def _insert(self, result: CaseResult) -> None:
@@ -49,7 +49,7 @@ class GpuResults:
         return [*open_, *repeated]
 
     def write(self, path: Path) -> None:
-        """Replace the file at `path`. Raise BenchmarkError."""
+        """Replace the file at `path`. Raises BenchmarkError if it cannot be written."""
         cases = list(self.cases.values())
         content = encode_result(self.run, {"cases": cases}, build_tables(cases))
         try:
@@ -62,7 +62,10 @@ class GpuResults:
 
     @classmethod
     def read_or_start(cls, path: Path, run: RunMetadata) -> GpuResults:
-        """Read the results at `path`, or start without results. Raise BenchmarkError."""
+        """Read the results at `path`, or start without results if there is no such file.
+
+        Raises BenchmarkError if the file is no result of this benchmark.
+        """
         results = cls(run)
         if path.is_file():
             try:
@@ -95,7 +98,7 @@ def _passed(cases: Iterable[CaseResult], part: str) -> list[CaseResult]:
 
 
 def _unproven_table(cases: Sequence[CaseResult]) -> Table:
-    """List, per part, cases that a GPU proved, unproven cases, and states from dry runs."""
+    """Build a row per part: cases proven on a GPU, states of the other cases, unproven cases."""
     rows = []
     on_gpu = {(result.part, result.case): result for result in cases if result.device == "cuda"}
     dry = _find_dry_paths(cases)
@@ -115,14 +118,17 @@ def _unproven_table(cases: Sequence[CaseResult]) -> Table:
 
 
 def _find_dry_paths(cases: Sequence[CaseResult]) -> dict[tuple[str, str], CaseResult]:
-    """Map each code path to its dry-run result. The worst state wins if a path has several."""
+    """Map each key of `_path` to its dry-run result, or to the worst of several results."""
     dry = [result for result in cases if result.device == "cpu"]
     dry.sort(key=lambda result: get_args(State).index(result.state))
     return {_path(result.part, result.case): result for result in dry}
 
 
 def _path(part: str, case: str) -> tuple[str, str]:
-    """Return the part and the case without its number of streams, which is lower in dry runs."""
+    """Return a key that a case on a GPU and its dry run share.
+
+    The key omits the number of streams, which is lower in dry runs.
+    """
     return part, case.rpartition("/")[0] if part == "streams" else case
 
 

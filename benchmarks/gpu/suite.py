@@ -1,4 +1,4 @@
-"""The GPU tests of the suite, one case per test."""
+"""The GPU tests of the test suite. pytest runs all of them as one case."""
 
 from __future__ import annotations
 

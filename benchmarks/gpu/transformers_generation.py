@@ -77,7 +77,10 @@ def _run_continuous(model: Any, target: Target, prompts: _Prompts, new_tokens: i
 
 
 def _limit_pages(target: Target, streams: int, prompts: _Prompts, new_tokens: int) -> Any:
-    """Return limits with pages for all streams. By default pages fill the memory."""
+    """Return a configuration whose KV cache has just enough pages for all streams.
+
+    By default, transformers fills the memory with pages.
+    """
     from transformers import ContinuousBatchingConfig
 
     known = inspect.signature(ContinuousBatchingConfig).parameters

@@ -1,7 +1,7 @@
-"""Worker process for cases of one part, which the command can end and start again.
+"""Worker process that runs cases of one part. The command can kill it and start another one.
 
-`python -m benchmarks.gpu.worker PART JSON` writes a line of JSON at the start of a case, and a line
-with its result. Output of libraries goes to stderr.
+`python -m benchmarks.gpu.worker PART JSON` writes a line of JSON when a case starts, and a line
+with its result when it ends. Output of libraries goes to stderr.
 """
 
 from __future__ import annotations

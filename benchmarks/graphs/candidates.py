@@ -1,4 +1,4 @@
-"""Candidates of the graph benchmark: sealed graphs and rebuilt baselines, opened on demand."""
+"""Graphs to benchmark: those of the sealed artifact, and rebuilt baselines, opened on demand."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from deployments.tuning.opening import open_tuned_engine
 TORCH = BASELINE
 COMMON_RECIPE = "common-recipe"
 SEALED = "sealed"
-# Sealed OpenVINO candidates pad inputs to buckets. These baselines use the same recipes without
-# buckets.
+# OpenVINO candidates in artifacts pad inputs to buckets. These baselines use the same recipes
+# without buckets.
 OPENVINO = tuple(
     replace(
         recipe,
@@ -57,10 +57,10 @@ BASELINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCandidate:
-    """One way to run the model. A baseline may violate the accuracy gate; the report says so."""
+    """One way to run the model. A baseline may violate the accuracy gate; the results list how."""
 
     name: str
-    what: str  # short description
+    what: str  # short description for the report
     open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
     must_pass_gate: bool
     can_split: bool = True  # whether concurrent passes are useful
@@ -68,7 +68,7 @@ class GraphCandidate:
 
 @dataclass(slots=True)
 class GraphCandidates:
-    """Candidates to measure, and the reasons of missing ones by name."""
+    """Candidates to measure, and by name the reasons why others are missing."""
 
     candidates: list[GraphCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class GraphCandidates:
 def collect_candidates(
     request: ReportRequest, manifest: ArtifactManifest, workspace: Workspace
 ) -> GraphCandidates:
-    """Collect the candidates of an artifact. Rebuild unsealed graphs from the source checkpoint.
+    """Collect the candidates of an artifact and the baselines.
 
-    The graphs are in `workspace`, which must outlive the engines. Raise BuildError if the
-    checkpoint is missing or has changed.
+    Graphs that the artifact does not contain are rebuilt from its source checkpoint in `workspace`,
+    which must outlive the engines. Raises BuildError if the checkpoint is missing or has changed.
     """
     with BuildProgress.on_stderr() as progress:
         return _collect(request, manifest, workspace, StepRunner(workspace, progress))
@@ -174,7 +174,7 @@ def _build_spec(
     graphs: CandidateGraphs,
     settings: EncoderSettings,
 ) -> GraphSpec:
-    """Build the graph of a baseline. Raise UnsupportedModel."""
+    """Build the graph of a baseline. Raises UnsupportedModel if this host cannot run it."""
     if reason := missing_requirement(
         build_graph_spec(recipe, Path(recipe.name), prepared), settings
     ):

@@ -1,8 +1,8 @@
 """Benchmark of all graphs of a model, in latency and accuracy.
 
-Graphs are torch, ONNX fp32, the common recipe, OpenVINO and the sealed candidates. Every round
-measures all graphs in one process. The first run uses one pass on all threads. The second run uses
-one pass per core and splits each batch over the passes, as an idle encoder does.
+Graphs are torch, ONNX fp32, the most common int8 recipe, OpenVINO and the candidates of the sealed
+artifact. Every round measures all graphs in one process. The first run uses one forward pass on all
+threads. The second run splits each batch over one pass per core, as an idle encoder does.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    """Measure and write the results. Raises BenchmarkError for a failure or an inaccurate graph."""
     metadata = start_run("graphs", arguments.command_line, arguments.seed)
     results = measure(arguments)
     publish(arguments, metadata, results, build_tables(results), text=describe(results))
@@ -156,7 +156,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
 def select_systems(
     candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> tuple[Sequence[GraphCandidate], RunInputs]:
-    """Select candidates and shapes of a run. Concurrent passes need batches that can be split."""
+    """Select candidates and shapes of a run. Concurrent passes need batches of several items."""
     if split.passes == 1:
         return candidates, inputs
     shapes = [shape for shape in inputs.shapes if shape.items > 1]
@@ -208,10 +208,10 @@ def score_systems(
 def score_goals(
     evaluation: Evaluation, scores: Mapping[str, Mapping[str, float]], gate: Gate
 ) -> list[Goal]:
-    """Build the goals for the task metric of the sealed model.
+    """Build the goals for the task metric of the artifact.
 
-    Compared with torch, it may drop by the limit of the gate. Compared with OpenVINO, it must not
-    drop.
+    The metric may be lower than that of torch by the limit of the accuracy gate. It must not be
+    lower than that of OpenVINO.
     """
     limits = {TORCH: gate.metric_drop} | dict.fromkeys(OPENVINO_BASELINES, 0.0)
     return [

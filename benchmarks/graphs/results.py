@@ -13,8 +13,8 @@ from benchmarks.common.statistics import Goal, RoundSummary, summarize
 from benchmarks.graphs.candidates import COMMON_RECIPE, DYNAMIC, OPENVINO_BASELINES, SEALED, TORCH
 from deployments.tuning.costs import Shape
 
-# (numerator, denominator) of latency ratios. The sealed model is the denominator of the first two
-# ratios, which should exceed 1. It is the numerator of the remaining ratios, which should not
+# (numerator, denominator) of latency ratios. The artifact (SEALED) is the denominator of the first
+# two ratios, which should exceed 1. It is the numerator of the remaining ratios, which should not
 # exceed 1 by much.
 COMPARISONS = (
     (TORCH, SEALED),
@@ -43,13 +43,16 @@ class LatencyRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityRow:
-    """Distance of one system from fp32 torch on unbatched probes. None: unusable outputs."""
+    """Similarity of one system's outputs to fp32 torch on unbatched probe texts.
+
+    Values are None if the outputs are unusable.
+    """
 
     system: str
     probes: int
     cosine_mean: float | None
     cosine_worst: float | None
-    top1_agreement: float | None  # for tasks that choose a label or token
+    top1_agreement: float | None  # None also for tasks that choose no label or token
     must_pass_gate: bool
     violations: tuple[str, ...]  # of the artifact's accuracy gate
 

@@ -80,9 +80,9 @@ class RunInputs:
 def open_run(
     candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> Iterator[PlacementRun]:
-    """Open and warm up the candidates; close them on exit. Skip baselines that fail.
+    """Open and warm up the candidates, and close them on exit. Skip baselines that fail.
 
-    Raise EngineFailed for a candidate that must pass the gate.
+    Raises EngineFailed if a candidate fails that must pass the accuracy gate.
     """
     opener = _EngineOpener(split, inputs)
     try:

@@ -1,7 +1,7 @@
 """Check of the tuning result by a new measurement of every candidate at every shape.
 
-The check uses the batches, clock and schedule of tuning. It compares the variant that the stored
-cost table selects with the fastest variant of this run.
+The check measures with the batches, the clock and the schedule of tuning. It compares the variant
+that the stored cost table selects with the fastest variant of this run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def remeasure(arguments: argparse.Namespace) -> TuningResults:
-    """Measure all accurate candidates. Raise BenchmarkError without a cost table for this host."""
+    """Measure all accurate candidates. Raise BenchmarkError if this host has no cost table."""
     model = LocalModel.open(arguments.store, arguments.model)
     settings = EncoderSettings(intra_op_threads=arguments.threads)
     target = TuningTarget(model.directory, model.manifest, Device.CPU, settings)
@@ -129,8 +129,8 @@ def select_variants(
 ) -> tuple[list[VariantSpec], dict[str, str]]:
     """Return the variants to measure, and the reasons of skipped candidates.
 
-    Every candidate contributes its sealed variant and its selected variants. A candidate is skipped
-    if its outputs differ too much from the sealed reference.
+    Every candidate contributes the variant of the artifact and the variants that `table` selects. A
+    candidate is skipped if its outputs differ too much from the reference outputs in the artifact.
     """
     specs: dict[Variant, VariantSpec] = {}
     skipped: dict[str, str] = {}

@@ -56,7 +56,7 @@ NAMES = (
 
 
 def attack_names() -> Iterator[HostileRequest]:
-    """Yield model ids that have a meaning for file systems, URL decoders or logs."""
+    """Yield requests with model ids that have a meaning for file systems, URL decoders or logs."""
     missing = frozenset({400, 404, 414, 431, CLOSED})
     for name in NAMES:
         shown = name[:30]
@@ -78,7 +78,7 @@ def attack_names() -> Iterator[HostileRequest]:
 
 
 def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
-    """Yield invalid and extreme JSON. `key` is the field that holds the texts."""
+    """Yield requests with invalid or extreme JSON. `key` is the field that holds the texts."""
     name = key.encode()
     rejected = frozenset({400})
     broken: dict[str, bytes] = {
@@ -122,7 +122,7 @@ def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
 
 
 def attack_sizes(path: str) -> Iterator[HostileRequest]:
-    """Yield oversized bodies, lists, keys and texts."""
+    """Yield requests with oversized bodies, lists, keys and texts."""
     oversized = {
         "100,000 texts": orjson.dumps({"inputs": ["a"] * 100_000}),
         "100,000 empty texts": orjson.dumps({"inputs": [""] * 100_000}),
@@ -152,7 +152,7 @@ def attack_sizes(path: str) -> Iterator[HostileRequest]:
 
 @cache
 def compression_bomb(window_bits: int) -> bytes:
-    """Compress BOMB_BYTES of spaces."""
+    """Return BOMB_BYTES of spaces, compressed."""
     packer = zlib.compressobj(9, zlib.DEFLATED, window_bits)
     block = b" " * 1_000_000
     return (
@@ -161,7 +161,7 @@ def compression_bomb(window_bits: int) -> bytes:
 
 
 def attack_compression(path: str) -> Iterator[HostileRequest]:
-    """Yield compression bombs, wrong encodings and corrupt streams."""
+    """Yield requests with compression bombs, wrong encodings and corrupt streams."""
     body = b'{"inputs": "a"}'
     packed = gzip.compress(body)
     bare = zlib.compressobj(wbits=-15)
@@ -195,7 +195,7 @@ def attack_compression(path: str) -> Iterator[HostileRequest]:
 
 
 def attack_framing(path: str) -> Iterator[HostileRequest]:
-    """Yield wrong lengths, malformed chunks and incomplete bodies."""
+    """Yield requests with wrong lengths, malformed chunks and incomplete bodies."""
     body = b'{"inputs": "a"}'
     malformed = frozenset({400, CLOSED})
     for length in ("3", "-1", "abc", "1e3", "0x10", "9" * 30, "9" * 5000):
@@ -227,7 +227,7 @@ def attack_framing(path: str) -> Iterator[HostileRequest]:
 
 
 def attack_headers(path: str) -> Iterator[HostileRequest]:
-    """Yield invalid headers, many headers, long headers and unknown methods."""
+    """Yield requests with invalid, many or long headers, or unknown methods."""
     body = b'{"inputs": "a"}'
     for header in ("x-use-cache: maybe", "x-hardware: tpu", "x-wait-for-model: \xff"):
         yield HostileRequest(header, build_post(path, body, header), frozenset({400}))
@@ -275,7 +275,7 @@ PARAMETERS: tuple[dict[str, object], ...] = (
 
 
 def attack_parameters(path: str) -> Iterator[HostileRequest]:
-    """Yield extreme parameters. The task determines which parameters exist."""
+    """Yield requests with extreme parameters. The task determines which parameters exist."""
     inputs = (
         "a [MASK] b " * 300,
         ["a [MASK] b"] * 1_000,

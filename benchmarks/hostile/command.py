@@ -1,8 +1,8 @@
-"""Hostile requests to a running server. Checks statuses, memory, and a client with valid requests.
+"""Benchmark that sends hostile requests to a running server and checks statuses and memory.
 
 schemathesis generates half of the requests from the OpenAPI document. The other half comes from
 `attacks.py`. The seed shuffles all requests. A background client sends valid requests at the same
-time.
+time. None of them may fail.
 
 A warm-up sends every attack and the first 10 % of the requests. Caches and allocators keep the
 memory of the largest request, so memory is compared after the warm-up. The server must run on this
@@ -55,9 +55,9 @@ def read_replica_memory() -> dict[str, int]:
 
 
 def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float | None:
-    """Return memory after / memory before, over the replicas that are in both mappings.
+    """Return the ratio of memory after to memory before, over replicas that are in both mappings.
 
-    Autoscaling may start and stop other replicas in between. None without a common replica.
+    Autoscaling may start and stop other replicas in between. Return None without a common replica.
     """
     names = before.keys() & after.keys()
     total = sum(before[name] for name in names)
@@ -69,7 +69,7 @@ LEAVE_S = 3.0  # s after which the client leaves a generation that may take minu
 BACKGROUND_PAUSE_S = 0.02
 DRAIN_TIMEOUT_S = 60.0  # maximum wait until memory is released
 MAX_MEMORY_RATIO = 1.10
-MAX_FAILURES = 20  # number of failures in the result file
+MAX_FAILURES = 20  # number of the most frequent failures to write to the result file
 # Admission control may return these statuses to any request.
 ALWAYS_EXPECTED = frozenset({408, 429, 503})
 LATE = 504  # expected only for requests that state a deadline
@@ -119,7 +119,10 @@ class HostileResults:
 
     @property
     def memory_ratio(self) -> float | None:
-        """Memory after / memory before, over replicas that ran all the time; else None."""
+        """Ratio of memory after to memory before, over replicas that ran all the time.
+
+        None if no replica ran all the time.
+        """
         return compare_memory(self.memory_before, self.memory_after)
 
     @property
@@ -190,7 +193,7 @@ async def measure(target: ServerAddress, arguments: argparse.Namespace) -> Hosti
 
 
 async def get_json(target: ServerAddress, path: str) -> Any:
-    """Return the JSON body of a GET. Raise BenchmarkError."""
+    """Return the JSON body of a GET. Raises BenchmarkError for a status other than 200."""
     response = await send_raw(target, build_request("GET", target.prefix + path), TIMEOUT_S)
     if response.status != 200:
         raise BenchmarkError(
@@ -217,7 +220,7 @@ async def models_by_task(target: ServerAddress) -> dict[str, str]:
 async def mix_requests(
     target: ServerAddress, models: Mapping[str, str], count: int, seed: int
 ) -> list[HostileRequest]:
-    """Shuffle `count` requests by `seed`."""
+    """Return `count` generated requests and attacks, shuffled by `seed`."""
     document = await get_json(target, "/openapi.json")
     ids = sorted(set(models.values()))
     log_progress("generating requests from the OpenAPI document")

@@ -9,7 +9,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.hostile.wire import build_request
 
-# Weight of known model ids against random ids. Random ids return 404 only.
+# Weight of known model ids in relation to random ids, which the server only answers with 404.
 KNOWN_IDS_WEIGHT = 2
 
 
@@ -56,7 +56,7 @@ def generate_cases(
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """Generate up to `count` different requests of one operation."""
+    """Generate up to `count` different requests of one operation; `mode`: valid or invalid."""
     import hypothesis
     from hypothesis import strategies as st
 

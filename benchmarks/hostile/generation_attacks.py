@@ -44,7 +44,7 @@ def attack_generation(model_id: str) -> Iterator[HostileRequest]:
 
 
 def _build_both(path: str, what: str, body: Mapping[str, Any]) -> Iterator[HostileRequest]:
-    """Yield the request without and with `stream`."""
+    """Yield the request twice: without and with `stream`."""
     yield _build_attack(path, what, body)
     yield _build_attack(path, f"{what}, streamed", {**body, "stream": True})
 
@@ -185,7 +185,7 @@ SCHEMAS: Mapping[str, Any] = {
 
 
 def openai_grammars() -> dict[str, Mapping[str, Any]]:
-    """Return every expression and schema as a `response_format`."""
+    """Return EXPRESSIONS and SCHEMAS by name, as the field `response_format` of OpenAI's API."""
     expressions = {
         what: {"response_format": {"type": "regex", "value": value}}
         for what, value in EXPRESSIONS.items()
@@ -203,7 +203,7 @@ def openai_grammars() -> dict[str, Mapping[str, Any]]:
 
 
 def tgi_grammars() -> dict[str, Mapping[str, Any]]:
-    """Return every expression and schema as a `grammar`."""
+    """Return EXPRESSIONS and SCHEMAS by name, as the parameter `grammar` of TGI's API."""
     kinds = (("regex", EXPRESSIONS), ("json", SCHEMAS))
     return {
         what: {"grammar": {"type": kind, "value": value}}

@@ -114,8 +114,8 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 def is_complete(received: bytes | bytearray) -> bool:
     """Whether a response with a Content-Length is complete.
 
-    The end of the connection is no criterion: after an incomplete request the server keeps the
-    connection open.
+    The check does not need the end of the connection, because the server keeps the connection open
+    after an incomplete request.
     """
     end = received.find(b"\r\n\r\n")
     length = CONTENT_LENGTH.search(received, 0, end + 2) if end >= 0 else None

@@ -57,10 +57,10 @@ PAIRS = 400  # pairs of requests to the hot and the pinned model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyModelsResults:
-    """Results of one run."""
+    """Results of the benchmark, as written to the result file."""
 
     models: int
-    room: int  # models per replica
+    room: int  # models that fit into the memory of a replica
     pool_bytes: int  # per replica
     start_s: float  # until the server with all models is ready
     start_few_s: float  # until the server with FEW_MODELS is ready
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after a failed request."""
+    """Measure and write the results. Raises BenchmarkError if a request fails."""
     metadata = start_run("many_models", arguments.command_line, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="many-models-") as directory:
         few, many = Path(directory, "few"), Path(directory, "many")
@@ -113,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
 def start_with(
     root: Path, models: int, arguments: argparse.Namespace
 ) -> Iterator[tuple[ServerAddress, float, int]]:
-    """Run a server on a store of `models` models.
+    """Run a server with a store of `models` tiny models and the COLD models.
 
-    Yield the server's address, the seconds of its start, and the pool bytes of each encoder.
+    Yield the server's address, the seconds that its start took, and the pool bytes of each replica.
     """
     graph_bytes = write_tiny_models(root / "store", models)
     sealed = find_artifact(arguments.store, arguments.model)
@@ -135,13 +135,13 @@ def count_cold_bytes(arguments: argparse.Namespace) -> int:
 
 
 def write_config(root: Path, pool_bytes: int) -> Path:
-    """Write a configuration with two CPU encoders, one pinned model and no generators."""
+    """Write a configuration with two CPU encoder replicas, one pinned model and no generators."""
     encoder = {"pool_bytes": pool_bytes, "concurrent_passes": 1}
     return write_encoder_config(root, root / "store", [PINNED], encoder, replicas=REPLICAS)
 
 
 def measure(address: ServerAddress, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the measured fields of ManyModelsResults."""
+    """Run the traffic and the single requests. Return their fields of ManyModelsResults."""
     before = read_encoder_mib()
     rng = np.random.default_rng(arguments.seed)
     numbers = draw_zipf(rng, arguments.models, REQUESTS)
@@ -179,7 +179,7 @@ def build_request(address: ServerAddress, model_id: str) -> bytes:
 
 
 def compare(address: ServerAddress, first: str, second: str) -> tuple[list[float], list[float]]:
-    """Send requests to two models in turns over one connection. Return their seconds."""
+    """Alternate requests to two models on one connection. Return the seconds of each request."""
     seconds: tuple[list[float], list[float]] = ([], [])
     with Client(address) as client:
         for _ in range(PAIRS):
@@ -201,7 +201,7 @@ def _ask(client: Client, model_id: str) -> float:
 
 
 def read_encoder_mib() -> float:
-    """Return the resident memory of all encoder replicas on this host."""
+    """Return the resident memory of all encoder replicas on this host, in MiB."""
     total = 0.0
     for process in psutil.process_iter(("cmdline", "name", "memory_info")):
         command = " ".join(process.info["cmdline"] or ())

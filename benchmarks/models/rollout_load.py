@@ -1,4 +1,4 @@
-"""Steady load that compares each answer with the expected answer of the version that sent it."""
+"""Steady load that compares each answer with the right answer of the version that computed it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
 class RolloutAnswer:
     """Result of one request. `version` is empty without an answer."""
 
-    name: str  # name in the request
+    name: str  # model name in the request
     step: str
     version: str
     outcome: RolloutOutcome
@@ -40,15 +40,18 @@ class RolloutAnswer:
 
 
 class VersionedLoad:
-    """Sends requests to several names in turn, at a fixed rate until `stop`.
+    """Sends requests to several model names in turn, at a fixed rate, until `stop`.
 
-    Each request comes from a new client.
+    Each request has a new API key, so that the server takes it for a request of a new client.
     """
 
     def __init__(
         self, address: ServerAddress, expected: Mapping[str, Any], names: Sequence[str], rate: float
     ) -> None:
-        """Take the right answers by version in `expected`. Each of `names` gets an equal share."""
+        """Prepare the load. `expected` maps each version to its right answer.
+
+        Each of `names` gets an equal share of the `rate` in requests/s.
+        """
         self.answers: list[RolloutAnswer] = []
         self._address = address
         self._expected = expected
@@ -62,7 +65,10 @@ class VersionedLoad:
         self._sender: asyncio.Task[None] | None = None
 
     def begin_step(self, step: str, allowed: Mapping[str, frozenset[str]]) -> None:
-        """Allow the versions in `allowed`, by name. Former versions stay allowed for GRACE_S."""
+        """Begin a step. `allowed` maps model names to the versions that may now answer.
+
+        The versions of the previous step stay allowed for GRACE_S.
+        """
         self._step = step
         self._former, self._allowed = self._allowed, {**self._allowed, **allowed}
         self._changed_s = time.perf_counter()
@@ -133,7 +139,7 @@ async def ask(address: ServerAddress, name: str) -> HttpExchange:
 
 
 async def ask_version(address: ServerAddress, name: str) -> Any:
-    """Return the answer of a version. Raise BenchmarkError for a status other than 200."""
+    """Return the parsed answer to `name`. Raises BenchmarkError for a status other than 200."""
     answer = await ask(address, name)
     if answer.status != 200:
         raise BenchmarkError(

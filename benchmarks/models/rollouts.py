@@ -1,7 +1,7 @@
 """Version changes under steady load: rebuild, alias, canary, promote, rollback, pull, removal.
 
 The command starts its own server with versions of one tiny model. The answers of the versions
-differ. An answer names its version; it must equal the expected answer of this version. Some steps
+differ. Every answer names its version and must equal the right answer of this version. Some steps
 kill a replica.
 """
 
@@ -52,13 +52,13 @@ POOL_BYTES = 1 << 30
 RECOVERY_S = 60.0  # maximum until a killed replica is replaced
 PULL_S = 150.0
 PROMOTED_TIMEOUT_S = 30.0
-PROMOTED_ANSWERS = 20  # answers in a row, so that every ingress replica is asked
+PROMOTED_ANSWERS = 20  # right answers in a row, enough to reach every ingress replica
 TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The requests of one step."""
+    """Outcomes of the requests of one step."""
 
     step: str
     killed: str  # kind of the replica that this step kills; empty: none
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after a bad answer."""
+    """Measure and write the results. Raises BenchmarkError for a failed step or a missed goal."""
     metadata = start_run("rollouts", arguments.command_line, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="rollouts-") as directory, stop_signals_interrupt():
         root = Path(directory)
@@ -121,7 +121,7 @@ def write_own_config(root: Path) -> Path:
 
 
 class Rollouts:
-    """The steps of one run."""
+    """Runs the version changes, one step after the other, under steady load."""
 
     def __init__(self, server: Server, root: Path, arguments: argparse.Namespace) -> None:
         self._server, self._root, self._arguments = server, root, arguments
@@ -194,7 +194,7 @@ class Rollouts:
         await asyncio.sleep(self._arguments.seconds)
 
     async def _manage(self, method: str, route: str, body: dict[str, object] | None = None) -> None:
-        """Call a management route. Raise BenchmarkError."""
+        """Call a management route. Raises BenchmarkError for a status other than 200."""
         address = self._server.address
         content = b"" if body is None else orjson.dumps(body)
         raw = build_request(method, f"{address.prefix}/models/{route}", content)
@@ -226,7 +226,10 @@ class Rollouts:
         )
 
     async def _pull(self) -> None:
-        """Let the server build a checkpoint, then request the model. Raise BenchmarkError."""
+        """Let the server build a checkpoint, then request the model.
+
+        Raises BenchmarkError if the build fails or takes longer than PULL_S.
+        """
         source = self._root / "checkpoint"
         source.mkdir()
         await asyncio.to_thread(write_bert, source, TINY_BERT, TaskName.FEATURE_EXTRACTION, 1)

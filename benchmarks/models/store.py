@@ -34,7 +34,7 @@ def model_name(number: int) -> str:
 
 
 def write_tiny_models(store: Path, count: int) -> int:
-    """Seal `count` models with WORDS word vectors each. Return the bytes of one graph."""
+    """Write artifacts of `count` models with WORDS word vectors. Return the bytes of a graph."""
     first = model_directory(store, model_name(0)) / VERSION
     _write_tokenizer(first / TOKENIZER_NAME)
     _write_graph(first / GRAPH_NAME)
@@ -45,7 +45,7 @@ def write_tiny_models(store: Path, count: int) -> int:
 
 
 def write_version(store: Path, model_id: str, version: str, seed: int) -> None:
-    """Seal a version with word vectors drawn from `seed`, and make it the latest version."""
+    """Write a version with word vectors drawn from `seed`, and make it the latest version."""
     directory = model_directory(store, model_id) / version
     _write_tokenizer(directory / TOKENIZER_NAME)
     _write_graph(directory / GRAPH_NAME, seed)
@@ -53,7 +53,7 @@ def write_version(store: Path, model_id: str, version: str, seed: int) -> None:
 
 
 def link_model(sealed: Path, manifest: ArtifactManifest, store: Path, model_id: str) -> None:
-    """Seal an artifact again under another id. Its files are hard links, not copies."""
+    """Add an artifact to `store` again under another id. Its files are hard links, not copies."""
     directory = model_directory(store, model_id) / manifest.version
     for name in manifest.files:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ from benchmarks.serving.load import LoadPlan, Workload, run_load
 from benchmarks.serving.profile import classify_process
 
 FACTORS = (1.2, 3.0, 10.0)
-SAMPLES = 300  # compared answers per level
+SAMPLES = 300  # answers to compare per open loop
 MIB = 1 << 20
 
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    """Measure and write the results. Raises BenchmarkError for a failure or a wrong answer."""
     metadata = start_run("overload", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     texts = load_sentences(None, arguments.seed).texts
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OverloadRun:
-    """Measurements of one workload."""
+    """Measures one workload at all multiples of the capacity."""
 
     address: ServerAddress
     workload: OverloadWorkload
@@ -122,7 +122,7 @@ class OverloadRun:
         )
 
     def _measure_capacity(self) -> float:
-        """Return the answers per second of a closed loop whose deadline is too late to matter."""
+        """Return the answers/s of a closed loop with a deadline that no request misses."""
         workload = self.workload
         requests = workload.build_requests(self.address, timeout_s=60.0)
         plan = LoadPlan(
@@ -157,7 +157,7 @@ class OverloadRun:
 
 
 def read_memory_mib() -> float:
-    """Return the private memory of all processes of the server."""
+    """Return the private memory of all processes of the server, in MiB."""
     total = 0
     for process in psutil.process_iter():
         try:

@@ -62,7 +62,7 @@ class OpenLoopResult:
 def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
     """Run a plan in a child process. Raise BenchmarkError if it fails."""
     command = [sys.executable, "-m", "benchmarks.overload.open_loop"]
-    with tempfile.TemporaryFile() as output:  # megabytes, which a pipe once cut off
+    with tempfile.TemporaryFile() as output:  # megabytes, which a pipe once truncated
         done = subprocess.run(
             command, input=orjson.dumps(plan), stdout=output, stderr=subprocess.PIPE, check=False
         )
@@ -103,12 +103,12 @@ class _OpenLoopConnection(asyncio.Protocol):
             self.close()
 
     def on_body(self, data: bytes) -> None:
-        """Called by the parser."""
+        """Store a part of the body if samples are needed. The parser calls this method."""
         if self._load.samples_left:
             self._body.append(data)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
+        """Record the end of the exchange. The parser calls this method after a response."""
         exchange, self._pending = self._pending, None
         keep = self._parser.should_keep_alive()
         if exchange is not None:
@@ -137,7 +137,7 @@ class _OpenLoopConnection(asyncio.Protocol):
 
 
 class _OpenLoop:
-    """The exchanges of a plan."""
+    """Sends the requests of a plan and records the exchanges."""
 
     def __init__(self, plan: OpenLoopPlan) -> None:
         self.idle: list[_OpenLoopConnection] = []

@@ -18,7 +18,7 @@ MAX_REFUSAL_MS = 50.0  # at the 99th percentile
 
 
 class MeasuredLoop(NamedTuple):
-    """One open loop. The capacity is the mean of those measured before and after it."""
+    """One open loop. Its capacity is the mean of the capacities before and after it."""
 
     result: OpenLoopResult
     capacity_per_s: float
@@ -27,28 +27,31 @@ class MeasuredLoop(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadLevel:
-    """All open loops of a load. Goodput counts answers in their windows, the rest all requests."""
+    """Summary of all open loops at one multiple of the capacity.
+
+    `goodput_per_s` covers the measured windows only. All other values cover all requests.
+    """
 
     factor: float
     capacity_per_s: float
     offered_per_s: float
-    goodput_per_s: float  # answers within the deadline
+    goodput_per_s: float  # answers within the deadline of their request
     statuses: Mapping[str, int]  # the key `none` counts missing answers
     late: int  # answers after the deadline
     wrong: int  # compared answers only
     refusal_ms: Mapping[str, float]  # p50 to p99, since sending; empty without refusals
-    send_lag_ms: Mapping[str, float]  # p50 to p99, from due to sent
+    send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to the sending
     client_cores: float  # CPU seconds of the load generator per second
 
     @property
     def share(self) -> float:
-        """Return the goodput in relation to the capacity."""
+        """Goodput divided by capacity."""
         return self.goodput_per_s / self.capacity_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadResults:
-    """All open loops of a workload."""
+    """Results of all open loops of a workload."""
 
     name: str
     timeout_s: float
@@ -68,7 +71,7 @@ class OverloadResults:
 def summarize_level(
     loops: Sequence[MeasuredLoop], *, factor: float, timeout_s: float, window_s: tuple[float, float]
 ) -> OverloadLevel:
-    """Summarize the open loops of a load. `window_s` holds begin and end of their windows."""
+    """Summarize open loops with equal load. `window_s` holds begin and end of their windows."""
     begin_s, end_s = window_s
     exchanges = [each for loop in loops for each in loop.result.exchanges]
     sent = [(each, each.sent_s) for each in exchanges if each.sent_s is not None]

@@ -40,7 +40,10 @@ class OverloadWorkload:
         return [address.build_post(self.path, body, headers) for body in self.bodies]
 
     def answer_alone(self, address: ServerAddress) -> list[Any]:
-        """Send each body alone and return all answers. Raise BenchmarkError."""
+        """Send one body after the other and return the answers.
+
+        Raises BenchmarkError for a status other than 200.
+        """
         with Client(address) as client:
             return [client.post(self.path, body).value for body in self.bodies]
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
 SETTLE_MS = 300.0  # wait until the page shows the last responses
-POLLS_PER_MINUTE = 30  # requests of the view `status`
+POLLS_PER_MINUTE = 30  # requests that the view `status` sends
 WARM_UP_MINUTES = 10  # until charts have all points and V8 has compiled the code
 SPEED = 1_000  # acceleration of the page's timers; requests run in real time
 FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -60,10 +60,10 @@ def read_first_paint_ms(page: Page) -> float:
 
 
 class OpenStatus:
-    """The view `status`, open for minutes.
+    """The page's view `status` in a tab that stays open for minutes.
 
-    Its requests are real. Its timers run fast, so that minutes pass in seconds, unless `real_time`
-    is set.
+    Requests go to the real server. Unless `real_time` is set, the page's timers run SPEED times
+    faster, so that minutes pass in seconds.
     """
 
     def __init__(self, page: Page, url: str, *, real_time: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Benchmark of the web page of a running server: first paint, layout shifts, memory.
 
 A chat answer of `--tokens` tokens streams while the browser records layout shifts. The page then
-shows the live status for `--minutes`. Its requests are real. Its timers run fast without
-`--real-time`. `--picture` writes a picture of the page instead.
+shows the live status for `--minutes`. Its timers run fast, except with `--real-time`, but its
+requests go to the real server. `--picture` only writes a picture of the page.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROMPT = "Write a long story about a lighthouse, its keeper and a storm."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageResults:
-    """Results of one run."""
+    """Results of the benchmark, as written to the result file."""
 
     first_paint_ms: tuple[float, ...]  # one per load without a cache
     file_bytes: int  # all files of the page, uncompressed
@@ -71,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results, or the picture. Raise BenchmarkError, also for a missed goal.
+    """Measure and write the results. With `--picture`, only write the picture.
 
-    DEFAULT_URL is the address of `make serve`.
+    Raises BenchmarkError if it fails or misses a goal. DEFAULT_URL is the address of `make serve`.
     """
     if find_browser() is None:
         raise BenchmarkError("no Chromium here", hint="apt-get install chromium")

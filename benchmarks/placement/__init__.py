@@ -1,1 +1,1 @@
-"""Replay of a day of requests against policies that place requests on CPUs and GPUs."""
+"""Simulation of a day of requests under policies that place requests on CPUs or GPUs."""

@@ -1,8 +1,8 @@
-"""Replay of a day of requests under placement policies: `auto`, always CPU, always GPU.
+"""Simulation of a day of requests under placement policies: `auto`, always CPU, always GPU.
 
-The replay measures nothing. It runs the server's placement and autoscaling and Serve's delays over
-seeded arrivals with deadlines. The cost covers running and starting replicas. Its unit is one hour
-of a CPU replica.
+The simulation applies the server's placement, its autoscaling and the delays of Serve's controller
+to seeded random arrivals with deadlines. The cost covers running and starting replicas. Its unit is
+one hour of a CPU replica.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay and write the results. Raise BenchmarkError."""
+    """Simulate and write the results. Raises BenchmarkError for invalid settings."""
     metadata = start_run("placement", arguments.command_line, arguments.seed)
     results = replay(arguments)
     publish(arguments, metadata, results, [build_table(results)])

@@ -32,8 +32,8 @@ class FleetSettings:
     """Facts about hardware and clients. The speedups are assumptions: no GPU was measured."""
 
     gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # by model
-    gpu_price: float = 10.0  # GPU replica / CPU replica
-    cpu_replicas: int = 8  # maximum
+    gpu_price: float = 10.0  # price of a GPU replica relative to a CPU replica
+    cpu_replicas: int = 8  # maximum number
     gpu_replicas: int = 2
     cpu_start_s: int = 10
     gpu_start_s: int = 20
@@ -43,7 +43,7 @@ class FleetSettings:
 
 
 class Policy(NamedTuple):
-    """A way to place requests, and the minimum of replicas per pool. None: no such pool."""
+    """A way to place requests. `min_replicas` is None for a device that has no pool."""
 
     name: str
     place: Place
@@ -64,7 +64,7 @@ POLICIES = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDay:
-    """One replayed day."""
+    """Results of one simulated day: numbers of requests, and replica hours."""
 
     requests: float
     in_time: float
@@ -76,14 +76,17 @@ class ReplayedDay:
 
 
 def split_by_deadline(day: Day, settings: FleetSettings, seed: int) -> Day:
-    """Split each model into two columns: all interactive columns first, then all batch columns."""
+    """Split the requests of each model into two rows, as if they belonged to two models.
+
+    All rows of interactive requests come first, then all rows of batch requests.
+    """
     random = np.random.default_rng(seed)
     interactive = random.binomial(day.requests, settings.interactive_share)
     return Day(np.tile(day.request_s, 2), np.vstack([interactive, day.requests - interactive]))
 
 
 class PlacedDay:
-    """Replays a day from `split_by_deadline` under one policy."""
+    """Simulates a day from `split_by_deadline` under one policy."""
 
     def __init__(
         self,
@@ -92,7 +95,10 @@ class PlacedDay:
         policy: Policy,
         autoscaling: Mapping[Device, Mapping[str, Any]],
     ) -> None:
-        """Take the `autoscaling` of each pool. `settings` and `policy` set the replica bounds."""
+        """Prepare the pools. `autoscaling` holds the settings of each pool.
+
+        Its replica bounds are replaced by the bounds of `settings` and `policy`.
+        """
         models = len(day.request_s) // 2
         self._day, self._settings, self._policy = day, settings, policy
         self._deadlines_s = np.repeat(

@@ -1,1 +1,1 @@
-"""Benchmark against other servers. Each server has its own Python environment."""
+"""Benchmark against other servers (rivals). Each has a Python environment of its own."""

@@ -20,7 +20,7 @@ from deployments.machine import usable_cores
 
 FP32_MIN_COSINE = 0.999
 
-EmbedTexts = Callable[[Sequence[str]], NDArray[np.float32]]  # texts to [texts, width]
+EmbedTexts = Callable[[Sequence[str]], NDArray[np.float32]]  # returns vectors [texts, width]
 
 
 class RawAnswer(NamedTuple):
@@ -39,7 +39,7 @@ class ReferenceEmbeddings:
 
     @classmethod
     def open(cls, model: LocalModel, materials: Materials) -> ReferenceEmbeddings:
-        """Open the checkpoint of `model`. Raise ServeError."""
+        """Open the checkpoint of `model` in torch. Raises ServeError if it is unusable."""
         threads = usable_cores()
         source = str(materials.checkpoint)
         engine = open_torch(source, model.manifest, materials.scratch, threads)
@@ -51,7 +51,7 @@ class ReferenceEmbeddings:
         return cls(embed)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return [texts, width]."""
+        """Return the embeddings [texts, width]. Compute them for new texts only."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
             self._known.update(zip(new, self._embed(new), strict=True))
@@ -59,7 +59,11 @@ class ReferenceEmbeddings:
 
 
 def required_cosine(model: LocalModel, *, is_sealed: bool) -> float:
-    """Return the lower bound of cosines: the gate's for the sealed graph, else FP32_MIN_COSINE."""
+    """Return the minimum cosine between an answer and fp32 torch.
+
+    For servers that run the artifact's graph, it is the limit of the accuracy gate less
+    COSINE_SLACK. For all other servers, it is FP32_MIN_COSINE.
+    """
     if not is_sealed:
         return FP32_MIN_COSINE
     return model.manifest.gate.cosine_worst - COSINE_SLACK
@@ -70,7 +74,7 @@ def check_answers(
 ) -> AnswerCheck:
     """Compare embeddings with the references, or count the tokens of completions.
 
-    Raise BenchmarkError for an answer in another form.
+    Raises BenchmarkError if an answer cannot be parsed.
     """
     bodies = [(answer.request, extract_body(answer.response)) for answer in answers]
     if not isinstance(api, EmbeddingApi):

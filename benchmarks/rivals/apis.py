@@ -27,7 +27,7 @@ class CompletedText(NamedTuple):
 
 
 class EmbeddingApi(NamedTuple):
-    """API that embeds one or several texts. `parse` raises BenchmarkError."""
+    """API that embeds one or several texts. `parse` raises BenchmarkError for a bad answer."""
 
     path: str
     build: Callable[[Texts], bytes]
@@ -35,7 +35,7 @@ class EmbeddingApi(NamedTuple):
 
 
 class CompletionApi(NamedTuple):
-    """API that completes one prompt greedily. `parse` raises BenchmarkError."""
+    """API that completes one prompt greedily. `parse` raises BenchmarkError for a bad answer."""
 
     path: str
     build: Callable[[Texts], bytes]
@@ -46,7 +46,7 @@ Api = EmbeddingApi | CompletionApi
 
 
 def hugging_face_api(model_id: str) -> EmbeddingApi:
-    """Return the pipeline API of Hundredfold, without the response cache."""
+    """Return the pipeline API of Hundredfold. Requests bypass the response cache."""
     path = task_path(TaskName.FEATURE_EXTRACTION, model_id)
     return EmbeddingApi(path, lambda texts: build_inference_body(_one_or_many(texts)), _rows)
 

@@ -1,4 +1,4 @@
-"""Catalog of the rivals: environment, command, API, and format of the weights."""
+"""Catalog of the rivals (measured servers of other projects): command, API, environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_NAME = "model"  # model name in requests to servers with one model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Another serving software. `command` and `variables` contain placeholders in braces.
+    """Server software of another project. `command` and `variables` contain placeholders in braces.
 
     Placeholders are `{python}`, `{bin}` (directory of the interpreter), `{port}`, `{port_2}`,
     `{port_3}` and the attributes of Materials.
@@ -28,8 +28,8 @@ class Rival:
 
     name: str
     title: str
-    environment: str | None  # name of a requirement list; None: the environment of this process
-    package: str  # results state its version
+    environment: str | None  # name of a requirement list; None: use this process's own
+    package: str  # package whose version the results state
     computes_with: str
     command: tuple[str, ...]
     api: Api
@@ -52,7 +52,7 @@ def _script(script: str, *options: str) -> tuple[str, ...]:
 
 
 def _around_graph(name: str, title: str, environment: str | None, package: str) -> Rival:
-    """Return a rival from a script in `servers/` that runs the sealed graph on ONNX Runtime."""
+    """Return a rival from a script in `servers/` that runs the artifact's graph on ONNX Runtime."""
     script = f"{name.partition('-')[0]}_server"
     is_ray = name == "ray-serve"
     return Rival(
@@ -156,7 +156,7 @@ _RIVALS = (
 
 RIVALS: Mapping[str, Rival] = {rival.name: rival for rival in _RIVALS}
 
-# Every result names these servers and why they are not measured.
+# Servers that are not measured, with the reason. Every result file lists them.
 NOT_INSTALLABLE: Mapping[str, str] = {
     "OpenVINO Model Server": "published as a container image and binary archives, not on PyPI; "
     "OpenVINO's Python package is measured instead",

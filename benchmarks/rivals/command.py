@@ -1,7 +1,8 @@
 """Benchmark of other servers against Hundredfold, with the same client and the same texts.
 
-Every round starts each rival in turn, in the rival's own Python environment. At each level the
-rival and Hundredfold are measured one after the other. The server that is not measured idles.
+Every round starts each rival (other server) in turn, in its own Python environment. A level is a
+workload at a number of connections. At each level, the rival and Hundredfold are measured one after
+the other. The server that is not measured idles.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also if our answers are wrong."""
+    """Measure and write the results. Raises BenchmarkError if it fails or our answers are wrong."""
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
     with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
@@ -145,7 +146,7 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalRe
 
 
 def open_generator(arguments: argparse.Namespace) -> LocalModel:
-    """Open the generative model. Raise BenchmarkError."""
+    """Open the generative model. Raises BenchmarkError if it is missing or invalid."""
     try:
         return LocalModel.open(arguments.store, arguments.generator)
     except BenchmarkError as exc:

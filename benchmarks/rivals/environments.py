@@ -34,7 +34,8 @@ class Environment:
 def open_environment(name: str, parent: Path, requirements: Path = REQUIREMENTS) -> Environment:
     """Return `<parent>/<name>-<digest>`, installed from `<requirements>/<name>.txt` if missing.
 
-    The digest covers the requirement list and the Python version. Raise BenchmarkError.
+    The digest covers the requirement list and the Python version. Raises BenchmarkError if there is
+    no such list, or if the installation fails.
     """
     file = requirements / f"{name}.txt"
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Files that rivals serve: the checkpoint, its fp32 graph, the sealed graph, generative models."""
+"""Files that rivals serve: checkpoint, its fp32 graph, artifact's graph, generative models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FASTEMBED_FILES = (
     "special_tokens_map.json",
 )
 SERVERS = Path(__file__).with_name("servers")
-GENAI_PRECISION = "int4"  # as onnxruntime-genai's model builder writes it for CPUs
+GENAI_PRECISION = "int4"  # weights that onnxruntime-genai's model builder writes for CPUs
 MLSERVER_MODEL = "embedder"
 
 
 @dataclass(frozen=True)
 class Materials:
-    """Files and directories that commands of rivals name. Each is prepared on first use.
+    """Files and directories that the commands of rivals refer to, prepared on first use.
 
     All prepared files go to `scratch`. Every property may raise ServeError.
     """
@@ -45,7 +45,7 @@ class Materials:
 
     @cached_property
     def graph(self) -> Path:
-        """The sealed graph."""
+        """ONNX file of the artifact that Hundredfold serves."""
         return (self.model.directory / self.model.candidate.graph).resolve()
 
     @cached_property
@@ -81,7 +81,7 @@ class Materials:
 
     @cached_property
     def mlserver(self) -> Path:
-        """Model repository of MLServer with one model around the sealed graph."""
+        """Model repository of MLServer with one model that runs the artifact's graph."""
         directory = self._directory("mlserver")
         extra = {
             "engine": "onnxruntime",
@@ -109,7 +109,7 @@ class Materials:
 
     @cached_property
     def genai(self) -> Path:
-        """Output of onnxruntime-genai's model builder."""
+        """Output directory of onnxruntime-genai's model builder."""
         source = SourceCheckpoint(self._generator, None, self._directory("genai"))
         return source.genai_directory(GENAI_PRECISION)
 

@@ -1,4 +1,4 @@
-"""Summary of the published comparison with rivals, for README.md."""
+"""Table of README.md: summary of the published comparison with other servers (rivals)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.common.report import RESULTS, Table, read_table
 
 FILE = RESULTS / "rivals.json"
-# (header of the column, workload, connections).
+# (header of the column, workload, number of connections)
 COLUMNS = (
     ("1 client", "sentences", 1),
     ("16 clients", "sentences", 16),
@@ -20,7 +20,7 @@ _NOTHING = "-"
 def summarize_published() -> Table:
     """Return requests/s of the servers that answered all requests at every load in COLUMNS.
 
-    Raise BenchmarkError.
+    Raises BenchmarkError if the published results lack a table.
     """
     tables = {workload: read_table(FILE, workload) for _, workload, _ in COLUMNS}
     systems = dict.fromkeys(row[0] for table in tables.values() for row in table.rows)

@@ -1,4 +1,4 @@
-"""Rate of the engine alone on the texts of the workloads, as if serving took no time."""
+"""Rate of the engine alone on the texts of the workloads, as if the server had no overhead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEASURED_TOKENS = 40_000
 
 
 class RawEngineRates:
-    """Rates of the sealed graph in this process, on all cores, in batches sorted by length."""
+    """Rates of the artifact's graph in this process: all cores, batches sorted by length."""
 
     def __init__(self, model: LocalModel, workloads: Sequence[TextWorkload]) -> None:
         self._rates: dict[str, list[float]] = {}
@@ -48,6 +48,6 @@ class RawEngineRates:
 
 
 def take_texts(workload: TextWorkload) -> list[str]:
-    """Return the first texts of a workload, at least one."""
+    """Return the first texts of a workload: about MEASURED_TOKENS tokens, at least one text."""
     count = max(1, int(MEASURED_TOKENS / workload.tokens))
     return list(islice(chain.from_iterable(workload.requests), count))

@@ -38,7 +38,7 @@ class PairedLevel:
     level: LevelName
     rival: LoadLevel
     ours: LoadLevel
-    rate_ratio: Ratio  # ours / rival; None if a window of the rival had no response
+    rate_ratio: Ratio  # ours / rival; None if a rival's window had no response
     p50_ratio: Ratio  # rival / ours
 
     @classmethod
@@ -49,7 +49,7 @@ class PairedLevel:
         ours: Sequence[LoadResult],
         work_ratio: float = 1.0,
     ) -> PairedLevel:
-        """Summarize all rounds. `work_ratio` is work per response, Hundredfold / rival."""
+        """Summarize all rounds. `work_ratio` is our work per response divided by the rival's."""
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
         p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]
@@ -92,7 +92,7 @@ class OurModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalResult:
-    """Results of a rival. `skipped` lists the levels that would take too long."""
+    """Results of a rival. `skipped` lists the levels whose requests would take too long."""
 
     name: str
     title: str
@@ -121,7 +121,7 @@ class RivalResults:
 
     @property
     def our_levels(self) -> dict[LevelName, list[LoadLevel]]:
-        """Our levels, once per rival."""
+        """Results of Hundredfold by level, one entry per rival."""
         levels: dict[LevelName, list[LoadLevel]] = {}
         for rival in self.rivals:
             for paired in rival.levels:

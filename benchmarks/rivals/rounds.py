@@ -1,6 +1,7 @@
 """Rounds of the benchmark: start each rival, measure it in turns with Hundredfold, end it.
 
-Only two servers run at a time. The server that is not measured idles. Its CPU time is recorded.
+A rival is a server of another project. Only two servers run at a time. The server that is not
+measured idles. Its CPU time is recorded.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
-CHECKED_RESPONSES = 16  # first responses per level and round whose answers are checked
-# A level is skipped if a request is expected to take longer, because too few requests would end
+CHECKED_RESPONSES = 16  # number of first responses to check per level and round
+# A level is skipped if its requests are expected to take longer, because too few of them would end
 # within the measured window.
 MAX_EXPECTED_S = 10.0
 _PROBE = LoadPlan(connections=1, seconds=0.01, warm_up_s=0.0, drain_s=120.0)
@@ -35,7 +36,7 @@ StartServer = Callable[[], AbstractContextManager[ServerProcess]]
 
 @dataclass(slots=True)
 class Meter:
-    """A server and its values so far. `start` runs the server and may raise ServeError."""
+    """A server and its measurements so far. `start` runs the server and may raise ServeError."""
 
     name: str
     apis: Sequence[Api]
@@ -80,7 +81,8 @@ class RivalRounds:
     connections: Sequence[int]  # ascending
     window_s: float
     references: ReferenceEmbeddings
-    pairs: dict[str, dict[LevelName, list[LoadResult]]] = field(default_factory=dict)  # ours
+    # Rival -> level -> results of Hundredfold, one per round.
+    pairs: dict[str, dict[LevelName, list[LoadResult]]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def run_round(self, our_server: ServerProcess, number: int) -> None:
@@ -129,7 +131,10 @@ class RivalRounds:
         return Contest(meter, server, requests, workload)
 
     def _probe(self, session: Contest) -> float:
-        """Check the first answer before the timing. Return its seconds. Raise BenchmarkError."""
+        """Send requests before the timing and check the answers. Return the seconds.
+
+        Raises BenchmarkError if a request fails or an answer is wrong.
+        """
         started_s = time.perf_counter()
         result, answers = session.run(_PROBE)
         elapsed_s = time.perf_counter() - started_s

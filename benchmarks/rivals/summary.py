@@ -18,7 +18,7 @@ Checks = Mapping[bool, AnswerCheck]  # key: whether the answers are completions
 
 
 def check_ours(rounds: RivalRounds) -> Checks:
-    """Check all answers of Hundredfold, per API. Raise BenchmarkError."""
+    """Check all answers of Hundredfold, per API. Raises BenchmarkError if one is malformed."""
     return {
         isinstance(api, CompletionApi): check_meter(rounds, rounds.ours, api)
         for api in rounds.ours.apis
@@ -39,7 +39,7 @@ def summarize_rivals(
 
 
 def check_meter(rounds: RivalRounds, meter: Meter, api: Api) -> AnswerCheck:
-    """Check the stored answers of one API of a server. Raise BenchmarkError."""
+    """Check the stored answers of one API. Raises BenchmarkError if one is malformed."""
     is_completion = isinstance(api, CompletionApi)
     answers = [
         answer
@@ -76,7 +76,7 @@ def _summarize_rival(
 
 
 def _work_ratio(ours: AnswerCheck, rival: AnswerCheck) -> float:
-    """Return the ratio of tokens per response, Hundredfold / rival; 1.0 for embeddings."""
+    """Return our tokens per response divided by the rival's; 1.0 for embeddings."""
     if not ours.tokens_per_response or not rival.tokens_per_response:
         return 1.0
     return ours.tokens_per_response / rival.tokens_per_response

@@ -20,12 +20,15 @@ from benchmarks.servers.processes import ServerCommand
 from cluster.default_config import CONFIG_NAME
 from cluster.processes import find_free_port
 
-PORT_PLACES = {"port": 8601, "port_2": 8602, "port_3": 8603}  # preferred
+PORT_PLACES = {"port": 8601, "port_2": 8602, "port_3": 8603}  # placeholder -> preferred port
 OUR_PORT = 8600
 
 
 def open_rival_environment(rival: Rival, parent: Path) -> Environment:
-    """Return the environment of a rival. Install it if it is missing. Raise BenchmarkError."""
+    """Return the environment of a rival, which is installed if it is missing.
+
+    Raises BenchmarkError if the installation fails.
+    """
     if rival.environment is None:
         return current_environment()
     return open_environment(rival.environment, parent)
@@ -36,7 +39,7 @@ def build_rival_command(
 ) -> ServerCommand:
     """Fill the placeholders of a rival's command. Prepare the materials that it names.
 
-    Raise ServeError.
+    Raises ServeError if a file cannot be prepared.
     """
     ports = {place: find_free_port(port, OUR_PORT) for place, port in PORT_PLACES.items()}
     own = {"python": str(environment.python), "bin": str(environment.python.parent)}
@@ -52,7 +55,7 @@ def build_rival_command(
 
 
 class _Places(dict[str, str]):
-    """Placeholders of one command. Attributes of Materials are read on first use."""
+    """Values of the placeholders of one command. Attributes of Materials are read on use."""
 
     def __init__(self, own: Mapping[str, str], materials: Materials) -> None:
         super().__init__(own)

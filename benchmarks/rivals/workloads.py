@@ -67,14 +67,14 @@ class TextSource:
             total = self.count_tokens(joined[0])
             while True:
                 sentence = self.rng.choice(self.sentences)
-                total += self.count_tokens(sentence)  # includes two special tokens per sentence
+                total += self.count_tokens(sentence)  # also counts special tokens
                 if total > limit:
                     break
                 joined.append(sentence)
             yield " ".join(joined)
 
     def mix(self) -> Iterator[str]:
-        """Yield texts of all lengths by MIXED_WEIGHTS."""
+        """Yield texts whose lengths are drawn with the weights MIXED_WEIGHTS."""
         lengths = (
             self.sample_sentences(),
             self.join_to(PARAGRAPH_TOKENS),
@@ -91,7 +91,7 @@ class TextSource:
             yield " ".join(self.rng.choice(self.sentences) for _ in range(PROMPT_SENTENCES))
 
 
-# Name -> texts of the workload.
+# Name of a workload -> function that yields its texts.
 WORKLOADS: Mapping[str, Callable[[TextSource], Iterator[str]]] = {
     "sentences": TextSource.sample_sentences,
     "paragraphs-75": lambda source: source.join_to(PARAGRAPH_TOKENS),
@@ -104,7 +104,7 @@ WORKLOADS: Mapping[str, Callable[[TextSource], Iterator[str]]] = {
 
 
 def build_workload(name: str, source: TextSource) -> TextWorkload:
-    """Build the requests of a workload of WORKLOADS."""
+    """Build the workload `name`, which is a key of WORKLOADS."""
     size = LIST_SIZE if name == "lists" else 1
     texts = WORKLOADS[name](source)
     requests = tuple(tuple(next(texts) for _ in range(size)) for _ in range(REQUESTS))

@@ -29,10 +29,13 @@ class Server:
     """The server under test."""
 
     address: ServerAddress
-    launcher: int  # pid
+    launcher: int  # pid of the process that starts all others
 
     async def wait_until_complete(self) -> None:
-        """Wait until a process of every kind runs and the server is ready. Raise BenchmarkError."""
+        """Wait until a process of every kind runs and the server is ready.
+
+        Raises BenchmarkError after READY_TIMEOUT_S.
+        """
         deadline_s = time.perf_counter() + READY_TIMEOUT_S
         while True:
             missing = [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]

@@ -15,10 +15,10 @@ ACTION_NAMES = {"kill": "kill -9", "stop": "SIGSTOP"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind:
-    """Processes whose command line contains `words`, and the allowed cost of their loss.
+    """Processes whose command line contains `words`, and the allowed effect of their loss.
 
-    Requests may be lost for up to `max_disturbed_s` after the fault. None: at most 0.1 % of the
-    requests may be lost.
+    Requests may fail or be slow for up to `max_disturbed_s` after the fault. None: at most 0.1 % of
+    the requests may fail.
     """
 
     name: str
@@ -27,8 +27,8 @@ class ProcessKind:
 
 
 REPLICA = "ray::ServeReplica:hundredfold:"
-PORT_S = 2.0  # loss of HAProxy or its manager, which affects the port for clients
-RESTART_S = 20.0  # restart of Ray and Serve
+PORT_S = 2.0  # limit if HAProxy or its manager is lost, which affects the clients' port
+RESTART_S = 20.0  # limit if the lost process makes Ray and Serve restart
 KINDS = (
     ProcessKind("encoder", f"{REPLICA}CpuEncoder"),
     ProcessKind("tokenizer", f"{REPLICA}Tokenizer"),

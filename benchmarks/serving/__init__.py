@@ -1,1 +1,1 @@
-"""Benchmarks of a running server: load and accuracy."""
+"""Benchmarks of a server: load, accuracy, API keys, a noisy neighbor, and a CPU profile."""

@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError, also after wrong answers."""
+    """Measure and write the results. Raises BenchmarkError for a failure or a wrong answer."""
     metadata = start_run("serving", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     sentences = shuffle(load_sentences(arguments.data, arguments.seed), arguments.seed)
@@ -157,7 +157,7 @@ def shuffle(sentences: Sentences, seed: int) -> Sentences:
 def build_workloads(
     address: ServerAddress, texts: Sequence[str], arguments: argparse.Namespace
 ) -> dict[int, Workload]:
-    """Build a workload per level. Each stores the responses to the same sample of sentences."""
+    """Build a workload per level. All workloads store the responses to the same sentences."""
     path = task_path(TASK, arguments.model)
     use_cache = arguments.cached is not None
     bodies = [build_inference_body(text, use_cache=use_cache) for text in texts]
@@ -180,9 +180,10 @@ def require_hits(responses: Iterable[Mapping[int, bytes]]) -> None:
 
 
 def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:
-    """Open the served version of the model.
+    """Open the served version of the model from the store.
 
-    If the store lacks it, return None, or raise BenchmarkError with `--with-engine`.
+    If the store lacks this version, `--with-engine` raises BenchmarkError. Without this option, the
+    function returns None.
     """
     try:
         return LocalModel.open(arguments.store, f"{arguments.model}{SEPARATOR}{version}")
@@ -207,7 +208,7 @@ def compare_responses(
     texts: Sequence[str],
     arguments: argparse.Namespace,
 ) -> tuple[CosineCheck, ...]:
-    """Compare the stored responses with the correct responses. Check and close the raw engine."""
+    """Compare the stored responses with correct ones. Check and close the raw engine, if any."""
     expected = (
         local_expectation(local, usable_cores())
         if local

@@ -49,7 +49,7 @@ TASK = TaskName.FEATURE_EXTRACTION.value
 LOG_NAME = "hundredfold.log"
 NOISY_PER_MINUTE = 1_200
 NOISY_CONNECTIONS = 4
-WARM_UP_REFUSALS = 1_000  # per kind; not measured, because the server has just started
+WARM_UP_REFUSALS = 1_000  # per kind of refusal; not measured, as the server is new
 SETTLE_S = 10.0  # warm-up in which the noisy key empties its token bucket
 CHANGE_TIMEOUT_S = 30.0
 MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
@@ -57,9 +57,9 @@ MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysResults:
-    """Results of one run."""
+    """Results of the benchmark, as written to the result file."""
 
-    refusal_ms: Mapping[str, Mapping[str, float]]  # percentiles by reason
+    refusal_ms: Mapping[str, Mapping[str, float]]  # percentiles by kind of refusal
     connections: int
     without_keys: Sequence[float]  # requests/s by round
     with_keys: Sequence[float]
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raise BenchmarkError."""
+    """Measure and write the results. Raises BenchmarkError if a request fails."""
     metadata = start_run("keys", arguments.command_line, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="keys-") as directory:
         keys = KeySet(Path(directory) / "keys.json")
@@ -132,7 +132,10 @@ class LiveSettings:
     """Configuration of a running server, changed over Ray Serve's REST API like `serve deploy`."""
 
     def __init__(self, log: Path, config: Path, port: int) -> None:
-        """Find the dashboard in `log`, the output of the launcher. Raise BenchmarkError."""
+        """Find the address of Ray's dashboard in `log`, the output of the launcher.
+
+        Raises BenchmarkError if the log has no address.
+        """
         found = re.search(r"dashboard on ([\d.:]+)", log.read_text(encoding="utf-8"))
         if found is None:
             raise BenchmarkError(f"`{log}` names no dashboard", hint="see why the start failed")
@@ -141,7 +144,10 @@ class LiveSettings:
         self._document["http_options"]["port"] = port
 
     def set_key_file(self, path: Path | None) -> None:
-        """Deploy the configuration with key file `path`; None: no keys. Raise BenchmarkError."""
+        """Deploy the configuration with key file `path`. None turns keys off.
+
+        Raises BenchmarkError if Ray Serve rejects the configuration.
+        """
         (application,) = self._document["applications"]
         ingress = next(d for d in application["deployments"] if d["name"] == "Ingress")
         ingress["user_config"]["key_file"] = None if path is None else str(path)
@@ -196,7 +202,10 @@ def measure(
 
 
 def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | None) -> None:
-    """Apply a key file, or none, and wait until the server uses it. Raise BenchmarkError."""
+    """Apply key file `path`, or turn keys off if it is None. Wait until the server has done so.
+
+    Raises BenchmarkError after CHANGE_TIMEOUT_S.
+    """
     expected = 200 if path is None else 401
     if ask_status(address) == expected:
         return
@@ -223,9 +232,9 @@ def ask_status(address: ServerAddress) -> int:
 def measure_refusals(
     address: ServerAddress, path: str, count: int
 ) -> dict[str, Mapping[str, float]]:
-    """Measure refusals of no key, an unknown key and a malformed key in turns.
+    """Measure the latency of refusals of no key, an unknown key and a malformed key, in turns.
 
-    Each kind has its own connection. Return percentiles by kind.
+    Each of these kinds has its own connection. Return percentiles by kind.
     """
     cases = {"no key": None, "unknown key": generate_key(), "another form": "x" * 40}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
@@ -268,7 +277,7 @@ def load(
 async def measure_noisy(
     address: ServerAddress, quiet: Sequence[bytes], noisy: Sequence[bytes], seconds: float
 ) -> dict[str, Any]:
-    """Measure a noisy client above its rate limit, and a quiet client alone and beside it."""
+    """Measure a quiet client alone, then beside a noisy client that exceeds its rate limit."""
     plan = LoadPlan(connections=1, seconds=seconds, warm_up_s=2.0)
     alone = await run_load(address, Workload(quiet), plan)
     loud = LoadPlan(connections=NOISY_CONNECTIONS, seconds=seconds, warm_up_s=SETTLE_S)

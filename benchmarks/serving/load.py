@@ -29,7 +29,7 @@ class LoadPlan:
     """Connections and durations of one phase of load."""
 
     connections: int
-    seconds: float  # the measured window
+    seconds: float  # length of the measured window
     warm_up_s: float = 1.0  # the same load before the window, not measured
     drain_s: float = 30.0  # timeout of the last responses after the window
 
@@ -54,9 +54,10 @@ class LoadResult:
 
 
 class Workload:
-    """Endless cycle of requests that all connections share and later phases continue.
+    """Endless cycle of requests that all connections share.
 
-    `responses` stores the first raw response to each request of `sample`, by index.
+    A later phase of load continues where the previous phase ended. `responses` stores the first raw
+    response to each request of `sample`, by index.
     """
 
     def __init__(self, requests: Sequence[bytes], sample: Collection[int] = ()) -> None:
@@ -72,7 +73,7 @@ class Workload:
         return index, self._requests[index]
 
     def claim_sample(self, index: int) -> bool:
-        """Return whether to store the response: True once for each index of the sample."""
+        """Whether to store this response to request `index`: True once per index of the sample."""
         if index not in self._unclaimed:
             return False
         self._unclaimed.discard(index)
@@ -177,7 +178,7 @@ class _ClosedLoopConnection(asyncio.Protocol):
             self._fail("not_http")
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of a response."""
+        """Record the response and send the next request. The parser calls this method."""
         now_s = time.perf_counter()
         recorder = self._recorder
         status = self._parser.get_status_code()

@@ -30,7 +30,7 @@ from benchmarks.serving.results import LoadLevel
 from deployments.artifacts.types import TaskName
 
 TASK = TaskName.FEATURE_EXTRACTION
-MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the loud client / p99 alone
+MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the loud one, relative to its p99 alone
 KEY_LENGTH = 32
 
 
@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Return 1 if a goal is missed. Raise BenchmarkError."""
+    """Measure and write the results. Return 1 if a goal is missed.
+
+    Raises BenchmarkError if a client gets no response.
+    """
     metadata = start_run("neighbor", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     texts = load_sentences(arguments.data, arguments.seed).texts
@@ -115,8 +118,9 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
 def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
     """Evaluate slowdown and share of the quiet client.
 
-    Its fair share is half of the requests/s of both clients, but at most its rate alone /
-    MAX_SLOWDOWN. A closed loop cannot exceed this rate at MAX_SLOWDOWN times the latency.
+    The fair share of the quiet client is half of the requests/s of both clients. It is at most the
+    rate of the quiet client alone divided by MAX_SLOWDOWN, because a closed loop cannot exceed this
+    rate at MAX_SLOWDOWN times the latency.
     """
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the load at every number of connections. Raise BenchmarkError."""
+    """Measure all numbers of connections. Raises BenchmarkError if the server does not answer."""
     metadata = start_run("profile", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     texts = load_sentences(arguments.data, arguments.seed).texts
@@ -120,8 +120,8 @@ def measure_level(
     before = read_threads()
     result = uvloop.run(run_load(address, Workload(requests), plan))
     after = read_threads()
-    # The counters of the threads also cover the warm-up, whose requests `result` does not count.
-    # They are estimated from the rate in the window.
+    # The counters of the threads also cover the warm-up, but `result` only counts requests of the
+    # window. The requests of the warm-up are estimated from the rate in the window.
     served = round(len(result.latencies_s) * (plan.seconds + plan.warm_up_s) / plan.seconds)
     if not served:
         raise BenchmarkError(f"no response: {dict(result.failures)}", hint="look at the server")
@@ -144,10 +144,10 @@ class ThreadUsage(NamedTuple):
     """Counters of a thread since its start."""
 
     cpu_s: float = 0.0
-    wake_ups: int = 0  # voluntary context switches: each is a wait
+    wake_ups: int = 0  # voluntary context switches: one per wait of the thread
 
 
-Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # key: kind, pid, thread, name
+Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # key: kind, pid, thread id, name
 
 
 def read_threads() -> Threads:
@@ -235,7 +235,7 @@ class FunctionShare:
 
 
 def count_functions(collapsed: str) -> list[FunctionShare]:
-    """Summarize stacks in the collapsed format."""
+    """Return the functions with the highest total share in stacks of the collapsed format."""
     own: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for line in collapsed.splitlines():
@@ -254,8 +254,9 @@ def count_functions(collapsed: str) -> list[FunctionShare]:
 class sampling:
     """Samples the stacks of every replica during a `with` block.
 
-    The block gets the files of stacks by deployment. Only threads that hold the GIL are sampled.
-    This excludes forward passes and waiting threads. Raises BenchmarkError without py-spy.
+    The `with` statement returns the path of the stack file of each deployment. Only threads that
+    hold the GIL are sampled. This excludes forward passes and waiting threads. Raises
+    BenchmarkError without py-spy.
     """
 
     def __init__(self, out: Path, connections: int, seconds: float) -> None:

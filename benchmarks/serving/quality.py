@@ -65,7 +65,7 @@ class ServedModelClient:
         return response.compute_type
 
     def answers(self, task: str, inputs: Sequence[Any]) -> Iterator[Any]:
-        """Yield one answer per input. Raise BenchmarkError."""
+        """Yield one answer per input. Raises BenchmarkError if the number of answers differs."""
         for start in range(0, len(inputs), TEXTS_PER_REQUEST):
             chunk = list(inputs[start : start + TEXTS_PER_REQUEST])
             value = self.client.infer(task, self.model_id, chunk, use_gpu=self.use_gpu).value
@@ -104,7 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute the metrics. Skip SQuAD without data. Raise BenchmarkError."""
+    """Compute the metrics and write the results. Skip SQuAD if its data file is missing.
+
+    Raises BenchmarkError if another data file is missing or a request fails.
+    """
     metadata = start_run("quality", arguments.command_line, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
     pairs = read_scored_pairs(data / STSB_NAME)
@@ -155,7 +158,7 @@ def score_sentiment(served: ServedModelClient, labeled: Sequence[LabeledText]) -
 
 
 def find_squad(named: Path | None, data: Path) -> Path | None:
-    """Return the named file, or the default file if it exists."""
+    """Return the named file, or the default file in `data`; None if this does not exist."""
     path = named or data / SQUAD_NAME
     if named or path.is_file():
         return path

@@ -68,7 +68,7 @@ class ServingResults:
     window_s: float
     levels: tuple[LoadLevel, ...]
     engine: tuple[EngineThroughput, ...]
-    served_over_engine: float | None  # ratio at the most connections
+    served_over_engine: float | None  # ratio of the rates, at the most connections
     checks: tuple[CosineCheck, ...]
 
 

@@ -1,1 +1,1 @@
-"""Stories: measured gains of each technique of this project."""
+"""Stories: benchmarks that measure the gain of each technique of this project."""

@@ -1,8 +1,8 @@
 """Stories: benchmarks that measure the gain of each technique.
 
-Story a goes from a naive deployment to ours, technique by technique. Story b takes a
-question-answering model from PyTorch to int8, stage by stage. Story c runs a GPT-2 with and without
-bound memory and KV cache.
+Story a adds one technique after the other to a naive deployment. Story b takes a question-answering
+model from PyTorch to int8, stage by stage. Story c runs a GPT-2 with and without IO binding and KV
+cache.
 
 Each story starts the servers that it needs. It writes a result file with tables, and plots.
 `python -m benchmarks tables` copies tables from the files in docs/results to docs/stories.md.
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure one story and write the results. Raise ServeError."""
+    """Measure one story and write the results. Raises ServeError if the story fails."""
     part = PARTS[arguments.part]
     metadata = start_run(f"story_{arguments.part}", arguments.command_line, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="stories-") as directory:
@@ -152,7 +152,7 @@ def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniqu
 
 
 def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stages.StageResults:
-    """Seal and measure all stages of a question-answering model.
+    """Build, serve and measure all stages of a question-answering model.
 
     Pruning uses the questions of the demo model. F1 is computed on the questions in `--data`, else
     in the default directory, else on the demo model's questions.
@@ -196,7 +196,7 @@ def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stage
 
 
 def find_calibration() -> Path:
-    """Return the file of the demo model's questions."""
+    """Return the file of the questions with which the demo model is evaluated."""
     path = find_demo_model(DEFAULT_READER).evaluation
     if path is None:
         raise SourceNotFound(f"`{DEFAULT_READER}` has no questions", hint="this is a bug")

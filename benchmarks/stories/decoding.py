@@ -1,4 +1,4 @@
-"""Story c: a GPT-2 with numpy arrays or bound memory as inputs, with and without a KV cache.
+"""Story c: a GPT-2 with numpy inputs or IO binding, with and without a KV cache.
 
 Weights are random, because times do not depend on them. All systems run the same fp32 graph. The
 logits of each system are compared with the logits of the first system.
@@ -30,7 +30,7 @@ from deployments.engines.onnx_decoder import OnnxDecoder
 
 NUMPY, BOUND = "numpy", "IO binding"
 STEPS = 6  # decode steps per system, context and round; the first is not timed
-MAX_LOGITS_DIFFERENCE = 1e-3  # relative to the largest logit
+MAX_LOGITS_DIFFERENCE = 1e-3  # relative to the largest absolute logit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class DecodingTimes:
     io: str
     kv_cache: bool
     ms_per_token: Mapping[str, RoundSummary]
-    # Maximum difference from the logits of the first system / their largest absolute value.
+    # Maximum difference from the first system's logits, relative to their largest absolute value.
     logits_difference: float
 
     @property
@@ -65,7 +65,7 @@ class DecodingTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingResults:
-    """Results of one run."""
+    """Results of story c, as written to the result file."""
 
     shape: GptShape
     threads: int
@@ -90,7 +90,7 @@ class DecodingSystem(Protocol):
 
 
 class NumpySystem:
-    """System over `session.run` with numpy arrays. Every step returns a new KV cache."""
+    """System that calls `session.run` with numpy arrays. Every step returns a new KV cache."""
 
     io = NUMPY
 
@@ -127,7 +127,7 @@ class NumpySystem:
 
 
 class BoundSystem:
-    """System over the server's engine, which binds inputs, outputs and KV cache to fixed memory."""
+    """System that uses the server's engine, which binds inputs, outputs and KV cache to memory."""
 
     io = BOUND
 
@@ -235,7 +235,10 @@ def measure_decoding(
 def compare_logits(
     systems: Sequence[DecodingSystem], ids: Sequence[int], token: int
 ) -> list[float]:
-    """Return the difference of each system from the first. Raise BenchmarkError if one is large."""
+    """Return the relative difference of each system's logits from those of the first system.
+
+    Raises BenchmarkError if a difference exceeds MAX_LOGITS_DIFFERENCE.
+    """
     logits = []
     for system in systems:
         system.start(ids)

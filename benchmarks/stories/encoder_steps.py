@@ -86,7 +86,10 @@ class EncoderStep:
 def open_encoder_steps(
     model: LocalModel, store: Path, scratch: Path, texts: Sequence[str]
 ) -> Iterator[list[EncoderStep]]:
-    """Rebuild the stages that precede the sealed graph, and open every step. Raise ServeError."""
+    """Rebuild the stages that precede the served graph, and open every step.
+
+    Raises ServeError if a stage cannot be built or the tokenizers disagree.
+    """
     request = ReportRequest(artifact=model.directory, store=store)
     modes = TimingModes.of(request)
     with ExitStack() as stack:
@@ -126,7 +129,7 @@ def open_encoder_steps(
 
 
 def _build_stages(model: LocalModel, scratch: Path, modes: TimingModes) -> dict[str, Stage]:
-    """Return the stages of the model's report by name. `served` is the served stage."""
+    """Return the stages of the model's build report by name. `served` is what a server runs."""
     target = TuningTarget(model.directory, model.manifest, Device.CPU, modes.single_pass)
     served = read_served_variants(target)
     if served is None:

@@ -1,8 +1,8 @@
 """Story b: a question-answering model from PyTorch to int8, served stage by stage.
 
-Every stage passes the accuracy gate and is sealed as its own model. One server serves all stages
-over HTTP. They answer the same questions in turns. Each stage adds a technique to the previous
-stage, except the last CPU stage, which is int8 without pruning.
+Every stage passes the accuracy gate and becomes a model of its own. One server serves all stages
+over HTTP. The stages answer the same questions in turns. Each stage adds a technique to the
+previous stage, except the last CPU stage, which is int8 without pruning.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MeasuredStage:
     size_bytes: int
     f1: float | None = None
     exact_match: float | None = None
-    latencies: Mapping[str, Latency] | None = None  # by tokens
+    latencies: Mapping[str, Latency] | None = None  # by number of tokens
     reason: str | None = None  # why the stage is not measured
 
 
@@ -71,7 +71,7 @@ FP16 = describe_unmeasured(GPU_STAGE.name, "needs a GPU: run this story on a hos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResults:
-    """Results of one run."""
+    """Results of story b, as written to the result file."""
 
     model_id: str
     pruned: float
@@ -91,7 +91,10 @@ def measure_stages(
     lengths: Sequence[int],
     out: Path,
 ) -> list[MeasuredStage]:
-    """Serve all stages, measure latencies in turns, and score answers. Raise BenchmarkError."""
+    """Serve all stages, measure their latencies in turns, and score their answers.
+
+    Raises BenchmarkError if the server or a request fails.
+    """
     with serve(stages, store, out) as client:
         times = time_requests(client, stages, lengths)
         measured = []
@@ -131,7 +134,7 @@ def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Cli
 def time_requests(
     client: Client, stages: Sequence[SealedStage], lengths: Sequence[int]
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the ms of each request by stage and tokens. Bypass the response cache."""
+    """Return the ms of each request by stage and number of tokens. Bypass the cache."""
     times: dict[str, dict[str, list[float]]] = {stage.name: {} for stage in stages}
     for tokens in lengths:
         inputs = build_inputs(stages[0].directory, tokens)

@@ -1,4 +1,4 @@
-"""Stages of story b as sealed models: graphs of one checkpoint, before and after pruning."""
+"""Stages of story b as models of a store: graphs of one checkpoint, with and without pruning."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def list_stages() -> tuple[StageRecipe, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedStage:
-    """A stage that is sealed as a model of a store."""
+    """A stage that is published in a store as a model of its own."""
 
     name: str
     what: str
@@ -82,7 +82,7 @@ class SealedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """The model whose stages are sealed, and how to prune it."""
+    """The model whose stages are built, and how to prune it."""
 
     manifest: ArtifactManifest
     adapter: Path | None
@@ -94,10 +94,10 @@ class StagePlan:
 def seal_stages(
     plan: StagePlan, root: Path, store: Path
 ) -> tuple[list[SealedStage], dict[str, str]]:
-    """Seal the stages that pass the accuracy gate. Return failures by stage name.
+    """Publish the stages that pass the accuracy gate. Return them, and failures by stage name.
 
-    `store` receives the artifacts, `root` the files of the builds. Raise BuildError, also if the
-    pruned model does not pass.
+    Artifacts are written to `store`, other files of the builds to `root`. Raises BuildError if a
+    model cannot be prepared, for example if the pruned model does not pass the gate.
     """
     sealed: list[SealedStage] = []
     refused: dict[str, str] = {}
@@ -139,7 +139,7 @@ def write_questions(questions: Sequence[SquadQuestion], path: Path) -> Path:
 def _start(
     plan: StagePlan, workspace: Workspace, progress: BuildProgress, *, is_pruned: bool
 ) -> EncoderBuild:
-    """Prepare the original or the pruned model. Each needs its own workspace for exports."""
+    """Prepare the original or the pruned model. They need separate workspaces for exports."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     steps = StepRunner(workspace, progress)
     sources = workspace.directory("sources")

@@ -1,4 +1,4 @@
-"""Story a ("10 and 100 times"): from a naive deployment to ours, technique by technique.
+"""Story a ("10 and 100 times" in docs/stories.md): gain of each technique, one after the other.
 
 Embedding requests have one sentence each; some repeat. Generation requests have one prompt each.
 All steps run in this process, in turns. A server over HTTP is measured separately.
@@ -58,7 +58,7 @@ class StepRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueResults:
-    """Results of one run. Every step adds a technique to the previous step."""
+    """Results of story a. Every step adds a technique to the previous step."""
 
     embedder: str
     generator: str | None
@@ -68,7 +68,7 @@ class TechniqueResults:
     note: str
     embedding: tuple[StepRate, ...]
     generation: tuple[StepRate, ...]
-    served_per_s: RoundSummary | None  # over HTTP, without the cache
+    served_per_s: RoundSummary | None  # requests/s over HTTP, without the response cache
 
 
 def sample_requests(texts: Sequence[str], count: int, seed: int) -> list[str]:
@@ -92,7 +92,7 @@ def _measure_rate(step: EncoderStep, texts: Sequence[str]) -> float:
 
 
 def run_rounds(measurements: Mapping[str, Measurement], rounds: int) -> dict[str, RoundSummary]:
-    """Run all measurements in turns. Ignore the first value of each as a warm-up."""
+    """Run all measurements in turns. Ignore the first run of each, a warm-up."""
     for measure in measurements.values():
         measure()
     values: dict[str, list[float]] = {name: [] for name in measurements}
@@ -121,7 +121,7 @@ class GenerationStep:
 
 @contextmanager
 def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[GenerationStep]]:
-    """Open every step of a generative model. Raise ServeError."""
+    """Open every step of a generative model. Raises ServeError if a step cannot open."""
     threads = usable_cores()
     config = model.manifest.generation_config
     if config is None:
@@ -158,7 +158,7 @@ def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[Gen
 def measure_generation(
     model: LocalModel, scratch: Path, rounds: int, seed: int
 ) -> tuple[StepRate, ...]:
-    """Measure tokens per second of every step. Raise ServeError."""
+    """Measure tokens per second of every step. Raises ServeError if a step fails."""
     prompts = PromptSampler.open(model, seed).sample_prompts([PROMPT_TOKENS] * STREAMS)
     with open_generation_steps(model, scratch) as steps:
         rates = run_rounds({s.name: partial(s.tokens_per_s, prompts) for s in steps}, rounds)
@@ -170,7 +170,7 @@ def measure_served(
 ) -> RoundSummary:
     """Measure requests/s of a server with one model and CONNECTIONS connections.
 
-    Raise BenchmarkError.
+    Raises BenchmarkError if a request fails.
     """
     config = write_encoder_config(root, store.resolve(), [model.manifest.id], {})
     with start_server(config, out) as server:
@@ -216,7 +216,7 @@ def _build_rows(steps: Sequence[StepRate], unit: str) -> tuple[list[str], list[l
 
 
 def plot_techniques(out: Path, run: RunMetadata, results: TechniqueResults) -> list[Path]:
-    """Plot a waterfall of each chain of steps. Return the paths."""
+    """Plot the embedding steps and the generation steps as waterfalls. Return the paths."""
     title = "A naive deployment and ours, technique by technique"
     figure, (sentences, tokens) = create_figure(run, title, (11, 4.6))
     _draw_waterfall(sentences, results.embedding, "requests per second")

@@ -19,7 +19,7 @@ from deployments.artifacts.types import TaskName
 
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"
-# Extension of peft's format: labels of a classifier in id order, as a JSON list of strings.
+# Labels of a classifier in id order, as a JSON list of strings. peft itself does not store them.
 LABELS_NAME = "labels.json"
 
 _TASKS = {
@@ -33,7 +33,7 @@ _TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Validated adapter, pinned by the digest of its files."""
+    """Validated LoRA adapter. `revision` is the digest of its files."""
 
     directory: Path
     revision: str

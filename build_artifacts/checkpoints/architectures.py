@@ -50,12 +50,12 @@ def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
 
 
 def read_architecture(config: TransformersConfig) -> str:
-    """Return the class in the checkpoint's config, or the model type."""
+    """Return the class name in the checkpoint's config, or the model type if there is none."""
     return str((config.architectures or [config.model_type])[0])
 
 
 def read_max_positions(config: TransformersConfig) -> int | None:
-    """Return the number of position embeddings, None when the config does not state it."""
+    """Return the maximum number of input tokens, None when the config does not state it."""
     positions = getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     return positions - skipped(config) if positions and skipped else positions

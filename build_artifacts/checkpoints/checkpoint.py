@@ -96,7 +96,7 @@ def is_plain_file(path: Path) -> bool:
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK
-        )  # opening a pipe would block until a writer connects
+        )  # without O_NONBLOCK, opening a pipe would block until a writer connects
     except FileNotFoundError as exc:
         if path.is_symlink():
             raise unreadable_source(path, f"broken link to `{path.readlink()}`") from exc
@@ -147,11 +147,9 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield relative name and path of every file that the digest covers, sorted.
+    """Yield relative name and path of the files with HASHED_SUFFIXES, sorted by path.
 
-    Hidden files are left out.
-
-    Raises SourceUnreadable.
+    Hidden files are left out. Raises SourceUnreadable.
     """
     paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):
@@ -189,7 +187,7 @@ def content_digest(directory: Path) -> str:
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Reject unsafe and incomplete checkpoints. Tokenizers are checked elsewhere.
+    """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """

@@ -51,7 +51,7 @@ _TOKENIZER_FILES = (
 def check_decoder(config: TransformersConfig) -> int | None:
     """Raise UnsupportedModel, with the reason, unless the model can be built.
 
-    Returns the context limit of the exported graph if it is lower than the config states, or None.
+    Returns the context limit of the exported graph, or None if the limit in the config applies.
     """
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:

@@ -25,7 +25,7 @@ from deployments.artifacts.types import TEXT2TEXT_TASKS
 from deployments.errors import ArtifactError
 from deployments.tokenization.encodings import open_tokenizer
 
-# Source limit of models with unbounded relative positions: the training length of T5.
+# Maximum source tokens if the config states no number of positions: the training length of T5.
 UNBOUNDED_TOKENS = 512
 
 # Values of `model_type` with a graph builder in `decoders/graphs/`.
@@ -33,16 +33,16 @@ SUPPORTED = (
     "bart", "plbart", "mbart", "blenderbot", "marian", "pegasus", "m2m_100", "t5", "mt5",
 )  # fmt: skip
 
-# Model types with a choice of languages. NLLB has the type `m2m_100`.
+# Model types of multilingual models. NLLB has the type `m2m_100`.
 MULTILINGUAL = ("mbart", "m2m_100")
-# `en_XX` (mBART), `eng_Latn` (NLLB) and `__en__` (M2M100).
+# Language tokens such as `en_XX` (mBART), `eng_Latn` (NLLB) and `__en__` (M2M100).
 LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})")
 
 GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
 
 
 def check_encoder_decoder(config: TransformersConfig) -> None:
-    """Raise UnsupportedModel, with the architecture, unless a graph builder supports it."""
+    """Raise UnsupportedModel unless a graph builder supports the model type."""
     if config.model_type not in SUPPORTED:
         raise UnsupportedModel(
             f"`{read_architecture(config)}` cannot be built: no graph builder supports the model "
@@ -97,14 +97,14 @@ def read_encoder_decoder_config(
 def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
     """Read the ids of the tokenizer's language tokens by language code.
 
-    Empty unless the tokenizer adds exactly one language token to a text. Without that token, the
-    source language of a request would have no effect.
+    The result is empty unless the tokenizer adds exactly one language token to a text. Without
+    that token, the source language of a request would have no effect.
     """
     if config.model_type not in MULTILINGUAL or not is_plain_file(weights / TOKENIZER_NAME):
         return {}
     try:
         tokenizer = open_tokenizer(weights)
-    except ArtifactError:  # reported where the tokenizer itself is checked
+    except ArtifactError:  # the check of the tokenizer reports this error
         return {}
     languages = {
         match[1] or match[2]: token_id
@@ -116,7 +116,7 @@ def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
 
 
 def read_vocabulary_size(config: TransformersConfig) -> int:
-    """Return the size of the output vocabulary, which may differ from the input's."""
+    """Return the size of the output vocabulary, which may differ from that of the input."""
     own = getattr(config, "decoder_vocab_size", None)
     shared = getattr(config, "share_encoder_decoder_embeddings", True)
     return int(config.vocab_size if own is None or shared else own)

@@ -1,4 +1,4 @@
-"""Wrapper around a torch model that returns the tensor of its head, for export and reference."""
+"""Wrapper of a torch model whose forward returns one tensor, for export and reference runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OutputFunction = Callable[[Any, Any], Any]
 def wrap_for_export(
     model: TorchModel, head: ModelHead, pooling: Pooling | None = None, *, with_tokens: bool = False
 ) -> TorchModel:
-    """Return a model with shared weights whose forward returns one float32 tensor.
+    """Return a copy of `model` with shared weights, whose forward returns one float32 tensor.
 
-    VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W]. Vectors are
-    pooled but not normalized, because the server normalizes them; other heads return logits.
-    `input_names` lists the inputs. With `with_tokens`, a VECTOR model returns a pair: the pooled
-    [B, W] and the unpooled [B, T, W] in the model's dtype.
+    VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W], with M masks
+    and W values per row. Vectors are pooled but not normalized, because the server normalizes them.
+    Other heads return logits. `input_names` lists the inputs. With `with_tokens`, a VECTOR model
+    returns a pair: the pooled [B, W] and the unpooled [B, T, W] in the model's dtype.
     """
     answer = _POOLED[pooling] if head is ModelHead.VECTOR else _OUTPUT_FUNCTIONS[head]
     if with_tokens and head is ModelHead.VECTOR:

@@ -106,7 +106,7 @@ def select_tasks(
 
 
 def _select_label_tasks(task: str, labels: int) -> tuple[str, ...]:
-    """Add ranking to classifiers with a single score, and classification to rankers."""
+    """Return `task` and, for a model with a single score, the other tasks of LABEL_TASKS."""
     if labels == 1:
         return (task, *(other for other in LABEL_TASKS if other != task))
     if task == TaskName.TEXT_RANKING:
@@ -154,7 +154,7 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
 
 
 def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-    """Read the metadata of a merged encoder checkpoint. Raises UnsupportedModel."""
+    """Read the metadata of an encoder, with any adapter merged. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
     head = find_head(tasks[0])
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
@@ -201,7 +201,7 @@ def _read_problem_type(config: TransformersConfig) -> ProblemType:
 
 
 def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-    """Read the metadata of a merged decoder checkpoint. Raises UnsupportedModel."""
+    """Read the metadata of a decoder, with any adapter merged. Raises UnsupportedModel."""
     config = _load_config(checkpoint.weights)
     reach = check_decoder(config)
     return CheckpointMetadata(
@@ -254,7 +254,7 @@ def _embedding_metadata(
 def _read_max_tokens(
     checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
 ) -> int:
-    """Return the smallest stated limit of input tokens, including special tokens."""
+    """Return the smallest limit of input tokens that the checkpoint states, with special tokens."""
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
     limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]

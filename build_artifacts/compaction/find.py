@@ -11,7 +11,7 @@ def find(model: TorchModel) -> Compaction:
     """Find the parts that `compact` may remove from `model`, an fp32 encoder with any head.
 
     Only exact zeros count. Each layer retains at least one head and one feed-forward channel.
-    Unknown architectures return an empty compaction.
+    For unknown architectures, the compaction is empty.
     """
     layers = encoder_layers(model)
     reductions = tuple(

@@ -1,4 +1,4 @@
-"""Uniform view of encoder layers: groups of channels between two linear layers.
+"""Architecture-independent view of encoder layers: channel groups between two linear layers.
 
 A group is an attention head or a single feed-forward channel, between the linear layers `source`
 and `sink`. A channel is constant when its row in `source` or its column in `sink` is zero.

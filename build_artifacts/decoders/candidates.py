@@ -29,7 +29,7 @@ class DecoderGraphs:
     """Cached exports and quantized graphs of one build."""
 
     steps: StepRunner
-    weights: Path  # directory of the merged checkpoint
+    weights: Path  # directory of the checkpoint, with any adapter merged
     metadata: CheckpointMetadata
 
     def spec(self, recipe: DecoderRecipe) -> DecoderSpec:
@@ -106,7 +106,7 @@ def open_for_gate(spec: DecoderSpec, reference: DecoderReference) -> DecoderEngi
     prompts = reference.gate_inputs.prompts
     longest_prompt = max(map(len, prompts))
     longest = max(*map(len, reference.texts), longest_prompt + max_answer_tokens(spec.max_tokens))
-    # Nothing else runs during the evaluation, so it may use all cores.
+    # Nothing else runs during the evaluation, so the engine may use all cores.
     settings = engine_settings(spec.device, usable_cores())
     context = max(longest, throughput_context(spec.max_tokens))
     return find_decoder_factory(spec)(
@@ -134,5 +134,5 @@ def describe_recipe(recipe: DecoderRecipe) -> str:
 
 
 def digest_decoder_recipe(recipe: DecoderRecipe) -> str:
-    """Digest the recipe fields that determine the graph and its gate result."""
+    """Return a digest of the recipe fields that determine the graph and its gate result."""
     return compute_digest(replace(recipe, name="", other_options=()))[:12]

@@ -21,7 +21,7 @@ from build_artifacts.decoders.torch_export import export_checkpoint, export_prog
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe
 
-# File name of a torch program, which contains its weights, and of a checkpoint's weights.
+# File name of a torch program with its weights, or of the weights of an exported checkpoint.
 PROGRAM_NAME = "model.safetensors"
 # Bits per weight of graphs from `graphs/`, by precision; None keeps float weights.
 _WEIGHT_BITS: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
@@ -114,7 +114,7 @@ def _read_shape(built: Path) -> _DecoderSizes:
 
 
 def _check_shape(metadata: CheckpointMetadata, built: _DecoderSizes) -> None:
-    """Compare the shape of the graph with the shape that the manifest will state."""
+    """Raise UnsupportedModel unless the sizes of the graph equal those in `metadata`."""
     generation_config = metadata.required_generation_config
     expected = (
         generation_config.layers,

@@ -20,7 +20,7 @@ ATTENTION = "GroupQueryAttention"
 class WeightColumns(NamedTuple):
     """Columns of the weights and the bias of one linear layer."""
 
-    tables: tuple[str, ...]  # weight and bias; empty if the layer is missing or shared
+    tables: tuple[str, ...]  # names of weight and bias; empty if the layer is missing or shared
     first: int
     heads: int
     size: int  # per head
@@ -121,9 +121,9 @@ class FloatGraph:
         self._tables[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
 
     def find_linear_weights(self, value: str) -> tuple[str, ...]:
-        """Return weights [K, N] and optional bias [N] of the linear layer behind `value`.
+        """Return the names of weights [K, N] and optional bias [N] of the layer behind `value`.
 
-        Empty when no linear layer produces `value`, or when the value or a tensor has other
+        Empty if no linear layer computes `value`, or if `value`, the weights or the bias have other
         consumers.
         """
         producer = self.find_producer(value)

@@ -38,7 +38,7 @@ class SampleAnswer(FrozenModel):
 
 
 class SampleComparison(FrozenModel):
-    """Prompt after the chat template, with the answers of the reference and all candidates."""
+    """Prompt, formatted by the chat template, with answers of the reference and all candidates."""
 
     prompt: str
     reference: SampleAnswer

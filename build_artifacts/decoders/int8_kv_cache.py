@@ -37,7 +37,7 @@ _MIN_SCALE = 1e-6  # scale of channels that are always zero
 
 
 class ChannelScales:
-    """Running scales of the channels of one cache."""
+    """Scales of the channels of one cache, updated text by text."""
 
     def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
         """Set the RoPE layout: the first 2 x `pairs` channels rotate in pairs.
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     import onnx
 
 _OPSET, _IR_VERSION = 24, 11  # first opset with TensorScatter
-# Number of inputs of GroupQueryAttention, from the first, that both branches support.
+# Both branches support only the first nine inputs of GroupQueryAttention.
 _KNOWN_INPUTS = 9
 _KNOWN_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
@@ -88,8 +88,8 @@ _KNOWN_ATTRIBUTES = {
 }
 _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
-# Token counts of a prefill, which reads one slot: the cached tokens, [1], and the sum of cached and
-# new tokens, a scalar.
+# Values with the token counts of a prefill of one slot: the cached tokens, [1], and the cached plus
+# the new tokens, a scalar.
 _DONE, _ALL = "memory_done", "memory_all"
 _FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
 _LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
@@ -158,13 +158,13 @@ class _Int8KvCacheWriter:
         self._model = model
         self._graph = model.graph
         self._tables = tables
-        self._lengths = ""  # shared by all attention nodes
+        self._lengths = ""  # input with the slot lengths, shared by all attention nodes
         self._nodes: list[onnx.NodeProto] = []  # of the current branch
 
     def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[FloatArray]) -> None:
         """Replace an attention node by an If with both branches. `name` prefixes the new tensors.
 
-        `scales` are those of the keys and those of the values, [heads, size] each.
+        `scales` has the scales of the keys and those of the values, [heads, size] each.
         """
         import onnx
 
@@ -276,8 +276,8 @@ class _Int8KvCacheWriter:
     def _write_kv(self, name: str, part: str, value: str, past: str) -> tuple[str, str, str]:
         """Round new values, [1, T, heads x size], and write them to the cache.
 
-        Returns the rounded values in float; the dequantized earlier values, [1, heads, done, size];
-        and the updated cache.
+        Returns the rounded new values in float, the dequantized cached values, [1, heads, cached
+        tokens, size], and the updated cache.
         """
         import onnx
 

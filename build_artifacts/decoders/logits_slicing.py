@@ -75,7 +75,7 @@ def _check_inputs(model: onnx.ModelProto, architecture: str) -> None:
 
 
 def _find_head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
-    """Find the product that computes the logits, before elementwise operators."""
+    """Find the MatMul that computes the logits. Elementwise operators may follow it."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in _walk_back(makers, _LOGITS):
         if node.op_type in _HEAD_OPERATORS:

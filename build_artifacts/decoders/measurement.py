@@ -104,7 +104,7 @@ class ParityMetrics(NamedTuple):
 
     cosines: NDArray[np.float64]  # per text, between its logits and the reference's
     agreement: float  # share of equal next tokens, except where the reference has a near tie
-    perplexity: float  # of the passages
+    perplexity: float  # over the tokens with a target
     is_finite: bool
 
 
@@ -118,7 +118,7 @@ class LogitAccumulator:
         self._products, self._squares, self._losses = np.zeros((3, count))
 
     def add(self, positions: NDArray[np.int64], logits: FloatArray) -> None:
-        """Add the logits [n, V] of `positions` among the tokens of all texts."""
+        """Add logits [n, V]. `positions` are indices into the concatenated tokens of all texts."""
         summary = summarize_logits(logits)
         self._choices[positions] = summary.choices
         self._squares[positions] = summary.squares
@@ -144,7 +144,7 @@ class LogitAccumulator:
 
 
 class DecoderParity(NamedTuple):
-    """Parity of a graph with the reference; None without usable numbers."""
+    """Parity of a graph with the reference. Values are None if an output is not finite."""
 
     parity: Parity | None
     perplexity: float | None
@@ -154,9 +154,9 @@ class DecoderParity(NamedTuple):
 def compare_decoder(
     engine: DecoderEngine, reference: DecoderReference, gate: Gate
 ) -> DecoderParity:
-    """Run the texts in prefill and in decode steps, and apply the gate to the worse mode.
+    """Run the texts in prefill and in decode steps. The worse mode counts for each limit.
 
-    `engine` needs BATCH_SLOTS slots that hold the longest text. Raises EngineFailed.
+    `engine` needs BATCH_SLOTS slots, each with space for the longest text. Raises EngineFailed.
     """
     texts, starts = reference.texts, np.array(reference.starts)
     prefilled, stepwise = LogitAccumulator(reference), LogitAccumulator(reference)
@@ -217,7 +217,8 @@ def decode_texts(
 ) -> Iterator[tuple[list[int], int, FloatArray]]:
     """Run texts in decode steps of up to BATCH_SLOTS slots.
 
-    Yields the n running texts, the position of their tokens, and the logits [n, V] of these tokens.
+    Yields per step: the indices of the n running texts, the position of the current token in each
+    text, and the logits [n, V] of these tokens.
     The logits are valid until the next step. With `sources`, a prefill encodes each source and
     returns the logits of position 0.
     """
@@ -239,9 +240,9 @@ def generate_answers(
     eos_token_ids: Sequence[int],
     max_new_tokens: int,
 ) -> tuple[Tokens, ...]:
-    """Generate greedily for all prompts in one batch; needs a slot per prompt.
+    """Generate greedily for all prompts in one batch.
 
-    Raises EngineFailed.
+    `engine` needs a slot per prompt. Raises EngineFailed.
     """
     answers = [[int(engine.prefill(slot, ids, 0).argmax())] for slot, ids in enumerate(prompts)]
     # After the prefill of an encoder-decoder model, a slot holds only the start token.

@@ -87,7 +87,7 @@ def _is_large_matrix(table: onnx.TensorProto) -> bool:
 
 
 class _QuantizedRows(NamedTuple):
-    """Names of the values of a quantized activation."""
+    """Names of the graph values that represent a quantized activation."""
 
     values: str
     step: str  # step size of `values`

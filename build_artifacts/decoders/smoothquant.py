@@ -19,7 +19,7 @@ from build_artifacts.types import FloatArray
 # Exponent of the activation size in the smoothing factor. 0.5 to 0.7 are best for SmolLM2-135M.
 _MIGRATION_STRENGTH = 0.6
 _MIN_SIZE = 1e-5  # lower bound of channel and weight magnitudes
-# Inputs that hold the scale and the shift, by operator.
+# Indices of the inputs that hold scale and shift, by operator.
 _NORMS = {
     "LayerNormalization": (1, 2),
     "SimplifiedLayerNormalization": (1,),

@@ -5,7 +5,7 @@ outputs. Files are UTF-8; empty lines are ignored. Files that end in .jsonl, .nd
 one JSON object per line. All other files hold tab-separated columns without quoting; a header line
 is optional, and columns with unknown names are ignored.
 
-    task                  columns or keys                       metrics, the deciding one first
+    task                  columns or keys                       metrics; the gate uses the first
     feature-extraction    sentence1, sentence2, score           spearman of the cosine
     sentence-similarity   the same                              the same
     text-classification   text, label (text_pair)               accuracy, macro_f1
@@ -14,7 +14,7 @@ is optional, and columns with unknown names are ignored.
     text-ranking          JSON: query, documents, relevant      mrr, ndcg@10
     token-classification  JSON: tokens, tags                    entity_f1, token_accuracy
     question-answering    SQuAD 1.1 or 2.0, one JSON file       f1, exact_match
-    fill-mask             plain text, a sentence a line         perplexity
+    fill-mask             plain text, one sentence a line       perplexity
 
 Labels and tags are names or ids of the model's own labels; `relevant` holds indices into
 `documents`. All metrics are fractions of 1, except perplexity, where lower is better.

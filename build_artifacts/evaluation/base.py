@@ -28,7 +28,7 @@ ReducedOutput = NDArray[np.float32]  # the part of one output that the score nee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedModel:
-    """Properties of a model that limit and label its examples."""
+    """Properties of a model that determine the tokens and labels of its examples."""
 
     directory: Path  # holds tokenizer.json
     max_tokens: int  # longest item, special tokens included
@@ -60,7 +60,8 @@ class ExampleSampling:
 class Evaluation(ABC):
     """The examples of one file for one task.
 
-    `items` are the inputs of the engine, in any order. `metric` names the deciding score.
+    `items` are the inputs of the engine, in any order. `metric` names the score that the accuracy
+    gate uses.
     """
 
     def __init__(self, items: Sequence[TokenizedItem], metric: str) -> None:
@@ -93,7 +94,7 @@ class Evaluation(ABC):
     def _reduce(self, index: int, output: Output) -> ReducedOutput: ...
 
     def metric_drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
-        """Return the loss of the deciding metric from `reference` to `scores`.
+        """Return the loss of `metric` from `reference` to `scores`.
 
         The unit is points (hundredths of the metric), for perplexity the increase in percent.
         Negative if `scores` is better; infinite if one of them is NaN.

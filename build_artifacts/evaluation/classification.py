@@ -142,7 +142,7 @@ def _one_hot(label_sets: Sequence[Sequence[int]], labels: int) -> NDArray[np.boo
 
 
 class SingleLabelEvaluation(Evaluation):
-    """One label per text: `accuracy` decides, `macro_f1` is reported."""
+    """One label per text. The accuracy gate uses `accuracy`; `macro_f1` is only reported."""
 
     def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "accuracy")
@@ -161,7 +161,7 @@ class SingleLabelEvaluation(Evaluation):
 
 
 class MultiLabelEvaluation(Evaluation):
-    """Any number of labels per text, predicted above probability 0.5: `micro_f1` decides."""
+    """All labels with a probability above 0.5 per text. The accuracy gate uses `micro_f1`."""
 
     def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "micro_f1")
@@ -179,7 +179,7 @@ class MultiLabelEvaluation(Evaluation):
 
 
 class RegressionEvaluation(Evaluation):
-    """A number per text: `spearman` decides, `pearson` is reported."""
+    """A number per text. The accuracy gate uses `spearman`; `pearson` is only reported."""
 
     def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
         super().__init__(items, "spearman")

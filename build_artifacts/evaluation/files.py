@@ -210,7 +210,7 @@ def read_bytes(location: FileLocation) -> bytes:
 
 
 def is_json(path: Path) -> bool:
-    """Return whether the suffix is one of JSON files."""
+    """Return whether the file name ends in one of JSON_SUFFIXES."""
     return path.suffix.lower() in JSON_SUFFIXES
 
 

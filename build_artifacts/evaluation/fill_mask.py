@@ -22,7 +22,7 @@ from deployments.messages import TokenIds, TokenizedItem
 from deployments.tokenization.encodings import build_item
 
 EXPECTED = "plain text, one sentence per line"
-MASK_EVERY = 7  # tokens; near the 15 % of masks in BERT's training
+MASK_EVERY = 7  # tokens; close to the 15 % of masks in BERT's training
 # Limit per sentence: the output of a mask has one logit per vocabulary entry, 1 MB for XLM-R.
 MAX_MASKS = 16
 
@@ -55,7 +55,7 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling)
 
 
 def select_masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
-    """Select the tokens to mask; `special` is 1 for tokens that are not text. May be empty."""
+    """Select the tokens to mask, if any; `special` is 1 for tokens that are not text."""
     text = np.flatnonzero(np.asarray(special) == 0)
     # A sentence with fewer than MASK_EVERY tokens still gets one mask.
     return text[offset % min(MASK_EVERY, max(len(text), 1)) :: MASK_EVERY][:MAX_MASKS]

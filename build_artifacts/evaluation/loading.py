@@ -18,7 +18,7 @@ from deployments.artifacts.types import TaskName
 
 LoadEvaluation = Callable[[Path, EvaluatedModel, ExampleSampling], Evaluation]
 
-# To add the evaluation of a task, write one file and add one line.
+# Loader of the evaluation of each task.
 EVALUATIONS: dict[str, LoadEvaluation] = {
     TaskName.FEATURE_EXTRACTION: load_similarity,
     TaskName.SENTENCE_SIMILARITY: load_similarity,

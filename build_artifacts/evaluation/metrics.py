@@ -1,4 +1,4 @@
-"""Metrics as pure functions of numbers."""
+"""Metrics of predictions: correlation, accuracy, F1 and ranking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float:
 def pearson(left: ArrayLike, right: ArrayLike) -> float:
     """Return the linear correlation, -1 to 1; 0 if either side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    # Without this check rounding of the mean leaves nonzero deviations, which seem to correlate.
+    # Without this check, rounding of the mean leaves nonzero deviations, which seem to correlate.
     if np.all(x == x[0]) or np.all(y == y[0]):
         return 0.0
     x, y = x - x.mean(), y - y.mean()
@@ -83,7 +83,7 @@ def reciprocal_rank(ranking: Sequence[bool]) -> float:
 
 
 def ndcg(ranking: Sequence[bool], depth: int) -> float:
-    """Return the binary discounted gain of the first `depth` ranks as a share of the maximum."""
+    """Return the nDCG of the first `depth` ranks with binary relevance; 0 if none is relevant."""
     discounts = 1 / np.log2(np.arange(2, min(depth, len(ranking)) + 2))
     best = discounts[: sum(ranking)].sum()
     return float(discounts[np.asarray(ranking[:depth])].sum() / best) if best else 0.0

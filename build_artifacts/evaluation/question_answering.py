@@ -27,7 +27,7 @@ MAX_ANSWER_TOKENS = 30
 
 @dataclass(frozen=True, slots=True)
 class QuestionWindow:
-    """Question index of an item, and the context tokens of the item."""
+    """One item: a window of the context of a question, and the index of the question."""
 
     question: int
     first: int  # index of the first context token
@@ -40,7 +40,7 @@ class _WindowSpan(NamedTuple):
     score: float
     start: float  # index among the context tokens of the window
     end: float  # inclusive
-    no_answer: float  # score of the span of only the first token, which means "no answer"
+    no_answer: float  # score of the first token as a span, which means "no answer"
 
 
 class _QuestionSpan(NamedTuple):
@@ -76,7 +76,7 @@ def _build_window(tokens: TokenOffsets) -> QuestionWindow:
 
 
 class QuestionAnsweringEvaluation(Evaluation):
-    """SQuAD's `f1` decides, `exact_match` is reported.
+    """SQuAD metrics. The accuracy gate uses `f1`; `exact_match` is only reported.
 
     If some questions have no answer, the predicted answer is empty when the no-answer score is
     higher than the best span's score. `answerable_f1` and `answerable_exact_match` then score the

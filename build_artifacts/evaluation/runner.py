@@ -27,7 +27,7 @@ def run_items(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Out
 def score_engine(engine: EncoderEngine, evaluation: Evaluation) -> dict[str, float]:
     """Return every metric by name; only reduced outputs stay in memory.
 
-    Raises EngineFailed, also for outputs that are NaN or infinite.
+    Raises EngineFailed if a forward pass fails, or if an output is NaN or infinite.
     """
     reduced: dict[int, ReducedOutput] = {
         i: evaluation.reduce_output(i, output) for i, output in _run(engine, evaluation.items)

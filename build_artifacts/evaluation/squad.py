@@ -21,7 +21,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @dataclass(frozen=True, slots=True)
 class SquadQuestion:
-    """A question, its context and all correct answers; empty `golds` mean no answer."""
+    """A question, its context and all correct answers; `golds` is empty if it has no answer."""
 
     question: str
     context: str

@@ -1,4 +1,4 @@
-"""The model families that the compiler builds: one file and one line of `FAMILIES` each."""
+"""Model families that the compiler builds. Each family has one module and one entry here."""
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
@@ -12,7 +12,7 @@ FAMILIES: list[ModelFamily] = [EncoderDecoderFamily(), DecoderFamily(), EncoderF
 
 
 def find_family(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> ModelFamily:
-    """Return the family that builds the checkpoint. `tasks` starts with the model's own task."""
+    """Return the family that builds the checkpoint. `tasks[0]` is the model's main task."""
     for family in FAMILIES:
         if family.matches(checkpoint, tasks):
             return family
@@ -20,5 +20,5 @@ def find_family(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> ModelFamily:
 
 
 def read_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-    """Read the metadata of a merged checkpoint. Raises UnsupportedModel."""
+    """Read the metadata of a checkpoint, with any adapter merged. Raises UnsupportedModel."""
     return find_family(checkpoint, tasks).read_metadata(checkpoint, tasks)

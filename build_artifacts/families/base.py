@@ -1,4 +1,4 @@
-"""Contract between the compiler and a model family: candidates, export, accuracy, speed, files."""
+"""Interface of a model family for the build: candidates, export, accuracy, speed and files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BuildContext:
     """Inputs of one build, the same for every family."""
 
     steps: StepRunner
-    weights: Path  # directory of the merged checkpoint
+    weights: Path  # directory of the checkpoint, with any adapter merged
     metadata: CheckpointMetadata
     recipe: BuildRecipe
     budget: BuildBudget
@@ -67,7 +67,7 @@ class Attempt(Generic[R]):
     recipe: R
     label: str  # text for progress lines
     key: str  # cache key, equal for equal graphs
-    excluded_nodes: tuple[str, ...] = ()  # left out of quantization
+    excluded_nodes: tuple[str, ...] = ()  # MatMuls that the quantization scheme skips
 
 
 class GateResult(BaseModel):
@@ -102,7 +102,7 @@ class EvaluatedCandidate(Generic[R, S]):
     recipe: R
     spec: S
     result: GateResult
-    excluded_nodes: tuple[str, ...] = ()  # left out of quantization
+    excluded_nodes: tuple[str, ...] = ()  # MatMuls that the quantization scheme skips
 
     @property
     def is_accepted(self) -> bool:
@@ -161,7 +161,7 @@ class ModelBuild(ABC, Generic[R, S]):
         """Compare the graph with the fp32 reference model."""
 
     def rank(self, device: Device) -> Ranking[R]:
-        """Order the candidates by speed on this host, if that is cheaper than evaluating them."""
+        """Return the candidates in the order of evaluation. A family may rank them by speed."""
         return Ranking(self.candidates(device))
 
     @abstractmethod
@@ -175,12 +175,12 @@ class ModelFamily(Protocol):
     """Models that are exported, evaluated and measured alike. One entry of `FAMILIES`."""
 
     def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
-        """Return whether the family builds the checkpoint. `tasks` starts with the model's own."""
+        """Return whether the family builds the checkpoint. `tasks[0]` is the model's main task."""
         ...
 
     def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-        """Read the metadata of a merged checkpoint. Raises UnsupportedModel."""
+        """Read the metadata of a checkpoint, with any adapter merged. Raises UnsupportedModel."""
         ...
 
     def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
-        """Compute the reference outputs. Raises BuildError for options the family lacks."""
+        """Compute the reference outputs. Raises BuildError for options that the family rejects."""

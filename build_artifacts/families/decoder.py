@@ -54,7 +54,7 @@ from deployments.machine import usable_cores
 from deployments.tasks import find_head
 from deployments.tuning.host import read_host
 
-# Maximum seconds per graph. Each of the three measured loops is steady after one second.
+# Maximum seconds to measure a graph. Each of the three measured loops is steady after one second.
 _MAX_MEASURE_SECONDS = 4.0
 
 DecoderCandidate = EvaluatedCandidate[DecoderRecipe, DecoderSpec]
@@ -130,7 +130,7 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         return self.context.recipe.decoder_fallback
 
     def attempts(self, recipe: DecoderRecipe) -> Iterator[Attempt[DecoderRecipe]]:
-        """Yield the recipe, then the recipe with each of its other options.
+        """Yield the recipe, then the recipe with each of its `other_options`.
 
         The last attempt repeats the most accurate of these recipes without an int8 KV cache.
         """
@@ -237,7 +237,7 @@ def _rank(throughput: DecoderThroughput | None) -> float:
 
 
 def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCandidate]:
-    """Drop compiled candidates, which start slowly, unless they are the first of their device."""
+    """Drop torch.compile candidates, which start slowly, unless they rank first of their device."""
     devices: set[Device] = set()
     kept = []
     for candidate in ranked:
@@ -249,7 +249,7 @@ def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCand
 
 
 def _directory(candidate: DecoderCandidate) -> str:
-    """Return the graph's own directory. No weights of other graphs may be next to the graph."""
+    """Return the artifact directory of the graph, which contains no weights of other graphs."""
     return f"graphs/{candidate.recipe.name}"
 
 

@@ -58,8 +58,8 @@ from deployments.tuning.tuner import (
     measure_variants,
 )
 
-# Numbers of MatMuls that the accuracy fallbacks exclude from int8, and the maximum share of all
-# MatMuls.
+# Numbers of MatMuls that successive accuracy fallbacks exclude from int8, and the maximum share of
+# excluded MatMuls.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
 _SCREENING_NAME = "screening.json"
@@ -104,7 +104,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         super().__init__(context)
         self.prepared = prepared
         self._graphs = graphs
-        self._exported: set[str] = set()  # keys of attempts
+        self._exported: set[str] = set()  # keys of the attempts whose export succeeded
 
     def candidates(self, device: Device) -> Sequence[CandidateRecipe]:
         return self.context.recipe.of(device)
@@ -114,7 +114,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         return self.context.recipe.fallback
 
     def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
-        """Yield the recipe, then its other calibrations.
+        """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
         The last attempts exclude more and more MatMuls of the recipe from int8.
         """
@@ -140,7 +140,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         return build_graph_spec(recipe, graph, self.prepared)
 
     def evaluate(self, spec: GraphSpec) -> GateResult:
-        # Nothing else runs during the evaluation, so it may use all cores.
+        # Nothing else runs during the evaluation, so the engine may use all cores.
         settings = engine_settings(spec.device, usable_cores())
         try:
             engine = open_engine(spec, settings)
@@ -219,7 +219,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         ranked = _fastest_first(accepted, tables)
         names = _name_graphs(ranked)
         prepared, compaction = self.prepared, self.prepared.compaction
-        # The file lists the heads and columns that each layer lacks.
+        # compaction.json lists the heads and columns that compaction removed from each layer.
         compacted = {COMPACTION_NAME: prepared.reference_dir / COMPACTION_NAME}
         return ArtifactContents(
             identity=identity,
@@ -238,7 +238,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         )
 
     def _tune(self, accepted: Sequence[EncoderCandidate], version: str) -> list[CostTable]:
-        """Measure on the CPU with one thread and with all cores, and on a GPU once.
+        """Measure the graphs on the CPU with one thread and with all cores, and on a GPU once.
 
         Each measurement gets the same share of the time.
         """
@@ -296,7 +296,7 @@ def _build_attempt(
 def _fastest_first(
     accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
 ) -> list[EncoderCandidate]:
-    """Put the fastest candidates of this host first. Hosts without measurements use this order."""
+    """Put this host's fastest candidates first: the order for hosts without measurements."""
     winners = {t.selected_variants()[0].candidate for t in tables if t.threads == 1}
     return sorted(accepted, key=lambda candidate: candidate.recipe.name not in winners)
 

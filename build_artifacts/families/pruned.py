@@ -1,4 +1,4 @@
-"""Pruned model of a build: pruning, new reference outputs, and the accuracy gate."""
+"""Preparation of a pruned model: pruning, new reference outputs, and the accuracy gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs
 
-_SAMPLING = ExampleSampling(limit=256)  # sample of the data that rates heads and columns
+_SAMPLING = ExampleSampling(limit=256)  # number of calibration examples
 
 
 def prepare_pruned(
@@ -25,7 +25,8 @@ def prepare_pruned(
     """Prune `original`. Raises GateFailed or UnsupportedModel.
 
     With labeled data, the gate limits the loss of the task's metric. Without labeled data, the gate
-    limits the difference of the outputs for the probes. Hardly any pruned model passes that limit.
+    limits the difference of the outputs for the probe texts. Hardly any pruned model passes that
+    limit.
     """
     pruned = cached_prune(steps, original, pruning.fraction, load_calibration(original, pruning))
     reasons = _find_violations(original, pruned, gate)
@@ -39,7 +40,7 @@ def prepare_pruned(
 
 
 def load_calibration(original: PreparedModel, pruning: Pruning) -> Sequence[TokenizedItem]:
-    """Return the items that rate heads and columns. Raises BadEvaluationData."""
+    """Return the items of `pruning.data`, or else the probes. Raises BadEvaluationData."""
     if pruning.data is None:
         return original.reference.items
     return load_examples(pruning.data, original.weights, original.metadata, _SAMPLING).items

@@ -1,4 +1,4 @@
 """Structured pruning: `measure` rates heads and columns, `prune` sets the least important to zero.
 
-`compaction` then removes them from every export.
+The package `compaction` then removes these heads and columns from every export.
 """

@@ -1,9 +1,10 @@
 """Importance of attention heads and feed-forward columns, measured on calibration items.
 
-The importance of a group is the mean over the items of |sum of activation x gradient|. This mean
-approximates, to first order, the change of the loss without the group. The method for heads is from
-Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?" (2019). The method for columns
-is from Molchanov et al., "Importance Estimation for Neural Network Pruning" (2019).
+The importance of a head or a column is the mean over the items of |sum of activation x gradient|.
+This mean approximates, to first order, the change of the loss without the head or column. The
+method for heads is from Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?"
+(2019). The method for columns is from Molchanov et al., "Importance Estimation for Neural Network
+Pruning" (2019).
 
 The loss is the negative log-likelihood of an answer that is drawn from the model's own output. The
 Fisher information of Kwon et al. uses the same loss ("A Fast Post-Training Pruning Framework for
@@ -48,9 +49,9 @@ def measure(
     metadata: CheckpointMetadata,
     items: Sequence[TokenizedItem],
 ) -> list[LayerStatistics]:
-    """Run each of `items`, unpadded, forward and backward through the fp32 `model`.
+    """Return the statistics of each layer, from one forward and backward pass per item.
 
-    The model stays unchanged.
+    `model` must be in fp32 and stays unchanged.
     """
     import torch
 

@@ -31,14 +31,14 @@ _RIDGE = 1e-3  # ridge of the least squares, relative to the mean square of a ch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """Share to prune, and the data that rate heads and columns."""
+    """Share to prune, and the data that determine the importance of heads and columns."""
 
     fraction: float  # of the heads and of the columns, between 0 and 1
-    data: Path | None = None  # in a format of `--eval`; labels are not used; None: the probes
+    data: Path | None = None  # in a format of `--eval`, labels unused; None: the probe texts
 
 
 def describe_pruning(pruning: Pruning) -> PruningSource:
-    """Pin the data of a pruning. Raises BuildError when they cannot be read."""
+    """Return the fraction and the digest of the data. Raises BuildError for unreadable data."""
     digest = None if pruning.data is None else digest_data(pruning.data, "--prune-data")
     return PruningSource(fraction=pruning.fraction, data=digest)
 

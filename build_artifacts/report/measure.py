@@ -29,7 +29,7 @@ BLOCKS = 5
 MIN_RUNS = 5
 _WARM_PASSES = 2
 MAX_ROUNDS = 5
-# The slowest thread ends a round, so a short round would measure thread start times.
+# A round ends with its slowest thread, so a short round would measure thread start times.
 _MIN_ROUND_S = 0.2
 
 
@@ -55,7 +55,7 @@ class InterleavedTimer:
 
     engines: dict[str, EncoderEngine]
     clock: ClockFunction = time.perf_counter
-    wait: Callable[[], None] = wait_until_idle  # before every block of passes
+    wait: Callable[[], None] = wait_until_idle  # called before every block of passes
     failed: dict[str, str] = field(default_factory=dict)
 
     def time_latencies(
@@ -79,7 +79,7 @@ class InterleavedTimer:
     def time_throughputs(
         self, batch: Batch, passes: Mapping[str, int], budget_s: float
     ) -> dict[str, StageThroughput]:
-        """Time concurrent passes; return the throughputs of engines without a failure by name.
+        """Time concurrent passes. Return throughputs by engine name, without engines that failed.
 
         `passes` is the number of concurrent passes by engine. The first round is a warm-up. Its
         time counts only if the budget allows no other round.
@@ -123,13 +123,13 @@ class InterleavedTimer:
         return {name: times_s[name] for name in self.engines}
 
     def _turn_order(self, turn: int) -> list[str]:
-        """List the running engines, rotated by `turn` so that each is first in turn."""
+        """List the running engines, rotated by `turn` so that the first one changes every turn."""
         names = list(self.engines)
         first = turn % max(1, len(names))
         return names[first:] + names[:first]
 
     def _time_block(self, name: str, batch: Batch, count: int) -> list[float]:
-        """Time `count` passes after an untimed one. Return nothing if the engine fails."""
+        """Time `count` passes after an untimed pass. Return an empty list if the engine fails."""
         engine, times_s = self.engines[name], list[float]()
         self.wait()
         try:

@@ -310,7 +310,7 @@ def report_path(artifact: Path, host: Host) -> Path:
 
 
 def read_report(artifact: Path, conditions: ReportConditions, log: LogFunction) -> Report | None:
-    """Return the report if it is valid in `conditions`; otherwise report why and return None."""
+    """Return the stored report, or None if it is missing or unusable. Log why it is unusable."""
     path = report_path(artifact, conditions.host)
     try:
         report = Report.model_validate_json(path.read_bytes())

@@ -40,7 +40,7 @@ from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
 from deployments.tuning.opening import open_tuned_engine
 
-# Packages of the `torch` stage and of the export. A serving host has none of them.
+# Packages of the `torch` stage and of the export. A host that only serves has none of them.
 _REQUIRED_PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
 
 
@@ -89,10 +89,10 @@ def rebuild_prepared(
 
 
 def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
-    """Return the pruning that reproduces `source`, rated with the data file `given`.
+    """Return the pruning that reproduces `source`, with the calibration file `given`.
 
-    Without `given`, try a rating without data, then the data files of the demo models. Raises
-    SourceNotFound if no data file has the digest that `source` records.
+    Without `given`, try a pruning without a file, then the files of the demo models. Raises
+    SourceNotFound if no file has the digest that `source` records.
     """
     demo_data = dict.fromkeys(model.evaluation for model in ALL_DEMO_MODELS)
     for data in (given,) if given else (None, *filter(None, demo_data)):
@@ -165,7 +165,7 @@ class Stage:
 
 
 def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:
-    """Build the stage of the variants that an encoder on this host serves."""
+    """Build the stage of the variants that an encoder deployment on this host serves."""
     target, candidate = served.target, served.candidates[0]
     on_gpu = target.device is Device.GPU
     names = ", ".join(variant.name for variant in served.variants)
@@ -220,7 +220,7 @@ class RebuiltStages:
             yield from self._optimized_stage(served)
 
     def build_common_recipe(self, served: ServedVariants | None) -> Iterator[Stage]:
-        """Yield a stage of the most common int8 recipe, for comparison, unless it is served."""
+        """Yield a stage of the common int8 recipe, for comparison, unless its graph is served."""
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
             what = "the common recipe: fused, then quantized"

@@ -1,4 +1,4 @@
-"""Values of a report, the conditions under which it holds, and its speed-ups."""
+"""Values of a report, the conditions of its measurement, and its speed-ups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReportRequest:
     evaluation: Path | None = None
     sampling: ExampleSampling = ALL_EXAMPLES
     adapter: Path | None = None  # directory of the adapter
-    prune_data: Path | None = None  # data with which the build rated heads and columns
+    prune_data: Path | None = None  # calibration file of the build's pruning
     gpu: EncoderSettings = GPU_SETTINGS
 
 
@@ -58,19 +58,20 @@ class ReportOptions(ReportModel):
 
 
 class ReportConditions(ReportModel):
-    """Conditions of a measurement. A stored report holds until one of them changes."""
+    """Conditions of a measurement. A stored report is reused until one of them changes."""
 
     version: str  # of the artifact
     host: Host
     gpu: Host | None
     versions: dict[str, str]
     options: ReportOptions
-    served: dict[str, tuple[str, ...]]  # variants by device and threads, most used first
+    # Variant names by device and threads. The variant for the most shapes comes first.
+    served: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVariants:
-    """Variants that an encoder on this host serves, most used first."""
+    """Variants that an encoder deployment on this host serves; the one for most shapes first."""
 
     target: TuningTarget
     variants: tuple[Variant, ...]

@@ -48,7 +48,7 @@ class CandidateGraphs:
         self._prepared = prepared
 
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
-        """Build the graph, with `excluded_nodes` left out of quantization.
+        """Build the graph. Its quantization scheme skips `excluded_nodes`.
 
         Raises UnsupportedModel if the model cannot be exported by this recipe.
         """

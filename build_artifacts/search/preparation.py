@@ -80,7 +80,7 @@ class PreparedModel:
     `reference_dir` holds the files of `prepare`; `evaluation` is None without labeled data.
     """
 
-    weights: Path  # directory of the merged checkpoint
+    weights: Path  # directory of the checkpoint, with any adapter merged
     metadata: CheckpointMetadata
     reference_dir: Path
     evaluation: Evaluation | None
@@ -94,7 +94,7 @@ class PreparedModel:
 
     @cached_property
     def reference(self) -> ReferenceOutputs:
-        """Outputs of the reference model for the probes."""
+        """Outputs of the reference model for the probe texts."""
         return ReferenceOutputs.read(self.reference_dir / REFERENCE_NAME)
 
     @cached_property
@@ -157,7 +157,7 @@ def load_examples(
 def cached_prune(
     steps: StepRunner, original: PreparedModel, fraction: float, items: Sequence[TokenizedItem]
 ) -> PreparedModel:
-    """Prune a checkpoint on `items` and prepare the result. Raises UnsupportedModel."""
+    """Prune a model, calibrated on `items`, and prepare the result. Raises UnsupportedModel."""
     metadata = original.metadata
 
     def work(into: Path) -> str:
@@ -195,8 +195,8 @@ def prepare(
 ) -> None:
     """Write reference outputs, scores and the compaction plan to `into`.
 
-    The model before compaction computes the outputs, so the gate detects a compaction that changes
-    the outputs. Raises UnsupportedModel.
+    The outputs are those of the model before compaction, so the gate detects a compaction that
+    changes them. Raises UnsupportedModel.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)

@@ -44,7 +44,7 @@ class SpeedScreening(BaseModel):
         return exp(sum(map(log, times)) / len(times))
 
     def ranked_names(self) -> list[str]:
-        """Return first the graphs that are fastest at some shape, then the other graphs.
+        """Return the names of all graphs: those that are fastest at some shape come first.
 
         Both groups are sorted by mean latency.
         """

@@ -1,1 +1,1 @@
-"""Static int8 whose activations are smoothed first, for encoders on CPUs."""
+"""Static int8 quantization with smoothed activations, for encoders on CPUs."""

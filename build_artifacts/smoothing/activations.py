@@ -1,4 +1,4 @@
-"""Changes of a float graph that fit its activations into bytes and preserve its outputs."""
+"""Changes of a float graph that make its activations fit 8 bits and preserve its outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """The products before and after a layer of neurons, and its width before neurons are copied."""
+    """Products that write and read a layer of neurons, and its width before copies are added."""
 
     neurons: Product
     reader: Product
@@ -49,7 +49,7 @@ class ActivationSmoother:
         self._copied: list[_NeuronLayer] = []
 
     def can_smooth(self, source: ir.Value, readers: Sequence[Product]) -> bool:
-        """Return whether a few texts determine the range of `source` after smoothing."""
+        """Return whether a few calibration texts suffice to determine the range of `source`."""
         return is_attention_output(source) or (
             not source.is_graph_output()
             and (
@@ -61,7 +61,7 @@ class ActivationSmoother:
         )
 
     def smooth(self, source: ir.Value, readers: Sequence[Product], seen: Observed) -> ByteRange:
-        """Change the producer of `source` and all readers; return the range of the result."""
+        """Smooth `source` by changes of its producer and readers; return the resulting range."""
         if is_attention_output(source):
             # Do not smooth by changes of the value projection: the result would fit only the
             # calibration texts. On other texts, the worst cosine of MiniLM would be .970.
@@ -72,9 +72,9 @@ class ActivationSmoother:
         return self._even(source, readers, seen)
 
     def equalize_widths(self) -> None:
-        """Pad the layers of neurons that had equal widths before `smooth` to equal widths again.
+        """Pad layers of neurons to equal widths if their widths were equal before `smooth`.
 
-        A forward pass reuses the memory of one layer for the next. With different widths, it
+        A forward pass reuses the memory of one layer for the next. With different widths, the pass
         allocates new pages: a pass of 32 x 16 tokens of MiniLM took up to 24 % longer.
         """
         widest: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Activations of the float graph on calibration texts: ranges of all tokens, values of some."""
+"""Activations of the float graph on calibration texts: ranges over all tokens, values of some."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ texts in the batch. Here, ranges are constants from calibration texts. Constant 
 activations without outliers:
 
 - Outputs of norms are centered and equalized: each channel is divided by a factor. The norm absorbs
-  the division, the weights of the reading products absorb the factors, and the residual stream is
-  scaled back.
+  the division. The products (MatMuls with constant weights) that read the output absorb the
+  factors. The residual stream is scaled back.
 - The linear half of a gated layer absorbs the division in the columns of its product.
 - Neurons whose rectified output exceeds the range of a byte get copies with a smaller bias.
 - Outputs of attention need no change, because they are means of values.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from build_artifacts.smoothing.calibration import Observed
 from build_artifacts.types import FloatArray
 
-# Exponents of the activation range in SmoothQuant's factor; at 1 all channels get the same range.
+# Exponents to try for the activation range in SmoothQuant's factor; 1 gives all channels one range.
 _STRENGTHS = (0.6, 0.7, 0.8, 0.9, 1.0)
 _MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
 _MAX_UINT8, _MAX_INT8 = 255, 127
@@ -87,8 +87,8 @@ def even_channels(observed: Observed, weights: Sequence[FloatArray], *, centered
     """Choose factors that move differences between channels into the `weights` [K, N] of products.
 
     This is SmoothQuant (Xiao et al. 2023, https://arxiv.org/abs/2211.10438) with two changes. If
-    `centered`, the middle of each channel first moves to zero. The strength is the one with the
-    least error.
+    `centered`, the middle of each channel first moves to zero. The migration strength is the one
+    with the least error.
     """
     middle = (observed.high + observed.low) / 2
     shift = (middle if centered else 0 * middle).astype(np.float32)
@@ -137,7 +137,7 @@ class Saturation(NamedTuple):
 def choose_saturation(
     observed: Observed, weights: FloatArray, activation: Callable[[FloatArray], FloatArray]
 ) -> Saturation:
-    """Choose where neurons saturate. The product of bytes and `weights` [K, N] has the least error.
+    """Choose the saturation with the least error of the product of bytes and `weights` [K, N].
 
     For x well above 0, an `activation` such as GELU returns x. Its value is therefore about the sum
     of min(activation(x), top), min(activation(x - top), top), ... With slope s, the terms after the

@@ -1,4 +1,4 @@
-"""Replacement of products and of the word table by int8 operators."""
+"""Replacement of products and of the word embedding table by int8 operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProductWriter:
     def __init__(self, editor: GraphEditor, scheme: SmoothedInt8) -> None:
         self._editor = editor
         self._scheme = scheme
-        # Activations that are quantized once for all their readers, by name.
+        # Quantized activations by name. All readers of an activation share its quantized value.
         self._quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
         self._restored: dict[str, ir.Value] = {}
 
@@ -96,7 +96,7 @@ class ProductWriter:
         output = self._editor.insert_before(place, "MatMul", [source, weights], f"{name}_product")
         written = output.producer()
         assert written is not None, "bug: a node without an output"
-        # Fallbacks refer to MatMuls by the name in the float graph.
+        # Accuracy fallbacks identify MatMuls by their names in the float graph.
         written.name, matmul.name = name, f"{name}_replaced"
         if product.bias.any():
             bias = self._editor.add_constant(f"{name}_bias", product.bias)
@@ -119,7 +119,7 @@ class ProductWriter:
 
 
 def _read_source(product: Product) -> ir.Value:
-    """Return the current input of the MatMul, because its producer may have been replaced."""
+    """Return the current input of the MatMul: earlier writes may have replaced `product.source`."""
     source = product.node.inputs[0]
     assert source is not None, "bug: a product without an activation"
     return source

@@ -1,1 +1,1 @@
-"""Sources of checkpoints, one module per kind."""
+"""Sources of checkpoints: one module for each form of SOURCE, the argument of `build`."""

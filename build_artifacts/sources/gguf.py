@@ -1,6 +1,6 @@
-"""SOURCE as a GGUF file: local, in a Python package, or in a hub repository.
+"""Checkpoint from a GGUF file: local, in a Python package, or in a hub repository.
 
-Writes config, tokenizer and chat template as files of a transformers checkpoint.
+This module writes config, tokenizer and chat template as files of a transformers checkpoint.
 `steps/dequantize.py` reads the weights later, because the conversion is slow, and unnecessary for a
 version that the store already has.
 """
@@ -52,7 +52,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
-    """Return the file, the part of the revision before its digest, and the model id."""
+    """Return the file, the prefix of the revision before the digest, and the default model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)

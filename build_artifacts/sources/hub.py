@@ -1,4 +1,4 @@
-"""SOURCE as a model id on a Hugging Face hub, optionally `ID@REVISION`."""
+"""Checkpoint from a Hugging Face hub: `ID` or `ID@REVISION` of a model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HuggingFaceHub:
 
 
 def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
-    """Download the hashed files of a hub model at one commit."""
+    """Download the files of a hub model with HASHED_SUFFIXES at one commit."""
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
     if not any(name.endswith(".safetensors") for name in listing.files):

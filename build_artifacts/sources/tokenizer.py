@@ -27,7 +27,7 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 _WORDS_NAME = "vocab.txt"
 _PAIRS_NAME = "vocab.json"
 _ADDED_NAME = "added_tokens.json"
-# Vocabulary formats that require packages outside our dependencies.
+# Vocabulary formats that require packages outside the dependencies of the build.
 _UNREAD = ("*.model", "*.tiktoken", "bpe.codes")
 
 VocabularyFiles = dict[str, int]  # token -> id

@@ -55,9 +55,9 @@ def quantize(
 ) -> None:
     """Write a quantized copy of the float `graph` to `into`.
 
-    Static schemes calibrate activation ranges with `items`. `excluded_nodes` keep float
-    activations; their weights become int8 in small blocks, which takes half the time of float at
-    nearly the same accuracy. Raises UnsupportedModel.
+    Static schemes calibrate activation ranges with `items`. `excluded_nodes` get int8 weights in
+    small blocks, which takes half the time of float at nearly the same accuracy. In a SmoothedInt8
+    graph with the layout "pairs", they stay float. Raises UnsupportedModel.
     """
     try:
         _quantize_graph(graph, scheme, into, items, excluded_nodes)

@@ -1,4 +1,4 @@
-"""Resolution of SOURCE to a validated local checkpoint, pinned to one revision."""
+"""Resolution of SOURCE, the argument of `build`, to a validated checkpoint at one revision."""
 
 from __future__ import annotations
 

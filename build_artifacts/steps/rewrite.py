@@ -263,7 +263,7 @@ def _build_subgraph(node: ir.Node) -> ir.Graph:
 
 
 def _rename_node(node: ir.Node, name: str) -> ir.Node:
-    """Rename a node and its output: branches share the graph's namespace."""
+    """Rename a node and its output, because branches share the namespace of the graph."""
     node.name = node.outputs[0].name = name
     return node
 
@@ -312,7 +312,7 @@ def _find_transpose_source(value: ir.Value | None) -> ir.Value | None:
 
 
 def _find_joined(value: ir.Value) -> ir.Value | None:
-    """Return the [B, T, N x D] value that is the only use of `value` [B, N, T, D]."""
+    """Return the [B, T, N x D] form of `value` [B, N, T, D] if `value` has no other use."""
     same = _find_only_user(value)
     # Layers with one head, such as pruned ones, have a Reshape that changes nothing.
     if same is not None and same.op_type == "Reshape" and same.outputs[0].shape == value.shape:

@@ -1,4 +1,4 @@
-"""Last step of a build: accepted candidates become an artifact, published completely or not."""
+"""Last step of a build: write the accepted candidates and their metadata as an artifact."""
 
 from __future__ import annotations
 

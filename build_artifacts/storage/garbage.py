@@ -1,7 +1,7 @@
 """Garbage collection of a store: versions without a name, and remains of builds.
 
-The plan and aliases name versions. An alias is a plain file in a model's directory, such as
-`latest`, that contains only a version. A version stays in these cases:
+The plan (`plan.json` of the store) and aliases name versions. An alias is a plain file in a model's
+directory, such as `latest`, that contains only a version. A version stays in these cases:
 
 - An alias or the plan names it, or the argument `keep` contains it.
 - A rollback would return to it. If no version was promoted, a rollback returns to the version
@@ -9,8 +9,8 @@ The plan and aliases name versions. An alias is a plain file in a model's direct
 - A build of its model runs.
 - A process holds an exclusive lock on one of its files.
 
-Links are neither followed nor removed. Replicas keep the models that they have loaded. Pass the
-versions that a server's configuration pins by number in `keep`.
+Links are neither followed nor removed. Replicas keep the models that they have loaded. `keep` must
+contain the versions that a server's configuration pins by number.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def plain_files(directory: Path) -> Iterator[Path]:
 
 
 def measure(*roots: Path) -> DiskUsage:
-    """Sum up files and directory trees. If none exists, `changed_s` is infinite."""
+    """Sum up files and directory trees. If no root exists, `changed_s` is infinite."""
     size, changed_s = 0, -math.inf
     for root in roots:
         for path in (root, *(_below(root) if is_own_directory(root) else ())):
@@ -196,7 +196,7 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
 def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
     """Remove the items that are still garbage and return them. Raises BuildError.
 
-    The store is searched again first, because an alias may have moved since.
+    Search the store again first, because an alias may have moved since the first search.
     """
     store, building = garbage.store, building_directory(garbage.store)
     current = {(item.kind, item.path) for item in find_garbage(store, garbage.keep).items}
@@ -230,7 +230,7 @@ def _read_plan(store: Path) -> Plan:
 
 
 def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
-    """Return the versions that the plan names, and the version to which a rollback returns."""
+    """Return the versions that the plan names, and the version to which a rollback would return."""
     model_id = read_model_id(model)
     entry = plan.find(model_id)
     try:

@@ -139,7 +139,7 @@ class Workspace:
 def build_workspace(
     store: Path, model_id: str, version: str, progress: BuildProgress, *, build_inputs: str = ""
 ) -> Iterator[Workspace]:
-    """Open the workspace of one version. Other builds of the version wait, and report the wait.
+    """Open the workspace of one version. While another build of it runs, report that and wait.
 
     During the wait, the other build may publish the version. Steps of an interrupted build are
     reused if its `build_inputs` were equal.
@@ -253,7 +253,7 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-# Fill the directory and return a short description of the result.
+# Fills the directory and returns a short description of the result.
 StepWork = Callable[[Path], str]
 
 

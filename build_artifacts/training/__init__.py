@@ -1,4 +1,5 @@
-"""Recipes of the weights in this package: `python -m build_artifacts.training.NAME --help`.
+"""Training of the models and adapters in this repository, and their gate data.
 
-Neither builds nor the server import them.
+`python -m build_artifacts.training.NAME --help` describes a program. Neither builds nor the server
+imports this package.
 """

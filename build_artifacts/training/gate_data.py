@@ -2,8 +2,8 @@
 
     python -m build_artifacts.training.gate_data build_artifacts/data
 
-writes `claims.jsonl` from templates made for this purpose, and `sentences.jsonl` from the questions
-in `questions.json`. No model is trained on these files.
+The program writes `claims.jsonl` from templates made for this purpose, and `sentences.jsonl` from
+the questions in `questions.json`. No model is trained on these files.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def read_opinions(path: Path) -> list[Example]:
-    """Return both hypotheses of a random pair for each sentence with a clear or neutral rating."""
+    """Return two examples per clear or neutral sentence: both hypotheses of a random pair."""
     rng = random.Random(0)
     examples: list[Example] = []
     for line in path.read_text(encoding="utf-8").splitlines():

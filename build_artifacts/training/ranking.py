@@ -3,9 +3,10 @@ r"""Training of `minilm-rerank-lora` on questions with their passages, against h
     python -m build_artifacts.training.ranking MINILM TRAIN_JSONL TEST_JSONL DIRECTORY \
         --start build_artifacts/adapters/minilm-squad-lora
 
-With `--measure`, the command measures the adapter in DIRECTORY and does not train. A line has
-`question` and `passage`. The negatives of a question are other passages of the same file. Training
-uses the passages whose embeddings are nearest to the question. The test uses all passages.
+With `--measure`, the command measures the adapter in DIRECTORY and does not train. A line of the
+JSONL files has `question` and `passage`. The negatives of a question are other passages of the same
+file. Training uses the passages whose embeddings are nearest to the question. The test uses all
+passages.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from build_artifacts.types import TorchTensor
 
 _QUESTIONS = 4  # per step
 _NEGATIVES = 3  # per question
-_HARD = 20  # negatives are drawn from the nearest passages
+_HARD = 20  # negatives are drawn from this many nearest passages
 _RERANKED = 5  # passages per question in the test, the nearest by embeddings
 _RESAMPLES = 10_000
 

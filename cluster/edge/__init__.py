@@ -1,1 +1,1 @@
-"""The edge of a host: an HAProxy that survives the end of the Serve actor that configures it."""
+"""The edge of a host: an HAProxy that keeps running if the Serve actor that configures it ends."""

@@ -1,4 +1,4 @@
-"""Edit of HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
+"""Edits HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
 
 `python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. It writes the
 error files next to the configuration.

@@ -1,7 +1,7 @@
 #!/bin/sh
-# What Ray Serve starts as HAProxy. Under `hundredfold serve` a small process that stands for it;
-# else HAProxy with an edited configuration. It ends with its parent: Ray does not know it, and an
-# orphan would keep the port.
+# Ray Serve starts this script as HAProxy. Under `hundredfold serve`, the script runs a stand-in for
+# HAProxy (attach.py). Elsewhere it runs HAProxy with an edited configuration. HAProxy then ends with
+# its parent, because Ray does not know the process, and an orphan would keep the port.
 set -e
 if [ -n "$HUNDREDFOLD_EDGE" ]; then
     exec "${HUNDREDFOLD_PYTHON:?}" -IS "${0%/*}/attach.py" "$@"

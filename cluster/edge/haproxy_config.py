@@ -1,8 +1,8 @@
-"""HAProxy's configurations: an edited one of Ray Serve, and one until Ray Serve has routes.
+"""Configurations of HAProxy: Ray Serve's with edits, and one for the time before Serve has routes.
 
-Ray Serve generates the whole file from a template without hooks. Its routes and servers stay
-unchanged. Lines that no setting of Ray Serve controls are edited by pattern. A pattern without a
-match raises UnknownTemplate, so that no edit is lost silently with a new version of Ray.
+Ray Serve generates the whole file from a template without hooks. The routes and servers in the file
+stay unchanged. Lines that no setting of Ray Serve controls are edited by pattern. A pattern without
+a match raises UnknownTemplate, so that no edit is lost silently with a new version of Ray.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ERRORS: Mapping[int, tuple[str, str]] = {
     504: ("deadline_exceeded", "the server did not answer in time"),
 }
 RETRYABLE = {429, 502, 503, 504}
-HAPROXY_METRICS_PATH = "/haproxy"  # of the metrics port
+HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are alike if client address, path and these headers are equal. If a queue was just too
 # long for a request, it is too long for alike requests, unless their bodies differ in model or
 # size.
@@ -61,7 +61,7 @@ class ClientLimits:
 
     connections: int = 2048  # open connections per client address; limited on one host only
     # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
-    # busy replica. Nothing there orders or prices requests, or drops those whose client has left.
+    # busy replica, without priorities and predictions, even if their clients have disconnected.
     requests: int = 512
     # On one host only: if the ingress refuses more alike requests than this in a second, HAProxy
     # limits how many of them are in flight. A refusal costs about 1 ms of CPU time in the ingress
@@ -79,7 +79,7 @@ class EdgePaths:
 
     listener_fd: int  # inherited listening socket
     admin_socket: Path
-    errors: Mapping[int, Path]  # as `write_errors` returns
+    errors: Mapping[int, Path]  # error file by status, from `write_errors`
 
 
 def write_errors(directory: Path) -> dict[int, Path]:
@@ -128,7 +128,7 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
 
 
 def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
-    """As `edit`, for the edge of one host. Raises UnknownTemplate.
+    """Edit as `edit` does, and adapt the result to the edge of a host. Raises UnknownTemplate.
 
     HAProxy inherits the listening socket for clients. All other ports are on loopback, and the
     admin socket is private. The metrics port serves the applications' metrics. HAProxy's own
@@ -181,8 +181,8 @@ def _metrics_rules(text: str, metrics: str) -> str:
 def _limit_requests(requests: int) -> str:
     """Build the limits of a backend on requests in flight: in total, and per client address.
 
-    A full backend refuses all requests. If it is three quarters full, it refuses addresses that
-    alone have that many requests. Addresses are counted on one host only. A backend without
+    A full backend refuses all requests. If it is three quarters full, it refuses client addresses
+    that alone fill three quarters of it. Addresses are counted on one host only. A backend without
     servers returns 503 instead of 429.
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
@@ -265,9 +265,9 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
 def _serve_clients(limits: ClientLimits) -> str:
     return (
         "    option forwardfor\n"  # tells the ingress the address of the client
-        # Turns off Serve's own timeout and its detection of clients that leave, and overwrites
-        # these headers of clients. The ingress has both features itself. Serve's detection costs
-        # 35 µs per request.
+        # Turns off Serve's own timeout and its detection of disconnected clients, even if a client
+        # sends these headers. The ingress has both features itself. Serve's detection costs 35 µs
+        # per request.
         "    http-request set-header x-request-disconnect-disabled ?1\n"
         "    http-request set-header x-request-timeout-seconds 0\n"
         f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"

@@ -31,7 +31,7 @@ class HaproxyFiles:
     binary: str
     config: Path
     admin_socket: Path
-    log: Path  # appended to
+    log: Path  # output of the process; a restarted process appends to it
 
 
 class HaproxyProcess:
@@ -43,7 +43,7 @@ class HaproxyProcess:
 
     @classmethod
     async def start(cls, files: HaproxyFiles, listener_fd: int) -> HaproxyProcess:
-        """Start a process and wait until it serves. Raise EdgeError."""
+        """Start a process and wait until it serves. Raises EdgeError."""
         setpriv = shutil.which("setpriv")
         with_parent = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         command = [*with_parent, files.binary, "-db", "-f", str(files.config)]

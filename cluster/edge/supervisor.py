@@ -54,7 +54,7 @@ class _Attached(NamedTuple):
 
 
 class Edge:
-    """HAProxy on `listener`. The thread of the edge passes events to `report`."""
+    """Keeps an HAProxy running on `listener`. The thread of the edge passes events to `report`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Edge:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
 
     def start(self) -> None:
-        """Start HAProxy, which serves 503 until Ray Serve attaches. Raise EdgeError."""
+        """Start HAProxy, which serves 503 until Ray Serve attaches. Raises EdgeError."""
         self._thread.start()
         self._call(self._start())
 
@@ -123,7 +123,7 @@ class Edge:
             path.chmod(0o600)
 
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Apply a configuration from Ray Serve. Keep the connection until the next one arrives."""
+        """Apply a configuration from Ray Serve. Stay connected until the next process attaches."""
         attached = _Attached(_read_peer_pid(writer), writer)
         with contextlib.suppress(ConnectionError):
             config = Path((await reader.readline()).decode().strip())
@@ -159,7 +159,7 @@ class Edge:
         """Pass one admin command to HAProxy. Replace the pid in the answer by the attached pid."""
         with contextlib.suppress(OSError):
             line = await reader.readline()
-            attached = self._attached  # copied, because it may end while HAProxy answers
+            attached = self._attached  # copied, because it may change while HAProxy answers
             if attached is not None and self._current is not None:
                 answer = await self._current.command(line)
                 pid = b"\nPid: %d\n" % attached.pid

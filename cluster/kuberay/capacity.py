@@ -24,7 +24,7 @@ class ResourceDemand:
     """Resources and replica bounds of one deployment."""
 
     name: str
-    pool: str | None  # worker group in its label selector
+    pool: str | None  # worker group that its label selector names
     min_replicas: int
     max_replicas: int
     cpus: float  # per replica

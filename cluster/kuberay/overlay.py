@@ -62,7 +62,7 @@ class Production(_OverlayModel):
 
 
 def read_production(path: Path) -> Production:
-    """Parse the overlay. Raise InvalidOverlay, which names the key, and OSError."""
+    """Parse the overlay. Raises InvalidOverlay, which names the key, or OSError."""
     try:
         return Production.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (ValidationError, yaml.YAMLError) as exc:
@@ -73,7 +73,7 @@ def merge(base: Any, changes: Any, path: str = "serve") -> Any:
     """Return a copy of `base` with `changes` applied.
 
     Mappings merge by key. Lists of items with a `name` merge by name. `changes` replaces all other
-    values. Raise InvalidOverlay for a named item that `base` does not have.
+    values. Raises InvalidOverlay for a named item that `base` does not have.
     """
     if isinstance(base, dict) and isinstance(changes, dict):
         merged = {key: copy.deepcopy(value) for key, value in base.items()}

@@ -19,7 +19,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 # KubeRay requires these port names.
 HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 METRICS_PORT = 8080
-STOP_S = 55  # s for Ray to stop after the drain
+STOP_S = 55  # seconds for Ray to stop after the drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ServeEndpoint:
 
     port: int
     store: str  # mount point of the artifacts
-    drain_s: int  # s that a terminating worker keeps serving
+    drain_s: int  # seconds that a terminating worker keeps serving
 
 
 def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:

@@ -38,7 +38,7 @@ HEADER = f"""\
 
 
 def render_rayservice(config: Path, production: Path) -> str:
-    """Build the text of rayservice.yaml. Raise InvalidOverlay and OSError."""
+    """Build the text of rayservice.yaml. Raises InvalidOverlay or OSError."""
     overlay = read_production(production)
     merged = merge(yaml.safe_load(config.read_text(encoding="utf-8")), overlay.serve)
     embedded = yaml.safe_dump(merged, sort_keys=False, width=100)
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write rayservice.yaml, or compare it with `--check`.
+    """Write rayservice.yaml. With `--check`, only compare it with the new text.
 
     Return 0 if the file was written or is equal, 1 if it differs, 2 if rendering failed.
     """

@@ -20,7 +20,7 @@ IMPORT_PATH = "deployments.app:build_app"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentEntry:
-    """One item of an application's `deployments`. `ours`: it belongs to this project."""
+    """One item of an application's `deployments`. `ours`: the application is of this project."""
 
     path: KeyPath
     name: str

@@ -53,7 +53,7 @@ def format_path(path: KeyPath) -> str:
 
 
 def read_document(text: str) -> YamlDocument:
-    """Parse one YAML document. Raise UnreadableConfig with the line."""
+    """Parse one YAML document. Raises UnreadableConfig with the line."""
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()

@@ -55,7 +55,7 @@ GENERATORS: Mapping[str, str] = {
 }
 
 
-# Settings of the placement `auto` with a target latency, and the timeout that limits each.
+# Target latencies of the placement `auto`, each with the timeout that must not be shorter.
 TARGETS = {"target_s": "timeout_s", "generation_target_s": "generation_timeout_s"}
 
 # Deployments that need no surge in a rollout, because a surge would wait for another GPU.
@@ -172,7 +172,7 @@ def _target_unreachable(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 
 def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    """Check the policy's arguments. Serve's controller reads them only after the deployment."""
+    """Check the policy's arguments, which Serve's controller reads only after `serve deploy`."""
     policy = read_mapping(read_mapping(entry.raw, "autoscaling_config"), "policy")
     if policy.get("policy_function") != POLICY:
         return

@@ -1,4 +1,7 @@
-"""Generation settings of a model, stored in its manifest. Names are those of transformers."""
+"""Generation settings of a model, stored in its manifest.
+
+The fields of `GenerationDefaults` have the names that transformers uses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from deployments.artifacts.types import FrozenModel
 class EncoderDecoderConfig(FrozenModel):
     """Settings of encoder-decoder models only."""
 
-    max_source_tokens: int = Field(ge=1)  # tokens, limit of the encoder
+    max_source_tokens: int = Field(ge=1)  # maximum input of the encoder
     decoder_start_token_id: int  # precedes every answer
     forced_bos_token_id: int | None = None  # first token of every answer
     forced_eos_token_id: int | None = None  # last token of an answer that reaches its limit
@@ -51,7 +54,7 @@ class GenerationConfig(FrozenModel):
     heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
-    eos_token_ids: tuple[int, ...] = Field(min_length=1)  # each of them ends an answer
+    eos_token_ids: tuple[int, ...] = Field(min_length=1)  # each of these tokens ends an answer
     # Variables of the chat template, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = Field(default_factory=dict)
     suppressed_token_ids: tuple[int, ...] = ()  # never generated

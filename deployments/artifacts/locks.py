@@ -59,7 +59,7 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Hold the exclusive lock on a directory itself. Blocks."""
+    """Hold the exclusive lock on a directory itself. Blocks while another process holds it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -75,8 +75,8 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
             if not _try_lock(descriptor, fcntl.LOCK_EX):
                 on_wait(_read_holder(descriptor))
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The previous holder may have removed the file of this lock, and another process may
-            # have created a new file.
+            # The previous holder may have removed the locked file, and another process may have
+            # created and locked a new file at this path. Then try again.
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)

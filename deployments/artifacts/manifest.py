@@ -1,4 +1,4 @@
-"""Manifest of a sealed artifact, and the checks before an artifact is used.
+"""Manifest of a sealed (published, immutable) artifact, and the checks before its use.
 
 An artifact is loaded with `ArtifactManifest.read`, which accepts exactly the sealed files: no
 changed or additional file, no link and no path outside of the directory. `parse` reads the manifest
@@ -39,22 +39,22 @@ REFERENCE_NAME = "reference.npz"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
-PERPLEXITY = "perplexity"  # key in the scores of a decoder and its candidates
+PERPLEXITY = "perplexity"  # key of `scores`, for decoders only
 
 
 class Gate(FrozenModel):
-    """Limits of the accuracy gate: distance of a candidate to the fp32 reference."""
+    """Limits of the accuracy gate: how far a candidate may differ from the fp32 reference."""
 
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
-    # The next two limits compare the same item unbatched and in a batch with other items. The first
-    # limits the cosine of vectors and scores, the second the share of equal best choices of other
-    # heads. Graphs with int8 ranges that span the batch fail both.
+    # The next two limits are for the same item computed alone and in a batch with other items. The
+    # first limits the cosine, for heads that return vectors or scores. The second limits the share
+    # of equal best choices, for other heads. Graphs with int8 ranges that span the batch fail both.
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
     # If the two best choices of an output differ by less probability than this, the output is a
-    # near-tie. Rounding decides near-ties in every arithmetic, so both choices count as correct.
+    # near-tie. Rounding decides near-ties in every precision, so both choices count as correct.
     near_tie_margin: float = 0.1
     metric_drop: float = 0.3  # of the task's metric on labeled data, in points (hundredths)
     # Share of equal next tokens of a decoder, near-ties excluded. The limit is lower than
@@ -86,7 +86,7 @@ class EngineOptions(FrozenModel):
     # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads busy-wait within a pass
-    providers: tuple[str, ...] = ()  # empty: the providers of the encoder
+    providers: tuple[str, ...] = ()  # of ONNX Runtime; empty: those of the settings
     # Shapes (items, tokens) to which batches are padded. Each shape has preallocated buffers and on
     # CUDA a captured graph. Empty: batches keep their shapes, and buffers are allocated per pass.
     buckets: tuple[tuple[int, int], ...] = ()
@@ -114,7 +114,7 @@ class Candidate(FrozenModel):
     scores: dict[str, float] = Field(
         default_factory=dict
     )  # task metrics measured at the build, such as {"accuracy": 0.89}
-    excluded_nodes: tuple[str, ...] = ()  # not quantized, to pass the gate
+    excluded_nodes: tuple[str, ...] = ()  # left unquantized, so that the gate passes
 
     @model_validator(mode="after")
     def _leave_options_to_transformers(self) -> Self:
@@ -128,10 +128,10 @@ class Candidate(FrozenModel):
 
 
 class PruningSource(FrozenModel):
-    """Pruning of the weights by the build."""
+    """How the build pruned the weights."""
 
     fraction: float  # of attention heads and of feed-forward columns
-    data: str | None = None  # sha256 of the data for rating heads and columns; None: the probes
+    data: str | None = None  # sha256 of the texts that rate heads and columns; None: probe texts
 
 
 class ModelSource(FrozenModel):
@@ -225,7 +225,7 @@ class ArtifactManifest(FrozenModel):
     def verify(self, directory: Path, names: Collection[str] | None = None) -> None:
         """Check the digests of the files in `names`.
 
-        None: check the digests of all files, and that there are no additional files.
+        If `names` is None, check the digests of all files, and that no file is added.
 
         Raises PathOutsideArtifact, DigestMismatch or ManifestInvalid.
         """
@@ -274,7 +274,7 @@ class ArtifactManifest(FrozenModel):
 
 
 def sealed_ns(version: Path) -> int:
-    """Return the time at which a version was sealed, in ns since the epoch; 0 if it is gone."""
+    """Return when a version was sealed, in ns since the epoch; 0 if it has no manifest."""
     try:
         return (version / MANIFEST_NAME).stat().st_mtime_ns
     except OSError:
@@ -284,7 +284,7 @@ def sealed_ns(version: Path) -> int:
 def has_previous_schema(directory: Path) -> bool:
     """Whether the stored manifest has the previous schema. Raises ArtifactMissing, ManifestInvalid.
 
-    `ArtifactManifest` does not tell, because `parse` converts to the present schema.
+    `ArtifactManifest` does not show this, because `parse` converts to the present schema.
     """
     return bool(_read_json(directory).get("schema_version") == PREVIOUS)
 

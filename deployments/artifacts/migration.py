@@ -1,7 +1,8 @@
 """Conversion of manifests from the previous schema to the present one.
 
 Artifacts of the previous schema load without a change of their files. The next release no longer
-reads the previous schema. `hundredfold models migrate` rewrites such manifests before that.
+reads the previous schema. Until then, operators rewrite such manifests with the command
+`hundredfold models migrate`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
     match raw.get("candidates"):
         case list(candidates):
             candidates = [_without_arena(candidate) for candidate in candidates]
-        case candidates:  # damaged
+        case candidates:  # not a list: validation of the manifest reports the error
             pass
     return {**raw, "schema_version": SCHEMA, "candidates": candidates}
 

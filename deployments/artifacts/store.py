@@ -32,7 +32,7 @@ BUILDING_NAME = ".building"
 # One optional organization, then a name; never a leading dot or dash. See `is_model_id`.
 _MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
 VERSION = re.compile(r"[0-9a-f]{12}")
-# The name of a build's directory; its lock and its log share the name.
+# Name of the directory of a build. The names of its lock and its log add a suffix.
 _BUILD_NAME = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
 # A model id never starts with a dot, so no directory of a build has this prefix.
 _SCRATCH_PREFIX = ".scratch-"
@@ -69,7 +69,10 @@ def list_model_directories(store: Path) -> list[Path]:
 
 
 def list_version_directories(model: Path) -> list[Path]:
-    """Return the directories of a model's versions, sealed or not, sorted; none if unreadable."""
+    """Return the directories of a model's versions, sorted, even those without a manifest.
+
+    If the model's directory cannot be read, the list is empty.
+    """
     try:
         paths = sorted(model.iterdir())
     except OSError:
@@ -92,12 +95,12 @@ def host_directory(artifact: Path, fingerprint: str) -> Path:
 
 
 def list_host_files(artifact: Path, pattern: str) -> list[Path]:
-    """Return the files of all hosts whose name matches the glob `pattern`, sorted."""
+    """Return the files that match the glob `pattern` in the directories of all hosts, sorted."""
     return sorted(artifact.glob(f"{HOSTS_NAME}/*/{pattern}"))
 
 
 def resolve_version(store: Path, model_id: str, version: str) -> str:
-    """Return `version`, or the version that `latest` names. Raises ArtifactMissing."""
+    """Return `version`; for `latest`, the version that it names. Raises ArtifactMissing."""
     directory = model_directory(store, model_id)
     if version == LATEST_NAME:
         try:
@@ -125,10 +128,10 @@ def name_artifact(directory: Path) -> str:
 
 
 def read_aliased_versions(model: Path) -> frozenset[str] | None:
-    """Return the versions that files of a model's directory name; None if one is unreadable.
+    """Return the versions named in files of a model's directory; None if a file is unreadable.
 
-    `latest` counts as unreadable if it names no version. Raises OSError if the directory cannot be
-    read.
+    The file `latest` counts as unreadable if it names no version. Raises OSError if the directory
+    cannot be read.
     """
     aliased = set()
     for path in model.iterdir():
@@ -149,7 +152,7 @@ def read_aliased_versions(model: Path) -> frozenset[str] | None:
 class StoredBuild(NamedTuple):
     """A build that has a directory, a lock or a log."""
 
-    path: Path  # its directory, which may be missing
+    path: Path  # directory of the build, which may be missing
     model_id: str
     version: str
 
@@ -185,14 +188,14 @@ def list_builds(building: Path) -> list[StoredBuild]:
 
 
 def list_logs_without_version(building: Path) -> list[Path]:
-    """Return the logs in `building` that belong to the build of no version, sorted."""
+    """Return the logs in `building` whose name contains no version, sorted."""
     return [path for path in sorted(building.glob("*.log")) if not _BUILD_NAME.fullmatch(path.stem)]
 
 
 def publish(
     staged: Path, store: Path, model_id: str, version: str, *, is_latest: bool = True
 ) -> Path:
-    """Rename `staged` to its directory in the store. With `is_latest` let `latest` name it.
+    """Rename `staged` to its directory in the store. If `is_latest`, let `latest` name the version.
 
     The caller holds the lock of the build. An existing version is renamed away first, so the
     version is missing for the instant between the two renames.
@@ -258,7 +261,7 @@ def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
-    """Raise DigestMismatch for unsealed files next to a graph: an engine might load them."""
+    """Raise DigestMismatch if a file next to a graph is not in `files`: an engine might load it."""
     for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:

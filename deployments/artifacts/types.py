@@ -15,7 +15,10 @@ class FrozenModel(BaseModel):
 
 
 class TaskName(StrEnum):
-    """Hugging Face names of built-in tasks. Other tasks are plain strings, see `TASKS`."""
+    """Hugging Face names of built-in tasks.
+
+    The names of other tasks in `deployments.tasks.TASKS` are plain strings.
+    """
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
@@ -51,7 +54,7 @@ class ModelHead(StrEnum):
 
 
 class Device(StrEnum):
-    """Kind of hardware a candidate graph is built for."""
+    """Kind of hardware for which a graph is built."""
 
     CPU = "cpu"
     GPU = "gpu"

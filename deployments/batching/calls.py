@@ -1,4 +1,4 @@
-"""Calls in the queue of an encoder replica, and how they get their outputs."""
+"""Queued calls of an encoder replica, and the delivery of their outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
 class CallOutputs:
     """Outputs of the items of one call."""
 
-    rows: Sequence[NDArray[np.float32]]  # one array per item, as in Outputs, in the call's order
-    compute_type: str  # of the engine that ran; background tuning may have swapped it since
+    rows: Sequence[NDArray[np.float32]]  # one per item, in the call's order; shapes as in ModelHead
+    compute_type: str  # of the engine that ran, even if tuning has replaced it since
     timings: EncoderTimings
 
 
@@ -38,15 +38,15 @@ class QueuedCall:
     group: BatchGroup
     client: str
     future: asyncio.Future[CallOutputs]
-    deadline_s: float  # see deployments.deadlines
+    deadline_s: float  # time.monotonic
     rows: list[NDArray[np.float32] | None]
     missing: int
     tokens: int
     queue_s: float = 0.0
     forward_s: float = 0.0
     batch_items: int = 0
-    price: float = 0.0  # of its items that still wait
-    measured_at: int = 0  # a prediction may drop the call once its model has run this many passes
+    price: float = 0.0  # of the items that still wait
+    measured_at: int = 0  # number of the model's passes from which predictions may drop the call
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class PassResult:
 
 
 def run_pass(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) -> PassResult:
-    """Run one forward pass in an engine thread; never raises."""
+    """Run one forward pass. Never raises: errors are in the results."""
     done = PassResult(engine.info.compute_type, started_s=time.perf_counter())
     if unpooled and not engine.info.supports_unpooled:
         done.results.extend([_unpooled_not_supported(engine)] * len(items))
@@ -69,7 +69,7 @@ def _unpooled_not_supported(engine: EncoderEngine) -> WrongTask:
 def _reject_nonfinite(
     outputs: Sequence[NDArray[np.float32]],
 ) -> list[NDArray[np.float32] | ServeError]:
-    """Replace each output that contains NaN or infinity by an error."""
+    """Replace each output that contains NaN or infinity with an error."""
     if isinstance(outputs, np.ndarray) and np.isfinite(outputs.sum()):
         return list(outputs)  # a finite sum proves that all outputs are finite
     error = EngineFailed("the model's output contains NaN or infinity")

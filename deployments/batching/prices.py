@@ -8,13 +8,13 @@ from collections.abc import Callable
 from deployments.load import WorkRate
 from deployments.messages import ModelRef
 
-# Estimates the seconds of one engine thread for an item of this many tokens, in a full pass of such
-# items.
+# Estimates the seconds of one engine thread for one item of a full pass. Arguments: the model and
+# the number of tokens of every item of the pass.
 EstimateItem = Callable[[ModelRef, int], float]
 # Seconds per token before the first passes of a model without a cost table. The value is that of a
 # small encoder on a CPU.
 GUESS_S_PER_TOKEN = 5e-5
-# The estimate counts as much as measurements of this many seconds of predicted work.
+# The initial estimate counts as much as measured passes that were predicted to take this long.
 ESTIMATE_WEIGHT_S = 0.05
 # After this many passes of a model, its predictions rest on measurements under the present load.
 MEASURED_PASSES = 20
@@ -25,20 +25,20 @@ def guess_item_s(_model: ModelRef, tokens: int) -> float:
 
 
 class WorkPrices:
-    """Prices of the models of one replica, which runs `concurrent_passes` at a time.
+    """Predicts how long a replica that runs `concurrent_passes` at a time needs for items.
 
-    A price is the estimate from a cost table, or a guess. A prediction multiplies a price by the
-    measured rate: seconds of the replica, with all of its threads, per unit of price.
+    The price of an item is an estimate from a cost table, or a guess. A prediction multiplies the
+    price by the measured rate: seconds of the replica, with all of its threads, per unit of price.
     """
 
     def __init__(self, concurrent_passes: int, estimate: EstimateItem) -> None:
         self.price = estimate
         self._concurrent_passes = concurrent_passes
-        self.passes: defaultdict[ModelRef, int] = defaultdict(int)  # so far
+        self.passes: defaultdict[ModelRef, int] = defaultdict(int)  # passes recorded so far
         self._rates: defaultdict[ModelRef, WorkRate] = defaultdict(self._estimated_rate)
 
     def forget(self, model: ModelRef) -> None:
-        """Forget what was measured of a model."""
+        """Forget the measurements of a model."""
         self.passes.pop(model, None)
         self._rates.pop(model, None)
 
@@ -47,7 +47,7 @@ class WorkPrices:
         return self._rates[model].predict_s(price)
 
     def record(self, model: ModelRef, price: float, forward_s: float) -> None:
-        """Record a pass."""
+        """Record a pass of `price` that took `forward_s` seconds."""
         self.passes[model] += 1
         self._rates[model].record(price, forward_s / self._concurrent_passes)
 

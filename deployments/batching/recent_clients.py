@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-RECENT_S = 1.0  # s after its last call in which a client counts
-WEIGHT = 0.1  # of a new call in the mean number of items of its client
+RECENT_S = 1.0  # a client is recent for this many seconds after its last call
+WEIGHT = 0.1  # of a new call in the moving average of its client's items
 
 Sender: TypeAlias = tuple[str, int]  # client and priority
 
 
 @dataclass(slots=True)
 class _Presence:
-    items: int = 0  # of calls that have not ended
-    usual_items: float = 0.0  # moving average over the calls at their arrival
+    items: int = 0  # of the calls that have not ended
+    usual_items: float = 0.0  # moving average of `items`, updated by each new call
     seen_s: float = 0.0
 
 
@@ -36,7 +36,7 @@ class RecentClients:
         self._clients[client].items -= items
 
     def find_fewest_items(self, now_s: float) -> int | None:
-        """Return how many items the smallest client usually has; None if only one sent lately."""
+        """Return the usual items of the smallest recent client; None without several clients."""
         gone, recent = [], []
         for client, presence in self._clients.items():
             if now_s - presence.seen_s <= RECENT_S:

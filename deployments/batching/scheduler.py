@@ -47,7 +47,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class LonePass(NamedTuple):
-    """Settings of a pass that runs alone."""
+    """Settings of a pass that runs while nothing else runs or waits."""
 
     engine: EncoderEngine | None = None  # None: the model's usual engine
     is_brief: bool = False  # short enough to run on the event loop
@@ -59,18 +59,18 @@ PlanLonePass = Callable[[ModelRef, int, int], LonePass]
 # loaded in between, even if the callers have gone.
 HoldModel = Callable[[ModelRef, bool], None]
 _USUAL = LonePass()
-# A call is dropped if its waiting items take more than the time until its deadline times this.
+# A call is dropped if its waiting items need more than DROP_FACTOR times the time that is left.
 DROP_FACTOR = 1.1
-# A pass is selected from the items of this many full passes, to find items of equal length.
+# A pass is selected from the items of this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
 
 
 class BatchScheduler:
-    """Queues items, fair between clients, and runs them in batches on engine threads.
+    """Queues items fairly between clients and runs them in batches on engine threads.
 
-    A token budget limits each batch. A call is accepted when it can end before its deadline. Use
-    the scheduler from one event loop. `engines` may change at any time and from any thread: a pass
-    keeps the engine it started with.
+    A token budget limits each batch. A call is accepted if it can end before its deadline. All
+    methods must be called from one event loop. `engines` may change at any time and from any
+    thread: a pass keeps the engine with which it started.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BatchScheduler:
         self._concurrent_passes = concurrent_passes
         self._plan_lone_pass = plan_lone_pass
         self._busy = 0
-        self._running_s = 0.0  # predicted seconds of the passes that were started
+        self._running_s = 0.0  # predicted seconds of the passes that run
         self._meter = BusyMeter(concurrent_passes)
         self._token_rate = WorkRate()  # s per token, over all models and with all threads
         self._safety = SafetyFactor()
@@ -128,9 +128,10 @@ class BatchScheduler:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
         `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
-        WrongTask. Raises Overloaded if the queue is full or too long for the deadline,
-        ModelUnavailable in quarantine. Items that have not started are dropped when the future is
-        cancelled (see `clean`), or when the deadline passes or cannot be kept.
+        WrongTask. Raises Overloaded if the replica stops, or if the queue is full or too long for
+        the deadline. Raises ModelUnavailable if the model is in quarantine. Items that have not
+        started are dropped if the future is cancelled (see `clean`), or if the deadline passes or
+        cannot be kept.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
@@ -166,14 +167,14 @@ class BatchScheduler:
         return call.future
 
     def forget(self, model: ModelRef) -> None:
-        """Forget the measurements of a model that was closed. A quarantine of the model stays."""
+        """Forget the measurements of a closed model. The state of a failing model stays."""
         self.prices.forget(model)
         health = self.health.get(model)
         if health is not None and not health.is_failing:
             del self.health[model]
 
     def clean(self) -> None:
-        """Remove the items of all cancelled calls soon, in one pass over the queue."""
+        """Schedule the removal of the items of all cancelled calls, in one pass over the queue."""
         if not self._is_cleaning:
             self._is_cleaning = True
             asyncio.get_running_loop().call_soon(self._remove_cancelled)
@@ -188,15 +189,15 @@ class BatchScheduler:
     def _check_deadline(
         self, cost: float, deadline_s: float, client: str, priority: int
     ) -> Prediction:
-        """Predict the end of items of this cost. Raise Overloaded if it is after their deadline.
+        """Predict when a call of this cost ends. Raises Overloaded if that is after its deadline.
 
         An empty queue accepts every call, because a retry would not start sooner.
         """
         left_s = remaining_s(deadline_s)
-        if not self._queue or left_s < 0:  # an expired call is dropped in its turn
+        if not self._queue or left_s < 0:  # an expired call is dropped when its turn comes
             return Prediction(0.0, left_s, deadline_s)
         prediction = Prediction(self._running_s + self._queue.cost + cost, left_s, deadline_s)
-        if not prediction.is_informative:  # even if the whole queue goes first
+        if not prediction.is_informative:  # even with the whole queue ahead
             return prediction
         ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
         prediction = prediction._replace(seconds=self._running_s + ahead_s + cost)
@@ -217,7 +218,10 @@ class BatchScheduler:
         prediction: Prediction,
         done: asyncio.Future[CallOutputs],
     ) -> None:
-        """Learn from a call that ended. The ingress cancels a call at its deadline."""
+        """Update the safety factor after a call.
+
+        The ingress cancels a call at its deadline, so a cancelled call may be a late one.
+        """
         self._clients.end(sender, items)
         if not prediction.is_informative:
             return
@@ -227,7 +231,7 @@ class BatchScheduler:
             self._safety.record_end(prediction)
 
     def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
-        """Reject the calls whose turn is last if the queue is full, else raise Overloaded."""
+        """Reject the last calls of a full queue. Raises Overloaded if the new call is the last."""
         limit = self.settings.max_waiting_items
         # Accept an oversized call when the queue is empty; it would never fit otherwise.
         while (last := self._queue.last) is not None and len(self._queue) + items > limit:
@@ -261,7 +265,7 @@ class BatchScheduler:
                 self._start(first.call.group, batch)
 
     def _can_end(self, call: QueuedCall) -> bool:
-        """Whether the caller still waits and the call can end in time; otherwise drop the call.
+        """Whether the caller still waits and the call can end in time. If not, drop the call.
 
         Measurements from before the arrival of the call do not suffice to drop it. The replica may
         be less busy now, and so faster.
@@ -298,11 +302,12 @@ class BatchScheduler:
         return [same[index] for index in plan_batch(lengths, self.settings, idle_threads)]
 
     def _quota(self, first: QueuedItem) -> int:
-        """Return the items that one client may have in a pass.
+        """Return how many items one client may have in a pass.
 
-        While several clients send, these are half as many as the smallest of them usually has in
-        the replica, so that it does not wait for passes that take longer than its own items. The
-        passes of equal clients stay large.
+        While several clients send, the limit is half of the items that the smallest of these
+        clients usually has in the replica. That client then does not wait for passes that take
+        longer than its own items, and the passes of equal clients stay large. The limit is at
+        least the number of items that are predicted to run in `client_pass_ms`.
         """
         fewest = self._clients.find_fewest_items(time.perf_counter())
         if fewest is None:

@@ -1,6 +1,6 @@
-"""Progress and remaining time of a build, from the builds that this store has seen.
+"""Progress and remaining time of a build, estimated from the finished builds of the same store.
 
-Before this store has a finished build, nothing is measured and no estimate is given.
+If no build of the store has finished, there is no estimate.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class BuildStatus(BaseModel):
     step: str = ""
     source: str = ""
     version: str | None = None
-    ahead: int = 0  # builds that go first
-    elapsed_s: float = 0.0  # since it was queued, until its end or now
+    ahead: int = 0  # number of queued builds that run before this one
+    elapsed_s: float = 0.0  # from queuing to the end, or to now
     since_end_s: float = 0.0
 
 

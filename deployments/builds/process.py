@@ -1,6 +1,6 @@
-"""The builder: a process of the compiler that runs all builds in the queue of a store, then ends.
+"""Start of the builder, a process that runs all queued builds of a store and then ends.
 
-The server only runs the builder's command line, so the server needs neither torch nor the compiler.
+The server runs the builder as a command, so that the server imports neither torch nor the compiler.
 """
 
 from __future__ import annotations

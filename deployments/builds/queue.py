@@ -1,4 +1,4 @@
-"""The queue of builds, as files of the store: it survives every process.
+"""The queue of builds. It consists of files in the store, so it outlives every process.
 
 <store>/.builds/<organization>--<name>.json   BuildRecord of a model
 <store>/.builds/<organization>--<name>.lock   held by the process that builds it
@@ -32,8 +32,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 QUEUE_NAME = ".builds"
 DRAIN_LOCK_NAME = "drain.lock"
 MAX_ATTEMPTS = 3  # a build fails after this many builders ended during it
-MAX_QUEUED = 16  # builds that wait or run
-HISTORY_BYTES = 64 << 10  # only this much is read from the end of the history
+MAX_QUEUED = 16  # maximum number of builds that wait or run
+HISTORY_BYTES = 64 << 10  # bytes that are read from the end of the history
 MAX_REASON_CHARS = 1_000
 
 
@@ -51,7 +51,8 @@ class BuildQueue:
         """Queue a build. Return its record and whether the build is new.
 
         Concurrent calls for one model queue only one build, from the source of the first call.
-        Raises ManifestInvalid for an invalid id, Overloaded, or StoreNotWritable.
+        Raises ManifestInvalid for an invalid id, Overloaded if `max_queued` builds are queued, or
+        StoreNotWritable.
         """
         path = self._record(model_id)
         with self._changing():
@@ -66,7 +67,7 @@ class BuildQueue:
         return record, True
 
     def read(self, model_id: str) -> BuildRecord | None:
-        """Return the record of the last build; None without one. Raises ManifestInvalid."""
+        """Return the record of the model's last build, or None. Raises ManifestInvalid."""
         return self._read(self._record(model_id))
 
     def pending(self) -> list[BuildRecord]:
@@ -80,7 +81,7 @@ class BuildQueue:
         return not is_drained and any(not one.is_running for one in self.pending())
 
     def status(self, model_id: str) -> BuildStatus | None:
-        """Describe the last build of a model; None without one. Raises ManifestInvalid."""
+        """Describe the last build of a model, or return None. Raises ManifestInvalid."""
         record = self.read(model_id)
         if record is None:
             return None
@@ -123,8 +124,8 @@ class BuildQueue:
     def claim(self, model_id: str) -> Iterator[BuildClaim | None]:
         """Hold the lock of a model's build and yield the claim on the build.
 
-        Yields None if another process holds the lock or the build has ended. A build whose builders
-        ended MAX_ATTEMPTS times fails here.
+        Yields None if another process holds the lock or the build has ended. If MAX_ATTEMPTS
+        builders ended during the build, it is marked as failed.
         """
         with try_exclusive_lock(self._lock(model_id)) as free:
             path = self._record(model_id)
@@ -199,7 +200,7 @@ class BuildQueue:
 
 
 class BuildClaim:
-    """Claim on one build by the process that holds its lock. Every change is written at once."""
+    """Changes the record of a build, for the process that holds its lock. Writes it at once."""
 
     def __init__(
         self,
@@ -213,22 +214,22 @@ class BuildClaim:
         self._now = now
 
     def begin(self) -> None:
-        """Count an attempt. The durations do not include the time of earlier attempts."""
+        """Count an attempt and reset the durations of earlier attempts."""
         attempts = self.record.attempts + 1
         self._change(BuildState.PULLING, attempts=attempts, reason="", spent_s={})
 
     def enter(self, state: BuildState, step: str) -> None:
-        """Note the stage and step that begin."""
+        """Record the stage and step that begin."""
         self._change(state, step=step)
 
     def set_size(self, size: int) -> None:
-        """Note the bytes of the source. Estimates look for builds of similar size."""
+        """Record the bytes of the source. Estimates use builds of similar size."""
         self._change(self.record.state, size=size)
 
     def finish(self, version: str, *, was_stored: bool = False) -> None:
-        """Note that the version is ready.
+        """Record that the version is ready.
 
-        If it `was_stored` before, its durations say nothing about the time of a build.
+        If the version `was_stored` before the build, its durations are not used for estimates.
         """
         self._change(BuildState.READY, step="", version=version)
         self.is_measured = not was_stored and self.record.attempts == 1

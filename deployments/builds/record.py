@@ -14,7 +14,7 @@ class BuildState(StrEnum):
     QUEUED = "queued"
     PULLING = "pulling"  # its files are fetched
     BUILDING = "building"
-    VERIFYING = "verifying"  # graphs are compared with the original, and sealed
+    VERIFYING = "verifying"  # graphs are compared with the original, then published
     READY = "ready"
     FAILED = "failed"
 
@@ -31,16 +31,16 @@ class BuildRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    source: str  # as `hundredfold build` takes it
+    source: str  # argument of `hundredfold build`
     state: BuildState = BuildState.QUEUED
     step: str = ""  # what the build does now, as text for people
     reason: str = ""  # why the build failed, or why it waits again
-    version: str | None = None  # of a ready model
-    attempts: int = 0  # builders that began it
+    version: str | None = None  # set when the model is ready
+    attempts: int = 0  # number of builders that began the build
     size: int | None = None  # bytes of the source, once it is pulled
     queued_s: float
-    changed_s: float  # start of the state
-    spent_s: Mapping[BuildState, float] = {}  # seconds in stages before the present state
+    changed_s: float  # start of the present state
+    spent_s: Mapping[BuildState, float] = {}  # seconds per stage, until `changed_s`
 
     @property
     def is_running(self) -> bool:
@@ -51,7 +51,7 @@ class BuildRecord(BaseModel):
         return self.state in ENDS
 
     def enter(self, state: BuildState, now_s: float, **changes: object) -> BuildRecord:
-        """Return the record in another state. The time in the present one is added to `spent_s`."""
+        """Return the record in a new state. The time in the present state is added to `spent_s`."""
         spent_s = dict(self.spent_s)
         if self.is_running:
             spent_s[self.state] = spent_s.get(self.state, 0.0) + max(0.0, now_s - self.changed_s)

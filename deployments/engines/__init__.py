@@ -63,7 +63,7 @@ def can_run(target: EngineTarget, hardware: HardwareSettings) -> bool:
 
 
 def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
-    """Open the graph of an encoder. Raises EngineFailed, also for a missing requirement."""
+    """Open the graph of an encoder. Raises EngineFailed, for example for a missing requirement."""
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
     open_encoder = ENGINES[spec.engine].open_encoder

@@ -1,4 +1,4 @@
-"""Contracts of engines: what an engine is, the spec of a graph, and an open encoder engine."""
+"""Interfaces of engines: kinds of engines, specs of graphs to open, and open encoder engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def translate_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
-    """Description of a graph, sealed or not, for the engine that opens it."""
+    """Description of a graph for the engine that opens it. Builds also open unfinished graphs."""
 
     path: Path
     device: Device
@@ -39,13 +39,13 @@ class GraphSpec:
     engine: EngineName
     options: EngineOptions
     head: ModelHead
-    mask_token: int | None = None  # for ModelHead.MASKS
+    mask_token: int | None = None  # token id, for ModelHead.MASKS
     # Folder in which an engine keeps what it compiles for this kind of host. None: keep nothing.
     host_folder: Path | None = None
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
-        """Return the spec of a sealed candidate; `directory` is the artifact's directory."""
+        """Return the spec of a candidate of the artifact in `directory`."""
         return cls(
             path=directory / candidate.graph,
             device=candidate.device,
@@ -78,8 +78,8 @@ class EncoderEngine(Protocol):
     def run(self, batch: Batch) -> Outputs:
         """Run one forward pass. Blocking and thread-safe.
 
-        Raises EngineFailed, also for an unpooled batch without `info.supports_unpooled`. Outputs
-        may contain NaN or infinity: the caller checks each item.
+        Raises EngineFailed, for example for an unpooled batch if `info.supports_unpooled` is False.
+        Outputs may contain NaN or infinity: the caller checks each item.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Contracts of decoder engines: KV slots, prefill, decode steps and verification.
+"""Interfaces of decoder engines: KV slots, prefill, decode steps and verification.
 
 A decoder caches the keys and values of every computed token, for each layer. The cache is divided
 into KV slots, one per sequence, and persists between calls.
@@ -35,7 +35,7 @@ Logits = NDArray[np.float32]  # [V] or [n, V]; valid until the next call of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Description of a decoder, sealed or not, for the engine that opens it."""
+    """Description of a decoder for the engine that opens it. Builds also open unfinished ones."""
 
     path: Path
     encoder: Path | None = None
@@ -46,11 +46,11 @@ class DecoderSpec:
     options: EngineOptions
     generation_config: GenerationConfig
     vocabulary: int  # V
-    max_tokens: int  # of prompt and answer
+    max_tokens: int  # of prompt and answer together
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
-        """Return the spec of a sealed candidate; `directory` is the artifact's directory."""
+        """Return the spec of a candidate of the artifact in `directory`."""
         if manifest.generation_config is None:
             raise ManifestInvalid(
                 f"Model {manifest.id} has no `generation_config`, so nothing can generate with it"
@@ -115,7 +115,7 @@ def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
 class DecoderEngine(Protocol):
     """One open decoder. Not thread-safe. Every method may raise EngineFailed.
 
-    The contents of a slot after its valid tokens are undefined and are overwritten.
+    The contents of a slot after its valid tokens are undefined. Later calls overwrite them.
     """
 
     info: DecoderInfo

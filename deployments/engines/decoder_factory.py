@@ -78,7 +78,7 @@ def close_on_error(decoder: DecoderEngine) -> Iterator[None]:
 
 
 def find_decoder_factory(spec: DecoderSpec) -> DecoderFactory:
-    """Return the decoder factory of the engine of `spec`. Raises EngineFailed if it has none."""
+    """Return the decoder factory of the engine of `spec`. Raises EngineFailed without one."""
     kind = ENGINES.get(spec.engine)
     if kind is None or kind.open_decoder is None:
         raise EngineFailed(f"{spec.path.name}: {spec.engine} does not run generative models")
@@ -107,7 +107,10 @@ def _kv_value_bytes(spec: DecoderSpec) -> int:
 
 
 def _warm_up(decoder: DecoderEngine) -> None:
-    """Make each kind of call once, because a first call packs weights and allocates memory."""
+    """Run one prefill, and one decode step for each number of slots.
+
+    The first call of a kind packs weights and allocates memory.
+    """
     info = decoder.info
     decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)
     for slots in range(1, info.slots + 1):

@@ -1,4 +1,4 @@
-"""Inputs and outputs of encoder graphs: batch to inputs, buckets, outputs per item."""
+"""Conversion of batches to inputs of encoder graphs, padding to buckets, and outputs per item."""
 
 from __future__ import annotations
 

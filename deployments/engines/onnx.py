@@ -27,7 +27,7 @@ from deployments.machine import read_cpu_info
 
 CUDA = "CUDAExecutionProvider"
 
-# Graph id of calls that are neither captured nor replayed.
+# CUDA graph id of calls that are neither captured nor replayed.
 UNCAPTURED = "-1"
 # Microseconds that idle threads spin, enough for the gaps within a pass and between two decode
 # steps. A longer time would take cores from other processes.
@@ -104,7 +104,10 @@ def open_bare_session(
     mode: SessionMode = "plain",
     host_folder: Path | None = None,
 ) -> ort.InferenceSession:
-    """`open_session` without a check of the inputs; `host_folder` as in GraphSpec."""
+    """Open a session without a check of the graph's inputs. Raises EngineFailed.
+
+    `host_folder` stores what a provider compiles. None: nothing is stored.
+    """
     providers = engine_options.providers or settings.providers
     if {CUDA, TENSORRT} & set(providers):
         _load_cuda_libraries()

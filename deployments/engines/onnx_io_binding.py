@@ -1,8 +1,8 @@
 """ONNX Runtime with memory bound once per bucket; on CUDA, passes are captured as CUDA graphs.
 
-A pass in a bucket allocates nothing and copies only ids and outputs. On CUDA, the launch of one
-CUDA graph replaces hundreds of kernel launches. The CPU provider runs the same code without
-capture.
+A bucket is a shape to which batches are padded. A pass in a bucket allocates nothing and copies
+only ids and outputs. On CUDA, the launch of one CUDA graph replaces hundreds of kernel launches.
+The CPU provider runs the same code without capture.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class IoBindingEngine:
         captured = first == CUDA
         self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
         self._compiles_shapes = first == TENSORRT
-        # ONNX Runtime cannot capture or replay CUDA graphs of one session on several threads.
+        # ONNX Runtime cannot capture or replay CUDA graphs of one session on several threads
+        # at a time.
         self._session_lock: AbstractContextManager[object] = (
             threading.Lock() if captured else nullcontext()
         )

@@ -42,7 +42,7 @@ class ArenaTrimmer:
         self._small = 0  # consecutive small passes, see SMALL_SHARE
 
     def options(self, tokens: int) -> ort.RunOptions | None:
-        """Return the options for a pass of `tokens` tokens, padding included."""
+        """Return the options for a pass of `tokens` tokens with padding; None: the defaults."""
         if tokens <= MAX_RETAINED_TOKENS and not self._is_unused(tokens):
             return None
         self._largest = self._small = 0

@@ -155,7 +155,7 @@ def _core() -> openvino.Core:
 
 
 def disable_telemetry() -> None:
-    """Disable the telemetry of OpenVINO and NNCF; call before importing them.
+    """Disable the telemetry of OpenVINO and NNCF, if they are not imported yet.
 
     The telemetry would also write a client id to the home directory. OpenVINO and NNCF run without
     telemetry if the package `openvino_telemetry` cannot be imported.

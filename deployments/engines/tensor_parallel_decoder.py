@@ -121,7 +121,7 @@ class TensorParallelDecoder:
         return _view_logits(self._logits, self.info)[: len(ids)].copy()
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Not supported, as in TorchDecoder."""
+        """Not supported, because MatMuls of several tokens round differently."""
         raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -217,7 +217,7 @@ def _run_calls(spec: _WorkerSpec, calls: Connection) -> None:
 
 
 def _receive_call(calls: Connection) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
-    """The next call, None once the pipe is closed."""
+    """Return the next call, or None once the pipe is closed."""
     try:
         call: tuple[str, tuple[Any, ...], dict[str, Any]] = calls.recv()
     except (EOFError, OSError):
@@ -231,7 +231,7 @@ def _open_shard(spec: _WorkerSpec) -> TorchDecoder:
     import torch.distributed
 
     size, hardware = spec.decoder.options.tensor_parallel_size, spec.hardware
-    os.environ["LOCAL_RANK"] = str(spec.number)  # transformers selects a GPU by it
+    os.environ["LOCAL_RANK"] = str(spec.number)  # transformers selects the GPU with this number
     backend: dict[str, Any] = {"backend": "gloo"}
     if uses_cuda(hardware):
         torch.cuda.set_device(spec.number)

@@ -1,8 +1,8 @@
 """Options of ONNX Runtime's TensorRT provider: precision, range of shapes, and caches.
 
 TensorRT compiles a graph to an engine for a range of shapes, the profile. This takes minutes. The
-engine and the measured times of its kernels (timing cache) are therefore kept, in the folder of
-this host next to the artifact.
+engine and the measured times of its kernels (timing cache) are therefore stored with the artifact,
+in the folder for this kind of host.
 https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html
 """
 
@@ -112,7 +112,7 @@ def _read_inputs(graph: Path) -> list[str]:
 
 
 def _make_folder(host_folder: Path, graph: Path) -> Path | None:
-    """Create the folder for engines that are compiled with the installed package versions."""
+    """Create the folder for engines of the installed package versions; None if that fails."""
     versions = {"onnxruntime": ort.__version__, **installed_versions(_PACKAGES)}
     name = "-".join(f"{package}-{version}" for package, version in versions.items())
     folder = host_folder / _FOLDER / name / graph.stem

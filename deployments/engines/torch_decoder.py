@@ -45,7 +45,7 @@ _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
 # Uncaptured calls round the number of cached tokens up to a multiple of this, for fast kernels.
 _KV_LENGTH_STEP = 64
-_MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the first graph; each further graph has twice that
+_MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the first graph; each further graph doubles them
 _COMPILER = "inductor"
 _WARM_UP_STEPS = 3  # before a capture, because libraries allocate memory in their first calls
 
@@ -68,7 +68,7 @@ class _LoadedDecoder:
         return arrays
 
     def step(self, slots: int, kv_length: int) -> None:
-        """Decode one token for each of the first slots, which have at most `kv_length` tokens."""
+        """Decode a token for each of the first `slots` slots, of up to `kv_length` tokens each."""
         arrays = self.kv_arrays(0, slots, kv_length)
         logits = self.step_module(self.ids[:slots], self.lengths[:slots], self.first, arrays)
         self.logits[:slots].copy_(logits[:, 0])
@@ -193,7 +193,7 @@ class TorchDecoder:
             kv_length *= 2
         key = slots, min(kv_length, self.info.context)
         if key not in self._graphs:
-            # Calls are sequential and leave nothing in the pool, so all graphs share it.
+            # Calls are sequential and leave nothing in the memory pool, so all graphs share it.
             pool = next((graph.pool() for graph in self._graphs.values()), None)
             self._graphs[key] = _capture(partial(self.loaded.step, *key), pool)
         return self._graphs[key]

@@ -52,8 +52,9 @@ def write_program(
     """Write an exported program with its first output only.
 
     With `in_place` the program may modify inputs by `scatter_`; otherwise all operators are
-    functional. Export under `torch.no_grad()`, or the program contains changes of the gradient
-    mode. Raises EngineFailed for operators and values that the format cannot represent.
+    functional. The caller exports the program under `torch.no_grad()`; otherwise the program would
+    contain changes of the gradient mode. Raises EngineFailed for operators and values that the
+    format cannot represent.
     """
     from safetensors.torch import save_file
 

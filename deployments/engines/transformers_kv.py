@@ -3,7 +3,7 @@
 A model becomes a torch module whose cache class writes to given tensors. A mask marks the valid
 tokens of each slot. Attention reads the cached keys and values without copies. torch_decoder.py
 describes the inputs and the output of the module. The build traces the module into a torch program.
-If a whole checkpoint was sealed instead, the module runs without tracing.
+If the artifact contains a whole checkpoint instead, the module runs without tracing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     # Takes a cache array, new keys or values, and their positions. Returns the whole array.
     _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Names under which transformers finds the attention functions. It treats names with "flash" as its
-# own kernels, which need another cache.
+# Names under which transformers finds the attention functions. None contains "flash", because
+# transformers treats such names as its own kernels, which need another cache.
 _ATTENTIONS: Mapping[Attention, str] = {
     "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
 }  # fmt: skip
@@ -227,7 +227,7 @@ def _write_in_place(
 ) -> torch.Tensor:
     """Write new keys or values [B, heads, T, size] to a cache array. Return the array."""
     # Attention multiplies masked positions by zero, but zero times NaN is NaN. A NaN would also
-    # reach the next job of the slot.
+    # reach the next request in the slot.
     finite = new.nan_to_num(0.0, 0.0, 0.0)
     return array.scatter_(2, positions[:, None, :, None].expand(new.shape), finite)
 

@@ -1,1 +1,1 @@
-"""Text generation: jobs, sampling, KV slots and the scheduler of one decoder."""
+"""Text generation: jobs (one per answer), sampling, KV slots and the scheduler of one decoder."""

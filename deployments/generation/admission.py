@@ -1,4 +1,4 @@
-"""Waiting jobs of one decoder: admitted by predicted end, served fairly, dropped when late."""
+"""Queue of jobs that wait for one decoder. It rejects and drops jobs that would end too late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DroppedJob(NamedTuple):
 
 
 class AdmissionQueue:
-    """Jobs in fair order. Not thread-safe."""
+    """Waiting jobs in an order that is fair between clients. Not thread-safe."""
 
     def __init__(self, forecast: Forecast, slots: int) -> None:
         self._forecast = forecast

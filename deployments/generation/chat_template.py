@@ -1,8 +1,8 @@
 """Chat templates: untrusted Jinja, rendered in a sandbox with limits.
 
-Templates can access only their arguments. Loop turns and calls are counted, and the length of the
-text is limited while it grows. Memory is not limited: expressions that pad or double strings can
-still exhaust it. Templates are sealed with their model.
+Templates can access only their arguments. Loop iterations and calls are counted, and the length of
+the text is limited while it grows. Memory is not limited: expressions that pad or double strings
+can still exhaust it. Templates belong to the stored model; clients cannot send templates.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from deployments.errors import InputTooLong, InvalidField
 from deployments.messages import Chat
 
 MAX_CHARACTERS = 4_000_000  # per rendered conversation
-# Loop turns per rendering, about 0.5 s. A call counts as STEPS_PER_CALL turns. Templates take a few
-# turns per message, and some iterate over all messages for each message.
+# Maximum loop iterations per rendering, about 0.5 s. A call counts as STEPS_PER_CALL iterations.
+# Templates need a few iterations per message, and some iterate over all messages for each message.
 MAX_STEPS = 500_000
 STEPS_PER_CALL = 10
 MAX_REASON_CHARACTERS = 300

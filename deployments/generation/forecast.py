@@ -15,8 +15,8 @@ from deployments.generation.job import Demand
 from deployments.generation.lengths import AnswerLengths
 from deployments.load import WorkRate
 
-# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps. They
-# take some seconds, so the mean includes prefills of several jobs.
+# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps. As
+# these steps take some seconds, the mean includes prefills of several jobs.
 _MIN_WEIGHT = 0.01
 # Each new prefill multiplies the weight of earlier prefills by this, so the last fifty dominate.
 _PREFILL_DECAY = 0.98
@@ -31,7 +31,7 @@ LENGTH_SHARE = 0.8
 class JobWork(NamedTuple):
     """Work until the end of a job."""
 
-    prompt_tokens: int  # to prefill
+    prompt_tokens: int  # still to prefill
     steps: float  # expected decode steps
     slots: int
 
@@ -52,9 +52,9 @@ class StepTimes:
     """Measured durations of a decoder with a number of KV slots, in seconds."""
 
     def __init__(self, slots: int) -> None:
-        self._measured = [_Average() for _ in range(slots + 1)]  # decode steps by sequences
+        self._measured = [_Average() for _ in range(slots + 1)]  # of decode steps, by sequences
         self._decode = [0.0] * (slots + 1)  # estimates from `_measured`
-        self._mean_decode, self._mean_prefill = _Average(), _Average()  # per step
+        self._mean_decode, self._mean_prefill = _Average(), _Average()  # both per step
         self._prefill = WorkRate(_PREFILL_DECAY)
 
     def record_prefill(self, tokens: int, elapsed_s: float) -> None:
@@ -134,7 +134,8 @@ class Forecast:
     ) -> float:
         """Return the seconds until the end of a job that waits for the jobs `ahead`.
 
-        `stall_s` is the longest prefill between two decode steps. Returns 0 without measurements.
+        `stall_s` is the maximum duration of a prefill between two decode steps. Returns 0 without
+        measurements.
         """
         times = self.times
         now = [self._expect(job) for job in running]

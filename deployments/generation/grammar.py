@@ -43,7 +43,7 @@ class GrammarTooCostly(InvalidField):
 
 
 class Constraint:
-    """State of one answer in its grammar. Not thread-safe."""
+    """Position of one answer in its grammar. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, memory_bytes: int = 0) -> None:
         self.memory_bytes = memory_bytes  # of the compiled grammar, as its trial measured

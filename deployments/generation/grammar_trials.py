@@ -33,8 +33,8 @@ import deployments
 from deployments.errors import EngineFailed, Overloaded
 
 _PACKAGES = Path(deployments.__file__).parents[1]
-# Seconds until a trial that gets no CPU time is given up. Less than HANG_TIMEOUT_S, after which a
-# call counts as hanging.
+# Maximum duration of a trial in seconds, in case it gets no CPU time. It is less than
+# HANG_TIMEOUT_S, after which a call counts as hanging.
 WAIT_S = 8.0
 # Seconds to wait for the exit of a server after the end of a child. If the server was killed, its
 # children end at the same time, but its exit is visible a moment later.
@@ -43,9 +43,9 @@ LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 16
 STARTED = b"+"
 PR_SET_PDEATHSIG = 1
-# A quarter or less of the defaults, because every sequence of a batch waits for each mask. With
-# these limits a mask takes at most about 5 ms. A grammar of nested counts takes about 20 MB and
-# 0.5 s.
+# A quarter or less of the defaults of llguidance, because every sequence of a batch waits for
+# each mask. With these limits a mask takes at most about 5 ms. A grammar of nested counts takes
+# about 20 MB and 0.5 s.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,
@@ -77,7 +77,7 @@ class Trial(NamedTuple):
 
 
 def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """Compile a grammar and compute its first mask. `is_error` of the result tells of a failure.
+    """Compile a grammar and compute its first mask. After a failure, `is_error()` is true.
 
     Some errors appear only with the first mask, which is also by far the slowest mask.
     """
@@ -224,7 +224,7 @@ def _run_trial(connection: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (size + memory_bytes,) * 2)
         os.nice(nice)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llguidance reports failed allocations there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide reports of failed allocations
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         connection.sendall(STARTED)
         matcher = build_matcher(tokenizer, source)

@@ -35,7 +35,7 @@ _NUMBERS = count()
 
 @dataclass(slots=True)
 class JobTimes:
-    """Milestones of a job, in seconds of time.perf_counter; 0 before the event."""
+    """Times of the events of a job, in seconds of time.perf_counter; 0 before the event."""
 
     tokenize_s: float = 0.0  # a duration, before submission
     submitted_s: float = field(default_factory=time.perf_counter)
@@ -107,8 +107,8 @@ class Demand(NamedTuple):
     min_new_tokens: int
     max_new_tokens: int
     slots: int
-    deadline_s: float  # see deployments.deadlines
-    prompt_tokens: int = 0  # to prefill
+    deadline_s: float  # time.monotonic
+    prompt_tokens: int = 0  # still to prefill
     generated_tokens: int = 0
     client: str = ""
     priority: int = 0
@@ -117,14 +117,14 @@ class Demand(NamedTuple):
 class JobStep(NamedTuple):
     """Result of one decode step of a job."""
 
-    # For each sequence that continues, the index of the sequence it extends. A job with several
-    # sequences has a KV slot for each.
+    # For each sequence that continues, the index of the sequence that it extends. A job has one KV
+    # slot per sequence.
     parents: Sequence[int]
     chunk: Chunk | None  # None: no output yet
 
 
 class Job(ABC):
-    """A prepared call. Not thread-safe."""
+    """The generation of one answer, after its prompt is tokenized. Not thread-safe."""
 
     slot_count: int = 1
     needs_prompt_logprobs: bool = False  # prefill returns logits for every prompt token
@@ -210,8 +210,8 @@ class SamplingJob(Job):
         super().__init__(prompt, options, model, deadline_s)
         self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
-        # The source of an encoder-decoder model is not a prefix of the answer, so penalties do not
-        # apply to source tokens.
+        # The prompt of an encoder-decoder model is not a prefix of the answer, so penalties do not
+        # apply to its tokens.
         prefix = (
             [model.encoder_decoder.decoder_start_token_id] if model.encoder_decoder else self.prompt
         )

@@ -49,7 +49,7 @@ class TokenConstraints:
 # Bound of changed logits. It exceeds the logits of any model, but float32 can still scale the
 # difference of two such values.
 MAX_ABS_LOGIT = 1e30
-_INITIAL_ANSWER_CAPACITY = 256  # answer tokens before the id table grows
+_INITIAL_ANSWER_CAPACITY = 256  # answer tokens that fit before `_ids` grows
 
 
 class Penalties:
@@ -76,7 +76,7 @@ class Penalties:
     def from_params(
         cls, sampling: SamplingParams, prompt_ids: Sequence[int], vocabulary: int
     ) -> Penalties | None:
-        """None if `sampling` requests no penalty and no bias. Raises UnknownToken."""
+        """Return None if `sampling` requests no penalty and no bias. Raises UnknownToken."""
         values = (
             sampling.repetition_penalty,
             sampling.frequency_penalty,

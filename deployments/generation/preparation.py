@@ -157,7 +157,8 @@ def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
 class RequestPreparer:
     """Prepares the calls of one model.
 
-    Not thread-safe, except `compile_grammar`: use one thread for `build_job`.
+    Not thread-safe, except `compile_grammar` and `estimate`. All calls of `build_job` come from one
+    thread.
     """
 
     def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:

@@ -23,7 +23,7 @@ _INITIAL_TOKEN_SHARE = 0.1
 
 
 class PromptLookupDrafter:
-    """Drafts the continuation of one answer."""
+    """Drafts further tokens of one answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
         """`answer` is the caller's sequence, which grows up to `max_new_tokens`."""

@@ -38,7 +38,7 @@ Publish = Callable[[Sequence[JobEvent]], None]
 
 
 class GenerationLoop:
-    """The queue and the step loop of one decoder. `publish` is called from any thread."""
+    """The queue and the step loop of one decoder. It calls `publish` from any thread."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class GenerationLoop:
         """Queue a job. It may still be dropped when later jobs are served before it.
 
         Raises Overloaded if the job cannot keep its deadline, the queue is full or the loop is
-        closing, ModelUnavailable in quarantine.
+        closing. Raises ModelUnavailable if the model is in quarantine.
         """
         with self._changed:
             prediction = self.check(job.demand)

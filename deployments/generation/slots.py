@@ -25,7 +25,7 @@ MIN_CHUNK_TOKENS = 2
 def prefill_budget(
     tokens_per_s: float, settings: SchedulingSettings, *, is_decode_idle: bool
 ) -> int:
-    """Prompt tokens to prefill before the next decode step."""
+    """Return how many prompt tokens to prefill before the next decode step."""
     if is_decode_idle:
         return settings.max_prefill_chunk_tokens
     within_stall = int(tokens_per_s * settings.max_prefill_stall_ms / 1e3)
@@ -63,7 +63,7 @@ class PrefillRate:
             self.tokens_per_s += weight * (measured - self.tokens_per_s)
 
 
-# Copying a shorter prefix does not pay.
+# Copying a shorter prefix saves no time.
 MIN_PREFIX_TOKENS = 16
 
 
@@ -92,7 +92,7 @@ class _SlotContents:
     prompt: list[int] = field(default_factory=list)  # prefilled tokens
     answer_tokens: int = 0  # tokens of an answer after the prompt
     used_at: int = 0  # running number of the prompt: a lower number was used less recently
-    scope: str = ""  # of the prompt, see GenerationOptions
+    scope: str = ""  # `prefix_cache_scope` of the prompt
 
     @property
     def tokens(self) -> int:
@@ -138,7 +138,8 @@ class SlotTable:
     ) -> tuple[int, list[CacheMove]]:
         """Return how many tokens of the prompt are cached, and the moves that bring them to `slot`.
 
-        Call it right before the prefill, so that it finds prompts that were prefilled meanwhile.
+        The caller calls this right before the prefill, so that prompts that were prefilled
+        meanwhile are found.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
@@ -179,7 +180,7 @@ class SlotTable:
         return [] if slot == last else [self._swap(slot, last)]
 
     def fork(self, owners: Sequence[Owner], parents: Sequence[int]) -> list[CacheMove]:
-        """Continue `owners[i]` from the contents of `owners[parents[i]]`, for each i of `parents`.
+        """Continue `owners[i]` from the contents of `owners[parents[i]]`, for i < len(parents).
 
         All `owners` have slots. Owners without a parent get the remaining slots, in any order.
         """

@@ -84,7 +84,7 @@ class StepExecutor:
         self._slots = SlotTable(decoder.info.slots)
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
-        self._prefills_oldest = True  # in the next step
+        self._prefills_oldest = True  # whether the next step starts with the oldest prompt
         self._decode_fails = False  # the last failure was of a decode step, none succeeded since
 
     @property

@@ -7,8 +7,8 @@ class StopStrings:
     """Ends a text at the first stop string and holds back text that may begin one.
 
     The first stop string is the one that ends first. If several end at the same character, the
-    longest counts. The result therefore does not depend on how the text is split. Each character
-    costs one step per stop string.
+    longest counts. The result therefore does not depend on how the text is split. The search takes
+    one step per character and stop string.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include_stop_string: bool) -> None:

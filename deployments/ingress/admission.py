@@ -1,4 +1,4 @@
-"""Admission of a request: limits of its own size, and reservations among all requests."""
+"""Admission control: size limits per request, and limits for all requests in flight together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Admission:
         )
 
     def check_generation(self, prompts: Sequence[Prompt], choices: int, candidates: int) -> None:
-        """Raises InvalidField, TooManyItems or InputTooLong."""
+        """Check counts and prompt sizes. Raises InvalidField, TooManyItems or InputTooLong."""
         for name, count in (("choices", choices), ("best_of", candidates)):
             if not 1 <= count <= self.limits.choices:
                 raise InvalidField(
@@ -51,7 +51,10 @@ class Admission:
         check_prompts(prompts, candidates, self.limits)
 
     def reserve_generations(self, completions: int, client: str) -> None:
-        """Raises Overloaded, or TooManyItems for more completions than one client may have."""
+        """Reserve capacity for the completions of a request.
+
+        Raises Overloaded, or TooManyItems for more completions than one client may have.
+        """
         share = max(self.generations.limit // 2, 1)
         if completions > share:
             raise TooManyItems(

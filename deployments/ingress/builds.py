@@ -1,4 +1,4 @@
-"""Models that are built while the server runs: pulls, requests that wait, and the builder process.
+"""Builds of models while the server runs: pulls, waiting requests and the builder process.
 
 The build queue in the store holds all state (deployments/builds/queue.py). Every ingress replica
 keeps a builder process alive while builds wait. A lock lets only one builder work at a time.
@@ -35,16 +35,19 @@ log = logging.getLogger("ray.serve.hundredfold")
 POLL_S = 0.5  # interval between reads of a build's state
 EVENT_S = 1.0  # interval between events of a watched build
 MAX_WATCH_S = 100.0  # longest stream of events; clients then reconnect
-SERVED_AFTER_S = 15.0  # time until every replica knows a new model
+SERVED_AFTER_S = 15.0  # time until every ingress replica finds a new model
 FAILED_FOR_S = 600.0  # wait before a request may repeat a failed build; operators need not wait
-ELSEWHERE_S = 2.0  # interval between reads while another process runs the builds
+ELSEWHERE_S = 2.0  # interval between reads of the queue while another process runs the builds
 MAX_RESTART_S = 60.0  # longest pause between two starts of a failing builder
 
 StartBuilder = Callable[[Path, int], subprocess.Popen[bytes]]
 
 
 class BuildService:
-    """The builds of one ingress replica. `is_served` tells whether requests can use a model id."""
+    """Starts, watches and runs builds for one ingress replica.
+
+    `is_served` returns whether requests can use a model id.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class BuildService:
         return status
 
     async def status(self, model_id: str) -> BuildStatus | None:
-        """Describe the last build of a model; None if it has no build or was removed since.
+        """Describe the last build of a model; None without a build, or if the model was removed.
 
         Raises Forbidden.
         """
@@ -117,10 +120,11 @@ class BuildService:
             await asyncio.sleep(EVENT_S)
 
     async def wait_for_missing(self, model_id: str, error: ServeError, *, waits: bool) -> None:
-        """Return once a model that a request did not find is served; pull it if that is allowed.
+        """Wait until a missing model is served. Pull the model if that is allowed.
 
-        With `waits` this takes up to `builds.wait_s`. Raises ModelLoading with the estimated time,
-        BuildFailed with the reason, or `error` if no build of the model runs or waits.
+        `error` is the error of the request that did not find the model. `waits` allows a wait of
+        `builds.wait_s` for a running build. Raises ModelLoading with the estimated time,
+        BuildFailed with the reason, or `error` if the model has no build.
         """
         if self._is_served(model_id):  # only the requested version is missing
             raise error
@@ -188,7 +192,7 @@ class BuildService:
                 await asyncio.sleep(pause_s)
 
     async def _run_builder(self) -> int:
-        """Run a builder until it ends. If this task is cancelled, kill it; its build can resume."""
+        """Run a builder until it ends. Cancellation kills it; its build can resume later."""
         try:
             process = await asyncio.to_thread(
                 self._start, self._queue.store, self.settings.max_memory_bytes

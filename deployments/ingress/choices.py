@@ -1,4 +1,4 @@
-"""Several completions of one prompt: seeds, ranking, timings."""
+"""Helpers for several completions of one prompt: seeds, ranking, timings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ SEED_RANGE = 1 << 64
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all. If one raises, cancel the others, await their end, then raise its exception."""
+    """Return the results of all coroutines.
+
+    If a coroutine raises, cancel the others and wait for them, then raise the exception.
+    """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -59,7 +62,10 @@ def mean_logprob(completion: Completion) -> float:
 def sum_timings(
     started: Sequence[Started], finished: Sequence[Finished], candidates_per_prompt: int
 ) -> EncoderTimings:
-    """Combine the timings of a request. The tokens of a prompt count once for all candidates."""
+    """Combine the timings of all completions of a request: the longest time of each phase.
+
+    The tokens of a prompt count once for all its candidates.
+    """
     timings = [completion.timings for completion in finished]
     return EncoderTimings(
         tokenize_s=max((one.tokenize_s for one in timings), default=0.0),

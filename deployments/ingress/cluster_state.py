@@ -20,8 +20,8 @@ from deployments.registry import RegisteredModel
 log = logging.getLogger("ray.serve.hundredfold")
 
 # Seconds between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole
-# status from validated models. REFRESH_S applies once every required deployment runs and no replica
-# is starting.
+# status from Pydantic models. REFRESH_STARTING_S applies while a replica starts or a required
+# deployment does not run, REFRESH_S otherwise.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 STATUS_TIMEOUT_S = 1.0
@@ -52,7 +52,7 @@ class ClusterSnapshot:
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
-    starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment, never 0
+    starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment; never 0
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
 
 
@@ -84,7 +84,7 @@ class ClusterMonitor:
         self.apply(ClusterSnapshot())
 
     def apply(self, snapshot: ClusterSnapshot) -> None:
-        """Replace the state."""
+        """Replace the state by a new snapshot."""
         self._applied_s = time.monotonic()
         self.snapshot = snapshot
         self._starts.note(snapshot.starting, snapshot.running, self._applied_s)
@@ -138,7 +138,7 @@ class ClusterMonitor:
             self._refreshing = None
 
     def states_for(self, model: RegisteredModel) -> Mapping[Device, DeploymentState]:
-        """Return the generators for a generative model, else the encoders."""
+        """Return the states of the generators for a generative model, else of the encoders."""
         return self.generator_states if model.is_generative else self.states
 
     @contextlib.asynccontextmanager
@@ -176,8 +176,8 @@ class ClusterMonitor:
 def read_serve_status(app_name: str) -> ClusterSnapshot:
     """Read the status of the deployments of `app_name` inside a replica.
 
-    `ray.serve.status` is derived from the document of Serve's REST API and omits the autoscaling
-    targets. This function therefore reads that document itself.
+    `ray.serve.status` omits the autoscaling targets. This function therefore reads the document
+    of Serve's REST API, from which `ray.serve.status` is derived.
     """
     import ray
     from ray.serve.context import _get_global_client
@@ -217,7 +217,10 @@ def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
 
 
 class DeviceChoice(NamedTuple):
-    """The device of a request. If the request hinted at another one, `fallback` equals `device`."""
+    """The device that runs a request.
+
+    `fallback` equals `device` if the request preferred another device, else it is None.
+    """
 
     device: Device
     fallback: Device | None = None
@@ -242,7 +245,8 @@ def choose_device(
 ) -> DeviceChoice:
     """Choose `device`, or the CPU if `device` is not available and not required.
 
-    Raises HardwareUnavailable when the device has no deployment or the model has no graph for it.
+    Raises HardwareUnavailable if the request must fail: no available deployment for the device, or
+    no graph of the model for it.
     """
     error = _check_device(device, manifest, states)
     if error is None:
@@ -278,7 +282,7 @@ def name_deployment(model: RegisteredModel, device: Device) -> str:
 def model_loading_error(
     monitor: ClusterMonitor, model: RegisteredModel, device: Device = Device.CPU
 ) -> ModelLoading:
-    """Build the error for a model that no running replica has."""
+    """Build the error for a model whose deployment has no running replica."""
     return ModelLoading(
         f"Model {model.ref.id} is currently loading",
         estimated_time_s=round(monitor.expect_start_s(model, device), 1),

@@ -1,4 +1,4 @@
-"""The wait of a request for a deployment without running replicas."""
+"""Limit of the time that a request waits for a deployment without running replicas."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class EncoderExecutor:
         cache_key = (key, request.inputs, scope)
         cached = self.cache.get(cache_key)
         if cached is not None:
-            # The tokens still count in the client's `usage`.
+            # Keep the token count for the `usage` in the response.
             timings = EncoderTimings(tokens=cached.timings.tokens)
             return cached._replace(compute_type="cache", timings=timings), True
         result = await self.cache.compute_once(
@@ -64,9 +64,9 @@ class EncoderExecutor:
         await self._router.load(model, device)
 
     async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
-        # Models share the queue of a replica. The key has the model, because costs differ by model.
+        # Key of recent refusals. It has the model, because the cost of a call differs by model.
         queue = (key.model, key.task, key.device, request.client, request.options.priority)
-        if self._in_flight:  # without calls in flight, earlier refusals are outdated
+        if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, request.characters, request.deadline_s)
         call = Call(
             texts=request.inputs.texts,

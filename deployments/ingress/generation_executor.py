@@ -1,4 +1,4 @@
-"""Execution of a generation request on a generator: calls, deadline, cold start."""
+"""Execution of generation requests on the generators, with deadline and cold start limit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from deployments.messages import (
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
 
-REPEAT_TIMEOUT_S = 120.0  # for answers that are only compared with earlier answers
-PROBE_PROMPT = "a"  # prompt for the trial of a new version, which generates one token
+REPEAT_TIMEOUT_S = 120.0  # for shadow requests, whose answers are only compared
+PROBE_PROMPT = "a"  # prompt of the single-token probe of a new version
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class GenerationPlan:
     work: RequestWork
     device: Device
     fallback: Device | None
-    calls: tuple[GenerationCall, ...]  # `candidates` for each prompt
+    calls: tuple[GenerationCall, ...]  # `candidates` calls per prompt, in prompt order
     candidates: int
     prompts: int
-    deadline_s: float  # see deployments.deadlines
+    deadline_s: float  # on the monotonic clock
     waits_for_model: bool  # waits until the deadline, even if no replica runs
 
     @property
@@ -57,7 +57,10 @@ class GenerationPlan:
         return self.calls[0].client
 
     def repeat_with(self, model: RegisteredModel, seeds: Sequence[int]) -> GenerationPlan:
-        """Return a plan in which another model answers the same calls, at the lowest priority."""
+        """Return a plan with the same calls for another model, at the lowest priority.
+
+        Call i gets `seeds[i]`.
+        """
         deadline_s = deadline_after(REPEAT_TIMEOUT_S)
         calls = (
             call._replace(
@@ -82,7 +85,7 @@ class GenerationPlan:
 
 
 class GenerationExecutor:
-    """Generators by device."""
+    """Plans generation requests and sends their calls to the generators."""
 
     def __init__(
         self,
@@ -174,15 +177,15 @@ class GenerationExecutor:
 
     @asynccontextmanager
     async def _with_timeout(self, plan: GenerationPlan, number: int) -> AsyncIterator[None]:
-        """Bound a call by its deadline and the cold start; rename the fields of its errors.
+        """Apply deadline and cold start limit to a call; rename the fields of its errors.
 
-        Raises Overloaded without asking a replica if one has just refused a similar call.
+        Raises Overloaded without calling a replica if a replica has just refused a similar call.
         """
         call = plan.calls[number]
         limits = (call.options.min_new_tokens, call.options.max_new_tokens)
         queue = (plan.device, call.model, call.client, call.priority, limits)
         length = count_prompt(call.prompt)
-        if self._in_flight:  # without calls in flight, earlier refusals are outdated
+        if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, length, call.deadline_s)
         wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
         message = f"generation took longer than {self._settings.generation_timeout_s:g} s"

@@ -2,8 +2,8 @@
 
 Two settings of the Ingress limit slow readers. A stream fails when its reader is more than
 `stream_buffer_tokens` behind. A connection is closed when its client reads nothing for
-`stream_write_timeout_s` (http/sse.py). This module holds the only buffer. It reads generators as
-fast as they send, because Ray Serve would otherwise store the unread chunks.
+`stream_write_timeout_s` (http/sse.py). Only this module buffers unread chunks. It reads generators
+as fast as they send, because Ray Serve would otherwise store the unread chunks.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class GenerationStream:
         self.started: tuple[Started, ...] = ()
         self.finished: list[Finished] = []  # in the order of their end
         self.texts: list[str] = []  # text of each completion so far
-        self.ended_early = False  # whether `finish_early` cut a completion, as for `max_time`
+        self.ended_early = False  # whether `finish_early` cut a completion
         self._on_end = on_end
         self._choices_per_prompt = choices_per_prompt
         self._started_choices: dict[int, Started] = {}
         self._started_prompts: dict[int, Started] = {}
         self._started_s = 0.0  # time.perf_counter when every prompt had started
-        self._token_counts: dict[int, int] = {}  # of each unfinished completion
+        self._token_counts: dict[int, int] = {}  # tokens so far, by unfinished completion
         self._chunks: list[ChoiceChunk] = []
         self._buffered_tokens = 0
         self._max_buffered_tokens = max_buffered_tokens
@@ -73,8 +73,9 @@ class GenerationStream:
     async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
         """Read all `sources`, source i inside `with_timeout(i)`, until every prompt has started.
 
-        A prompt has started when one of its choices has; the others may still wait for a KV slot.
-        If a source raises before that, close all sources and raise its exception.
+        A prompt has started when one of its choices has started. Its other choices may still wait
+        for a KV slot. If a source raises before every prompt has started, close all sources and
+        raise its exception.
         """
         self._running = len(sources)
         self.texts = [""] * len(sources)

@@ -16,7 +16,7 @@ from deployments.errors import InputTooLong, TooManyItems
 from deployments.messages import Chat, Prompt, Text, Truncation, count_characters
 from deployments.tasks import TaskInput
 
-# Limits of the stop strings of one request, and of the characters of each.
+# Maximum number of stop strings per request, and maximum characters of a stop string.
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
 
@@ -55,16 +55,17 @@ def truncate_text(text: Text, side: slice) -> Text:
 
 
 def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
-    """Bound the characters that one tokenizer call reads. Raises InputTooLong.
+    """Check the characters that one tokenizer call reads. Raises InputTooLong.
 
-    A small body can expand: a query is read once per text, a text once per label.
+    A small body can expand: reranking reads the query once per text, and zero-shot classification
+    reads a text once per label.
     """
     check_total(parsed.many, sum(map(count_characters, parsed.texts)), request_chars)
     return parsed
 
 
 def check_total(path: str, total: int, max_chars: int) -> None:
-    """Raises InputTooLong."""
+    """Raises InputTooLong if `total` exceeds `max_chars`."""
     if total > max_chars:
         raise InputTooLong(
             f"`{path}` makes {total} characters in total; the maximum is {max_chars}. Send fewer "
@@ -74,7 +75,7 @@ def check_total(path: str, total: int, max_chars: int) -> None:
 
 
 def check_count(path: str, items: int, max_items: int) -> None:
-    """Raises TooManyItems."""
+    """Raises TooManyItems if `items` exceeds `max_items`."""
     if items > max_items:
         raise TooManyItems(
             f"`{path}` has {items} items; the maximum is {max_items}. Split the request.",
@@ -83,7 +84,10 @@ def check_count(path: str, items: int, max_items: int) -> None:
 
 
 def check_prompts(prompts: Sequence[Prompt], candidates: int, limits: LimitSettings) -> None:
-    """Bound prompts that are read `candidates` times. Raises TooManyItems or InputTooLong."""
+    """Check prompts, each of which is read `candidates` times.
+
+    Raises TooManyItems or InputTooLong.
+    """
     check_count("prompt", len(prompts), limits.items)
     single = len(prompts) == 1
     sizes = [
@@ -94,9 +98,9 @@ def check_prompts(prompts: Sequence[Prompt], candidates: int, limits: LimitSetti
 
 
 def _check_prompt(prompt: Prompt, path: str, limits: LimitSettings) -> int:
-    """Return the number of characters or token ids. A chat counts as one text.
+    """Check a prompt, and return its number of characters or token ids.
 
-    The chat template joins its messages.
+    A chat counts as one text, because the chat template joins its messages.
     """
     if not isinstance(prompt, Chat):
         unit = "characters" if isinstance(prompt, str) else "token ids"

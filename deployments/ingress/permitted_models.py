@@ -1,4 +1,4 @@
-"""The models that the key of the current request permits."""
+"""View of the model registry that shows only what the API key of the current request permits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 
 class PermittedModels:
-    """View of the registry: defaults and lists have only models that the caller may use."""
+    """View of the registry. Default models and lists have only models that the caller may use."""
 
     def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
-        """Traffic splits depend on the client, which `limits.trusted_proxies` helps to identify."""
+        """`trusted_proxies` is the setting of `limits` that helps to identify clients.
+
+        Traffic splits choose the version by client.
+        """
         self.trusted_proxies = trusted_proxies
         self._registry = registry
 
     @property
     def configured(self) -> Mapping[str, str]:
-        """The versions in the configuration by model id."""
+        """The configured version of each model id."""
         return self._registry.configured
 
     def open_models(self) -> Iterator[RegisteredModel]:
@@ -30,7 +33,7 @@ class PermittedModels:
         return (model for model in self._registry.open_models() if may_use(model.ref.id))
 
     def pinned(self) -> list[RegisteredModel]:
-        """Return the models that replicas keep in memory, for every caller."""
+        """Return the models that replicas keep in memory, without regard to the caller."""
         return self._registry.pinned()
 
     def rejected(self) -> dict[str, ArtifactError]:
@@ -57,5 +60,8 @@ class PermittedModels:
         return self._registry.list_versions(model_id)
 
     def _identify_client(self) -> str:
-        """Return the client; if unknown, a random name, which gets a random version of a split."""
+        """Return the name of the client, or a random name if the client is unknown.
+
+        A random name makes a traffic split choose a random version.
+        """
         return current_client(self.trusted_proxies) or os.urandom(8).hex()

@@ -1,7 +1,7 @@
 """The steps of every request, in order: resolve, admit, execute, record.
 
-Encoder models and generative models share all steps but the execution. The pipeline knows neither
-HTTP nor Ray.
+Encoder models and generative models share all steps but the execution. The pipeline depends
+neither on HTTP nor on Ray.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class RequestPipeline:
     async def infer(
         self, request: InferenceRequest, selection: ModelSelection | None = None
     ) -> InferenceResponse:
-        """Run a task of an encoder model. `selection` skips the resolution. Raises ServeError."""
+        """Run a task of an encoder model. Raises ServeError.
+
+        Without `selection`, the resolver selects the model and the task.
+        """
         with record_request(self._recorder, self._encoders.cache) as context:
             resolved = await self._resolve(request, selection, context)
             items = len(resolved.inputs.texts)
@@ -149,7 +152,7 @@ class RequestPipeline:
         )
 
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
-        """Tokenize the texts in `inputs`, with their prompts. Raises ServeError."""
+        """Tokenize the texts in `inputs`, each after the requested prompt. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
             model = await self._select_model(request, "tokenize", context)
             texts = self._tokenization.read_texts(
@@ -175,11 +178,14 @@ class RequestPipeline:
             )
 
     async def find_generator(self, model_id: str | None) -> RegisteredModel:
-        """Find the generative model that answers. Raises as `RequestResolver.find_generator`."""
+        """Find the generative model. Raises UnknownModel, ArtifactError or WrongTask."""
         return await self.settle(model_id, self.resolver.find_generator(model_id))
 
     async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
-        """Return the model that answers for a name. A version that fails its trial is replaced."""
+        """Return `model`, or another version for `name` if `model` fails its trial.
+
+        Without `name`, the model id is the name.
+        """
         name = name or model.ref.id
         while await self._prober.refuses(name, model):
             model = self.registry.find(name)
@@ -243,7 +249,7 @@ class RequestPipeline:
             end_work()
 
     async def _load(self, model: RegisteredModel) -> None:
-        """Load a model on the device of requests without options. Raises ServeError."""
+        """Load a model on the device that serves requests without options. Raises ServeError."""
         choice = self.resolver.choose_device(NO_OPTIONS, RequestWork(model, 0))
         executor = self._generators if model.is_generative else self._encoders
         await executor.load(model.ref, choice.device)
@@ -306,7 +312,7 @@ class RequestPipeline:
         *,
         skip_special: bool,
     ) -> tuple[str, ...]:
-        """`request.inputs` are TokenIdInputs."""
+        """Decode the sequences of `request.inputs`, which must be TokenIdInputs."""
         inputs: TokenIdInputs = request.inputs
         sequences = len(inputs.sequences)
         check_count(inputs.path, sequences, self.settings.limits.items)

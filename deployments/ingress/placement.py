@@ -1,4 +1,4 @@
-"""The hardware of requests that leave the choice to the server: a pure function of forecasts."""
+"""Choice of the hardware for requests with `auto`, as a pure function of forecasts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from deployments.artifacts.types import Device
 
 
 class PoolForecast(NamedTuple):
-    """Forecast for one request in the replicas of one device."""
+    """Forecast for one request in a pool, which is the replicas of one device."""
 
     device: Device
-    queue_s: float  # until the work before the request is done
+    queue_s: float  # until the work ahead of the request is done
     load_s: float  # until a running replica has the model; 0 if one has it already
-    run_s: float  # from then until the answer
-    work_s: float  # time of one replica that the request uses
+    run_s: float  # from the end of `queue_s` and `load_s` until the answer
+    work_s: float  # replica time that the request uses
     price: float  # price of one second of a replica
 
     @property
@@ -31,7 +31,7 @@ class PoolForecast(NamedTuple):
 def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolForecast:
     """Return the cheapest pool that answers within `deadline_s` from now, else the fastest.
 
-    Among equal pools the first one counts. `forecasts` must not be empty.
+    Of equal pools, the first is returned. `forecasts` must not be empty.
     """
     in_time = [one for one in forecasts if one.completion_s <= deadline_s]
     if in_time:
@@ -42,9 +42,9 @@ def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolFor
 def choose_after_refusal(
     forecasts: Sequence[PoolForecast], refused: Device, deadline_s: float
 ) -> PoolForecast | None:
-    """Return another pool for a request that the full pool of the device `refused` has refused.
+    """Return another pool for a request that the full pool of the device `refused` rejected.
 
-    None if no other pool answers in time. The client should then retry later.
+    Returns None if no other pool answers in time. The client should then retry later.
     """
     others = [one for one in forecasts if one.device != refused and one.completion_s <= deadline_s]
     return choose_pool(others, deadline_s) if others else None

@@ -1,8 +1,8 @@
 """Forecasts of how long each device would take for a request.
 
 The first forecasts come from cost tables or a guess; measured answers then replace them. The
-waiting work of a device is this process's unanswered work times the number of ingress replicas,
-because HAProxy spreads requests evenly.
+waiting work of a device is estimated as this process's unanswered work times the number of ingress
+replicas, because HAProxy spreads requests evenly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ K = TypeVar("K")
 # Speed of loading a model. Measured: 23.8 MB in 0.17 s (docs/performance.md).
 LOAD_BYTES_PER_S = 140e6
 CHARACTERS_PER_TOKEN = 4
-# Assumed tokens of a text (with special tokens) and of an answer, until a model has real ones.
+# Assumed tokens of a text (with special tokens) and of an answer, until they are measured.
 USUAL_TOKENS = 32
 USUAL_GENERATED_TOKENS = 128
 GUESS_S_PER_GENERATED_TOKEN = 0.02
@@ -55,25 +55,28 @@ class _Rates:
     """Rates of one model on one device. Estimates apply until the rates are measured."""
 
     def __init__(self, pass_s: float, token_s: float) -> None:
-        """`pass_s`: seconds of a forward pass. `token_s`: seconds of a replica per token."""
+        """`pass_s`: seconds of a forward pass. `token_s`: replica seconds per token."""
         self.passes, self.work = WorkRate(), WorkRate()
         self.passes.record(1, pass_s)
         self.work.record(USUAL_TOKENS, USUAL_TOKENS * token_s)
 
 
 class PoolForecasts:
-    """Forecasts of one ingress replica. Use from one event loop."""
+    """Forecasts for the requests of one ingress replica. Use from one event loop."""
 
     def __init__(
         self, args: AppArgs, monitor: ClusterMonitor, pools: Mapping[str, PoolManager]
     ) -> None:
-        """`pools` by deployment; for a deployment without one, all models count as loaded."""
+        """`pools` has a PoolManager by deployment name.
+
+        Without a PoolManager, all models of a deployment count as loaded.
+        """
         self.settings = PlacementSettings()
         self._args = args
         self._monitor = monitor
         self._pools = pools
         self._rates: OrderedDict[tuple[ModelRef, Device], _Rates] = OrderedDict()
-        self._lengths: OrderedDict[ModelRef, WorkRate] = OrderedDict()  # of answers, in tokens
+        self._lengths: OrderedDict[ModelRef, WorkRate] = OrderedDict()  # mean tokens per answer
         self._sent_s: dict[str, float] = {}  # replica seconds of unfinished work, by deployment
 
     def forecast(self, work: RequestWork, device: Device) -> PoolForecast:
@@ -121,7 +124,7 @@ class PoolForecasts:
         rates = self._rates.get((work.model.ref, device))
         if rates is None:
             return
-        passes = items / max(timings.batch_items, 1)  # below 1 if the pass had other items too
+        passes = items / max(timings.batch_items, 1)  # below 1 if requests shared a pass
         concurrent = self._args.encoders[device].concurrent_passes
         rates.passes.record(1, timings.forward_s)
         rates.work.record(work.tokens, timings.forward_s * passes / concurrent)
@@ -140,7 +143,7 @@ class PoolForecasts:
             lengths.record(1, answer.generated_tokens)
 
     def _count_slots(self, model: RegisteredModel, device: Device) -> int:
-        """Count the requests that share the time of a replica."""
+        """Return how many requests for the model can share the time of a replica."""
         return self._args.generators[device].kv_slots if model.is_generative else 1
 
     def _find_rates(self, model: RegisteredModel, device: Device) -> _Rates:
@@ -172,7 +175,7 @@ class PoolForecasts:
 
 
 def _cache(entries: OrderedDict[K, T], key: K, build: Callable[[], T]) -> T:
-    """Return the entry of `key`; build it if missing. Above MAX_MODELS the oldest entry goes."""
+    """Return the entry of `key`; build it if missing. Remove the oldest above MAX_MODELS."""
     if key not in entries:
         if len(entries) >= MAX_MODELS:
             entries.popitem(last=False)

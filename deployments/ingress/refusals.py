@@ -1,4 +1,4 @@
-"""Refusals that replicas have just made, repeated before tokenization."""
+"""Recent refusals of replicas, by which the ingress refuses similar requests at once."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import NamedTuple
 from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded, build_overloaded
 
-# Limit of the kept refusals. At the limit, expired refusals are dropped.
+# Limit of the stored refusals. At the limit, expired refusals are dropped.
 MAX_KEPT = 1_024
 
 
 class _RefusedRequest(NamedTuple):
     size: int
-    ends_s: float  # predicted end of the request; see deployments.deadlines
+    ends_s: float  # predicted end of the request, on the monotonic clock
 
 
 class RecentRefusals:
     """The last refusal per queue. Use from one event loop.
 
     The key of a queue has everything that determines order of service and cost, except the size:
-    model, device, priority, client and so on. The size is the characters of a request. A replica
-    predicts the end of a request from its queue, prices and other clients, and may refuse it. This
-    class then refuses further requests of the queue that are at least as large and whose deadline
-    is not later than the predicted end. It costs one look-up.
+    model, device, priority, client and so on. The size is the characters or token ids of a request.
+
+    A replica predicts the end of a request from its queue, the costs and other clients. It refuses
+    the request if the deadline is earlier. This class then refuses further requests of the queue
+    before tokenization, if they are at least as large and their deadline is not later than the
+    predicted end. A check costs one look-up.
     """
 
     def __init__(self) -> None:
         self._refusals: dict[Hashable, _RefusedRequest] = {}
 
     def check(self, queue: Hashable, size: int, deadline_s: float) -> None:
-        """Raise Overloaded if the queue is known to be too long."""
+        """Raises Overloaded if the stored refusal of the queue applies to this request too."""
         refusal = self._refusals.get(queue)
         if refusal is None or size < refusal.size or deadline_s > refusal.ends_s:
             return
@@ -44,7 +46,7 @@ class RecentRefusals:
         )
 
     def note(self, queue: Hashable, size: int, error: Overloaded) -> None:
-        """Keep a replica's refusal of a request of `size`."""
+        """Store a replica's refusal of a request of `size`."""
         if error.needed_s is None:
             return
         if len(self._refusals) >= MAX_KEPT:

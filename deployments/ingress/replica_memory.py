@@ -16,7 +16,7 @@ from deployments.messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 
-TIMEOUT_S = 60.0  # for all replicas together; a load reads and opens a model
+TIMEOUT_S = 60.0  # for the answers of all replicas; a load reads and opens a model
 
 
 class LoadedEntry(BaseModel):
@@ -30,14 +30,14 @@ class LoadedEntry(BaseModel):
     replica: str
     bytes: int
     pinned: bool
-    in_use: int  # calls that run now
+    in_use: int  # calls that use the model now
     age_s: float
     idle_s: float  # since the last use
-    requests_per_minute: float  # of the last minute
+    requests_per_minute: float  # requests in the last minute
 
 
 class ReplicaMemory:
-    """All replicas of the deployments in `pools`, by name."""
+    """Lists, loads and unloads models in the replicas. `pools` has a client by deployment name."""
 
     def __init__(self, pools: Mapping[str, PoolManager], registry: PermittedModels) -> None:
         self._pools = pools
@@ -64,7 +64,7 @@ class ReplicaMemory:
     async def unload(self, name: str) -> list[LoadedEntry]:
         """Remove a model from the memory of all replicas; the next request loads it again.
 
-        Raises InvalidField for a pinned model, ModelInUse if requests run.
+        Raises InvalidField for a pinned model, ModelInUse if requests use the model.
         """
         model = self._registry.find(name)
         if any(pinned.ref == model.ref for pinned in self._registry.pinned()):
@@ -79,7 +79,10 @@ class ReplicaMemory:
         return remaining
 
     async def _change(self, model: RegisteredModel, request: PoolRequest) -> list[LoadedEntry]:
-        """Send `request` to the replicas that can run a model; return those that then have it."""
+        """Send `request` to the replicas that can run a model.
+
+        Return an entry for each replica that then has the model in memory.
+        """
         names = GENERATOR_DEPLOYMENTS if model.is_generative else ENCODER_DEPLOYMENTS
         deployments = [
             name

@@ -21,10 +21,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Slower requests are logged at INFO.
 SLOW_REQUEST_S = 1.0
-# A log line takes a fifth of the time of a refusal. In a flood of refusals, unlimited lines would
-# slow down accepted requests.
+# A log line takes a fifth of the time of refusing a request. Without this limit, the lines of many
+# refusals would slow down accepted requests.
 MAX_LINES_PER_S = 20
-# Status in the records when the client disconnects first; never sent.
+# Status in the records of a request whose client disconnects before the end. Never sent.
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -33,7 +33,7 @@ NO_TIMINGS = EncoderTimings()
 
 @dataclass(slots=True)
 class RequestContext:
-    """The facts of a request so far; they are recorded even if it fails half-way."""
+    """Facts for the record of a request, set as they become known. A failed request lacks some."""
 
     model: str = "none"
     version: str = ""
@@ -50,7 +50,7 @@ class RequestContext:
 
 
 class record_request:
-    """Record the request that the block answers or fails with a ServeError.
+    """Context that records a request when its block ends normally or with a ServeError.
 
     A request whose model is missing is not recorded: it runs again if the model can be built.
     """
@@ -78,7 +78,7 @@ class record_request:
 
 
 class RequestSpan:
-    """The record of a request that may outlive its handler; written once."""
+    """The record of a request that may outlive its handler, such as a stream. Written once."""
 
     def __init__(self, recorder: RequestRecorder) -> None:
         self.context = RequestContext()
@@ -118,7 +118,8 @@ def _record(
     recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
 ) -> None:
     tokens = context.timings.tokens
-    if context.caller.meter is not None and tokens:  # refusals must not lower the expected tokens
+    # Requests without tokens, such as refusals, must not lower the expected tokens per request.
+    if context.caller.meter is not None and tokens:
         context.caller.meter.use_tokens(tokens)
     recorder.record(
         RequestRecord(
@@ -154,16 +155,16 @@ def _record(
 
 
 class LineLimit:
-    """Limit of log lines above DEBUG: MAX_LINES_PER_S."""
+    """Limit of the log lines above DEBUG to MAX_LINES_PER_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = 0
         self._lines = 0  # written in this second
-        self._omitted = 0  # since the last line
+        self._omitted = 0  # lines since the last written line
 
     def take(self) -> int | None:
-        """Return the number of omitted lines before this one, or None if it is omitted too."""
+        """Return the number of lines omitted before this line; None to omit this line too."""
         second = int(self._clock())
         if second != self._second:
             self._second, self._lines = second, 0
@@ -179,7 +180,7 @@ _lines = LineLimit()
 
 
 def select_log_level(status: int, total_s: float) -> int:
-    """Return DEBUG for fast, successful requests.
+    """Return the level of a request's log line: DEBUG for fast, successful requests.
 
     A line at INFO for every request took a quarter of the ingress's time per request.
     """

@@ -32,17 +32,17 @@ class ResolvedRequest:
     task: str
     inputs: TaskInput
     characters: int  # of all texts
-    shortened: int  # texts truncated to `limits.item_chars`
+    shortened: int  # number of texts truncated to `limits.item_chars`
     device: Device
     fallback: Device | None  # set when `use_gpu` could not be met
     options: RequestOptions
-    deadline_s: float  # see deployments.deadlines
+    deadline_s: float  # on the monotonic clock
     client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
-    """The result of a request and the figures for its response headers."""
+    """The result of an encoder model, and figures for the response headers."""
 
     result: CallResult
     model: RegisteredModel
@@ -80,7 +80,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResponse:
-    """Completions in the order of the prompts, `choices` for each prompt, best first."""
+    """`choices` completions per prompt, in the order of the prompts. With `best_of`, best first."""
 
     model: RegisteredModel
     completions: tuple[Completion, ...]

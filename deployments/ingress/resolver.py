@@ -28,14 +28,14 @@ DetectTask = Callable[[RegisteredModel], str | None]
 
 
 class ModelSelection(NamedTuple):
-    """A model and the task requested of it; None: the model's first task."""
+    """A model and the requested task. `task` None means the first task of the model."""
 
     model: RegisteredModel
     task: str | None
 
 
 class RequestResolver:
-    """Finder of the model of a request, and of the device to run it on."""
+    """Finds the model of a request, and chooses the device that runs it."""
 
     def __init__(
         self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: PoolForecasts
@@ -48,10 +48,10 @@ class RequestResolver:
     def select(
         self, request: InferenceRequest, *, may_generate: bool = False, streams: bool = False
     ) -> ModelSelection:
-        """Select the requested model, else a default model. Each task inspects the inputs once.
+        """Select the requested model, else a default model.
 
-        `may_generate` allows a generative default. `streams` is whether the client wants events.
-        Raises UnknownModel, ArtifactError or InvalidField.
+        `may_generate` allows a generative default model. `streams` is whether the client requests
+        a stream. Raises UnknownModel, ArtifactError or InvalidField.
         """
         detect = task_detector(request)
         if request.model_id:
@@ -62,7 +62,7 @@ class RequestResolver:
         return ModelSelection(model, detect(model))
 
     def find_generator(self, model_id: str | None) -> RegisteredModel:
-        """Find the generative model, by default the first one.
+        """Return the requested generative model, by default the first one.
 
         Raises UnknownModel, ArtifactError, or WrongTask naming the tasks of the model.
         """
@@ -81,8 +81,8 @@ class RequestResolver:
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
         """Choose the hardware that a request names, else the hardware of the settings.
 
-        A caller without the scope `gpu` gets Forbidden if it requires a GPU. Its hints for a GPU
-        fall back to the CPU, and `auto` means the CPU, as on a cluster without GPUs. Raises
+        For callers without the scope `gpu`, the cluster counts as one without GPUs: `auto` and
+        hints for a GPU mean the CPU. Raises Forbidden if such a caller requires a GPU. Raises
         HardwareUnavailable.
         """
         states = self._usable_states(options, work)
@@ -103,7 +103,10 @@ class RequestResolver:
     def choose_after_refusal(
         self, options: RequestOptions, work: RequestWork, refused: Device
     ) -> Device | None:
-        """For `auto`, return another device that answers in time; None without one."""
+        """Return another device for a request that the device `refused` has refused.
+
+        Returns None if the request does not use `auto`, or no other device answers in time.
+        """
         if self._requested_compute(options) != "auto":
             return None
         devices = list_devices(work.model.manifest, self._usable_states(options, work))
@@ -140,8 +143,9 @@ class RequestResolver:
     ) -> RegisteredModel | None:
         """Return the default generative model; None if the default is an encoder model.
 
-        For a streamed text it is the first generative model. Otherwise it is the first model of
-        all, if that is generative and the body fits no task of an encoder model.
+        For a streamed request with one text, the default is the first generative model. Otherwise
+        it is the first of all models, if that model is generative and the body fits no task of an
+        encoder model.
         """
         generators = self._generators()
         if request.task is not None or not generators:
@@ -153,7 +157,11 @@ class RequestResolver:
         return first if first.is_generative and not fits_encoder else None
 
     def _default_encoder(self, request: InferenceRequest, detect: DetectTask) -> RegisteredModel:
-        """Return the first model with the task's head, else one with the task, else any model."""
+        """Return the first encoder model whose head is made for the task.
+
+        Without one, return the first that supports the task, else the first of all. Raises
+        InvalidField if no model remains.
+        """
         every = list(self.registry.open_models())
         models = [model for model in every if not model.is_generative]
         if request.task is None and every and not models:
@@ -168,7 +176,10 @@ class RequestResolver:
 
 
 def task_detector(request: InferenceRequest) -> DetectTask:
-    """Return a function that maps a model to the request's task: named, or detected from inputs."""
+    """Return a function that finds the request's task for a model.
+
+    The request names the task, or the inputs determine it. Each task checks the inputs only once.
+    """
     known: dict[str, bool] = {}
 
     def matches(task: str) -> bool:

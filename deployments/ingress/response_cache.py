@@ -20,7 +20,7 @@ from deployments.tasks import TaskInput
 
 V = TypeVar("V")
 
-# Bytes of an entry without its key and value: key tuple, dict slot, entry object.
+# Bytes of an entry besides the contents of key and value: key tuple, dict slot, entry object.
 ENTRY_OVERHEAD_BYTES = 400
 # Bytes of a string without its characters: the object and its slot in a tuple.
 STRING_BYTES = 60
@@ -59,7 +59,7 @@ class ResponseCache(Generic[V]):
         self._in_flight: dict[Hashable, _SharedComputation[V]] = {}
 
     def configure(self, settings: CacheSettings) -> None:
-        """Apply new bounds, and evict entries at once."""
+        """Apply new bounds, and evict entries beyond them at once."""
         self.settings = settings
         self._evict()
 
@@ -75,7 +75,7 @@ class ResponseCache(Generic[V]):
         return entry.value
 
     def put(self, key: Hashable, value: V) -> None:
-        """Cache `value`, unless it alone exceeds the bound."""
+        """Cache `value`, unless this entry alone exceeds `max_bytes`."""
         size = self._size_of(key, value) + ENTRY_OVERHEAD_BYTES
         if size > self.settings.max_bytes:
             return
@@ -95,10 +95,10 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers with the same key share it.
 
-        `compute` ends at the deadline of the caller that started it. A caller that joins waits
-        until its own deadline. It computes again if the first caller had less time and got no
-        result. Only callers with an equal `variant` share. A computation is cancelled when all its
-        callers are cancelled.
+        `compute` ends at the deadline of the caller that started it. A later caller waits until its
+        own deadline. It computes again if the first caller got no result because of an earlier
+        deadline. Only callers with an equal `variant` share. A computation is cancelled when all
+        its callers are cancelled.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:

@@ -1,8 +1,8 @@
-"""Micro-batches of calls before the first hop.
+"""Micro-batches: groups of calls that the ingress sends to an encoder deployment in one hop.
 
 A hop between deployments costs the same for one call and for many, so concurrent short calls share
-a hop. Each BatchKey has one open micro-batch. A long call is sent alone, because other calls in its
-micro-batch would wait until it is tokenized.
+a hop. Each BatchKey (model, task and device) has one open micro-batch. A long call is sent alone,
+because other calls in its micro-batch would wait until it is tokenized.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from deployments.messages import (
 )
 from deployments.transports.base import EncoderClient
 
-MAX_KEYS = 1_000  # limit of the BatchKeys with a collector; a store may have more models
+MAX_KEYS = 1_000  # limit of the cached submitters; a store may have more models
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
 Submit = Callable[["PendingCall"], Awaitable[None]]
@@ -45,7 +45,7 @@ class PendingCall:
     call: Call
     outcome: asyncio.Future[CallOutcome]
     sent: _Sent | None = None
-    characters: int = 0  # waiting characters of the call; 0 once it is sent
+    characters: int = 0  # characters of the call while it waits; 0 once it is sent
 
     def settle(self, outcome: CallOutcome | Exception) -> None:
         """Set the outcome, unless it is set or the caller left. A ServeError is an outcome too."""
@@ -57,7 +57,7 @@ class PendingCall:
             self.outcome.set_result(outcome)
 
     def abandon(self) -> None:
-        """Cancel the outcome; end the micro-batch if no caller waits for any of its calls."""
+        """Cancel the outcome. End a sent micro-batch once no caller waits for any of its calls."""
         self.outcome.cancel()
         sent = self.sent
         if sent is None or sent.timeout.expired():
@@ -74,7 +74,7 @@ class _Sent(NamedTuple):
 
 
 class MicroBatchRouter:
-    """Owner of the open micro-batches of one ingress replica."""
+    """Collects the calls of one ingress replica into micro-batches and sends them to encoders."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class MicroBatchRouter:
         self._batcher = batcher
         self._settings = settings
         self._submitters: dict[BatchKey, Submit] = {}
-        self._waiting = dict.fromkeys(clients, 0)  # characters of the calls that are not sent
+        self._waiting = dict.fromkeys(clients, 0)  # characters of unsent calls, by device
 
     def configure(self, settings: MicroBatchSettings) -> None:
         """Apply new settings to new calls; open micro-batches keep the former settings."""
@@ -95,7 +95,7 @@ class MicroBatchRouter:
             self._submitters = {}
 
     async def run(self, key: BatchKey, call: Call) -> CallResult:
-        """Return the call's result. Raises its ServeError; DeadlineExceeded after its deadline."""
+        """Return the result of a call. Raises ServeError; DeadlineExceeded after the deadline."""
         pending = PendingCall(call, asyncio.get_running_loop().create_future())
         pending.characters = sum(map(count_characters, call.texts))
         self._waiting[key.device] += pending.characters
@@ -116,14 +116,14 @@ class MicroBatchRouter:
         return outcome
 
     async def load(self, model: ModelRef, device: Device) -> None:
-        """Let a replica load a model. Raises its ServeError."""
+        """Let a replica load a model, by an empty micro-batch. Raises ServeError."""
         key = BatchKey(model, task="", device=device, long=False)
         await self._clients[device].infer(CallBatch(key, ()), lambda _index, _outcome: None)
 
     def _find_submitter(self, key: BatchKey) -> Submit:
         submit = self._submitters.get(key)
         if submit is None:
-            if len(self._submitters) >= MAX_KEYS:  # open micro-batches keep their own collector
+            if len(self._submitters) >= MAX_KEYS:  # open micro-batches keep their own submitter
                 self._submitters = {}
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
@@ -131,8 +131,8 @@ class MicroBatchRouter:
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
         """Send one micro-batch and settle its calls. If the hop fails, all calls get the error."""
-        # No caller waits longer than the latest deadline. Without it, an encoder that never starts
-        # would hold micro-batches whose callers have left.
+        # No caller waits longer than the latest deadline. Without this limit, micro-batches for an
+        # encoder that never starts would remain after their callers have left.
         deadline_s = max(pending.call.deadline_s for pending in calls)
         for pending in calls:
             self._stop_waiting(key.device, pending)
@@ -168,8 +168,8 @@ class MicroBatchRouter:
     async def _infer_one_by_one(self, key: BatchKey, calls: Sequence[PendingCall]) -> None:
         """Send the unanswered calls of a micro-batch one at a time, after replicas were lost.
 
-        One of the calls may crash every replica that computes it. Alone, it makes no other call
-        fail.
+        One of the calls may crash every replica that computes it. Sent alone, this call makes no
+        other call fail.
         """
         for pending in calls:
             if pending.outcome.done():
@@ -193,7 +193,8 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
     async def start(calls: list[PendingCall]) -> list[None]:
         return await slots.start(calls)
 
-    # @serve.batch looks up the signature in every call, which takes 26 µs for a method.
+    # @serve.batch looks up the signature in every call, which takes 26 µs for a method. A function
+    # with `__signature__` avoids this.
     vars(start)["__signature__"] = inspect.signature(start)
     collect: Callable[[PendingCall], Coroutine[Any, Any, None]] = serve.batch(
         max_batch_size=settings.max_batch_size, batch_wait_timeout_s=settings.batch_wait_timeout_s
@@ -213,20 +214,22 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
 class BatchSlots:
     """Queue before @serve.batch, with `max_concurrent_batches` slots for each client.
 
+    A micro-batch takes a slot of each of its clients until it is answered. So no client waits for
+    the slots of another.
+
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots are taken would become batches of one call. They wait here instead, and enter together
-    when a slot is free. Once a whole micro-batch waits, it enters without a slot. Its calls then
-    wait in the replicas, whose queues are fair to clients.
+    when a slot is free. Once enough calls for a whole micro-batch wait, they enter without a free
+    slot. They then wait in the replicas, whose queues are fair to clients.
 
-    A micro-batch takes a slot of each of its clients, so that no client waits for the slots of
-    another. A call that finds all slots free is sent at once. Collecting it would take @serve.batch
-    64 µs, and no other call could join it.
+    A call that finds all slots free is sent at once. Collecting it would take @serve.batch 64 µs,
+    and no other call could join it.
     """
 
     def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
         self._send = send
         self._settings = settings
-        self._taken: Counter[str] = Counter()  # slots by client
+        self._taken: Counter[str] = Counter()  # taken slots by client
         self._waiting: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -234,7 +237,7 @@ class BatchSlots:
         """Start to send one micro-batch and return at once.
 
         @serve.batch delivers all results of a batch together. If this function awaited them, each
-        call would wait for the last call of its batch. `_send` resolves each call separately.
+        call would wait for the last call of its batch. `_send` sets the outcome of each call.
         """
         clients = self._take_slots(calls)
         task = asyncio.get_running_loop().create_task(self._run(calls, clients))
@@ -280,7 +283,7 @@ class BatchSlots:
                 self._admit(client)
 
     def _admit(self, client: str) -> None:
-        """Let as many waiting calls of a client enter as one micro-batch holds."""
+        """Admit waiting calls of a client, at most as many as fit into one micro-batch."""
         waiting = self._waiting.get(client)
         if waiting is None:
             return

@@ -23,13 +23,13 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Limits of mirrored requests in flight, so that a slow version does not delay real requests. Each
-# generation holds a KV slot for seconds.
+# Limits of mirrored requests in flight, so that a slow version does not delay real requests. The
+# limit of generations is lower, because each holds a KV slot for seconds.
 MAX_ENCODER_REQUESTS = 8
 MAX_GENERATIONS = 2
-MIN_COSINE = 0.99  # of vectors that agree
-MAX_DIFFERENCE = 0.05  # of scores that agree
-LOG_EVERY = 100  # comparisons
+MIN_COSINE = 0.99  # vectors with a lower cosine similarity differ
+MAX_DIFFERENCE = 0.05  # scores with a larger difference differ
+LOG_EVERY = 100  # comparisons per log line
 
 Execute = Callable[[ResolvedRequest], Awaitable[tuple[CallResult, bool]]]
 Complete = Callable[[GenerationPlan], Awaitable[list[Completion]]]
@@ -37,7 +37,7 @@ Complete = Callable[[GenerationPlan], Awaitable[list[Completion]]]
 
 @dataclass(slots=True)
 class Comparison:
-    """Requests that a version computed again."""
+    """Number of requests that a shadow version computed again, by outcome."""
 
     agreed: int = 0
     differed: int = 0
@@ -55,7 +55,7 @@ class _MirroredTasks:
 
 
 class ShadowTraffic:
-    """Mirror of answered requests. The results appear only in the log."""
+    """Repeats answered requests with shadow versions. The results appear only in the log."""
 
     def __init__(self, registry: ModelRegistry, execute: Execute, complete: Complete) -> None:
         self.comparisons: dict[ModelRef, Comparison] = {}

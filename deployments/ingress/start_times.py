@@ -1,4 +1,4 @@
-"""Measured start times of the first replica of each deployment."""
+"""Cold start times: how long the first replica of each deployment took to start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StartTimes:
     """Start times by deployment, derived from periodic reads of the cluster status.
 
     A start lasts from the first read with a starting replica to the first with a running replica.
-    The first read that sees a start is late by at most the interval between reads.
+    Each of these reads is late by at most the interval between reads.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class StartTimes:
         self._seconds: dict[str, float] = {}
 
     def note(self, starting: Mapping[str, int], running: Mapping[str, int], now_s: float) -> None:
-        """Apply one read of the status: numbers of replicas by deployment."""
+        """Apply one read of the status, at `now_s`: numbers of replicas by deployment."""
         cold = {name for name in starting if not running.get(name)}
         for name in cold:
             self._since_s.setdefault(name, now_s)

@@ -18,7 +18,7 @@ from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 from deployments.transports.base import TokenizerClient
 
 LATE = "the tokenizer exceeded the deadline of the request"
-# Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
+# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _IDS, _MANY = "<text>", "<ids>", "<many>"
 
 
@@ -80,7 +80,10 @@ def parse_token_ids(inputs: Any) -> Any:
 
 
 def build_token_id_inputs(valid: Sequence[Any], path: str = "inputs") -> TokenIdInputs:
-    """Build from one validated list of ids, or from a list that mixes texts and lists of ids."""
+    """Build TokenIdInputs from a validated list.
+
+    The list has either token ids, or texts and lists of token ids.
+    """
     single = type(valid[0]) is int
     values = (
         (tuple(valid),)
@@ -114,7 +117,7 @@ class TokenizationService:
     def read_texts(
         self, inputs: str | Sequence[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> tuple[str, ...]:
-        """Return the texts to tokenize, each after its requested prompt. Raises InvalidField."""
+        """Return the texts, each after the prompt `prompt_name`. Raises InvalidField."""
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
 
@@ -140,7 +143,7 @@ class TokenizationService:
     async def decode(
         self, request: DecodeRequest, limits: LimitSettings, *, deadline_s: float, path: str
     ) -> tuple[str, ...]:
-        """Return the text of each sequence. Raises InputTooLong or UnknownToken, for `path`."""
+        """Return the text of each sequence. Raises InputTooLong or UnknownToken naming `path`."""
         _check_lengths(request.sequences, path, limits)
         try:
             async with enforce_deadline(deadline_s, LATE):
@@ -150,7 +153,7 @@ class TokenizationService:
 
 
 def _check_lengths(sequences: Sequence[Sequence[int]], path: str, limits: LimitSettings) -> None:
-    # The limit of characters also applies to token ids: few tokens are shorter than a character.
+    # Limit token ids as if each were a character: few tokens are shorter than a character.
     for sequence in sequences:
         if len(sequence) > limits.item_chars:
             raise InputTooLong(

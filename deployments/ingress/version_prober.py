@@ -1,4 +1,4 @@
-"""Trials of new versions, before requests without an explicit version use them."""
+"""Trials of new model versions, before requests without an explicit version use them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from deployments.registry import ModelRegistry, RegisteredModel
 log = logging.getLogger("ray.serve.hundredfold")
 
 PROBE_TIMEOUT_S = 120.0  # for load and probe; after a timeout the version is tried again
-# Seconds that a request waits for load and probe. After them, the request uses the new version,
-# although the result is not known.
+# Maximum seconds that a request waits for load and probe. Afterwards the request uses the new
+# version, although the result is not known.
 MAX_WAIT_S = 10.0
 
 
@@ -22,8 +22,8 @@ class VersionProber:
     """Prober that lets a replica load and test a new version while the former version answers.
 
     Requests for a name without a former version wait for the trial. A version that cannot be loaded
-    is refused in the plan, so that no other process uses it. After other errors, such as a full
-    queue, the version is tried again.
+    is marked as refused in `plan.json` of the store, so that no process uses it. After other
+    errors, such as a full queue, the version is tried again.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class VersionProber:
         registry.probe = self.start
 
     def start(self, model: RegisteredModel) -> asyncio.Task[bool]:
-        """Start a trial, or join the running one. The task's result is whether it was refused."""
+        """Start a trial, or join a running one. The task returns whether the version is refused."""
         task = self._running.get(model.ref)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._try(model))
@@ -46,7 +46,7 @@ class VersionProber:
     async def refuses(self, name: str, model: RegisteredModel) -> bool:
         """Return whether the trial of `model` refuses it; False if no trial is needed.
 
-        After a refusal `name` stands for another version.
+        After a refusal, `name` resolves to another version.
         """
         if not self._registry.must_try(name, model.ref):
             return False

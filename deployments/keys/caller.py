@@ -41,12 +41,12 @@ class Caller:
         return self._models is None or self._models.match(model_id) is not None
 
     def require_model(self, model_id: str) -> None:
-        """Raises Forbidden, whether or not the model exists."""
+        """Raise Forbidden if the key does not permit the model, even if no such model exists."""
         if not self.may_use_model(model_id):
             raise Forbidden(f"the key `{self.name}` does not permit the model {model_id}")
 
     def require_scope(self, scope: Scope) -> None:
-        """Raises Forbidden."""
+        """Raise Forbidden if the key lacks the scope."""
         if scope not in self.scopes:
             raise Forbidden(
                 f"the key `{self.name}` lacks the scope `{scope}`. It has: "

@@ -35,7 +35,7 @@ class KeyFile(KeyRecord):
 
 
 def read_key_file(path: Path) -> KeyFile:
-    """Raises BadSetting naming the file and the invalid entry."""
+    """Read the keys. Raises BadSetting, which names the file and the invalid entry."""
     try:
         return KeyFile.model_validate_json(path.read_bytes())
     except OSError as exc:

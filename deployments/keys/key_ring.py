@@ -17,7 +17,8 @@ from deployments.watched_file import WatchedFile
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A key with an unknown id is compared with this digest, so that it takes as long as a known id.
+# A key with an unknown id is compared with this digest, so that the check takes as long as that of
+# a known id.
 NO_DIGEST = bytes(32)
 UNLIMITED = KeyLimits()
 
@@ -29,7 +30,7 @@ class _StoredKey(NamedTuple):
 
 
 class KeyRing:
-    """The keys of one file. Use from one event loop.
+    """The keys of one file. Not thread-safe.
 
     A changed file takes effect within CHECK_INTERVAL_S. If the file is then missing or invalid, the
     last valid keys stay. A mistake in the file thus neither rejects valid keys nor admits others.
@@ -71,7 +72,7 @@ class KeyRing:
         }
 
     def _caller(self, key: ApiKey) -> Caller:
-        """Build the caller of a key. The key keeps its meter, which counts requests in flight."""
+        """Build the caller of a key. A reloaded key keeps its meter, which counts open requests."""
         meter = None
         if key.limits != UNLIMITED:
             previous = self._entries.get(key.id)

@@ -15,8 +15,8 @@ from typing import Literal
 from deployments.errors import RateLimited
 from deployments.keys.key import KeyLimits
 
-# Capacity of a bucket, in minutes of its limit. A key can thus use at most 1.1 times the limit in
-# any minute.
+# Capacity of a token bucket, in minutes of its limit. A key can thus use at most 1.1 times the
+# limit in any minute.
 BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0
 # Weight of the latest request in the moving average that predicts the tokens of the next one.
@@ -28,7 +28,7 @@ RawHeaders = list[tuple[bytes, bytes]]
 class TokenBucket:
     """Token bucket. `level` is the units that may be used now.
 
-    It is below zero if requests used more tokens than expected.
+    The level is below zero if requests used more tokens than expected.
     """
 
     __slots__ = ("header_names", "kind", "level", "per_minute", "updated_s")
@@ -38,7 +38,7 @@ class TokenBucket:
         self.header_names = [
             f"x-ratelimit-{name}-{kind}".encode() for name in ("limit", "remaining", "reset")
         ]
-        self.level = math.inf  # full
+        self.level = math.inf  # `refill` reduces it to the capacity
         self.per_minute = math.inf  # share of this replica
         self.updated_s = now_s
 
@@ -56,7 +56,7 @@ class TokenBucket:
 
 
 class KeyMeter:
-    """Usage of a key in this replica. Use from one event loop."""
+    """Usage of a key in this replica. Not thread-safe."""
 
     def __init__(
         self, name: str, limits: KeyLimits, clock: Callable[[], float] = time.monotonic
@@ -67,7 +67,7 @@ class KeyMeter:
         self._in_flight = 0
         self._requests = TokenBucket("requests", clock())
         self._tokens = TokenBucket("tokens", clock())
-        self._expected_tokens = 0.0  # of one request
+        self._expected_tokens = 0.0  # moving average of the tokens per request
 
     def enter(self, replicas: int) -> MeteredRequest:
         """Count a request at its start. Raises RateLimited.
@@ -113,7 +113,7 @@ class KeyMeter:
     def _find_exceeded(
         self, limited: Sequence[tuple[TokenBucket, int]], replicas: int
     ) -> RateLimited | None:
-        """Build the error for the limit that a new request would exceed; None if it fits."""
+        """Build the error for the limit that a new request would exceed, or return None."""
         concurrent = self.limits.concurrent_requests
         if concurrent is not None and self._in_flight >= math.ceil(concurrent / replicas):
             return build_rate_limited(
@@ -152,7 +152,7 @@ class MeteredRequest:
         self.headers = headers
 
     def release(self) -> None:
-        """Call once, when the response is sent."""
+        """Stop counting the request. The caller calls this once, when the response is sent."""
         self._meter.leave(self._expected_tokens)
 
 

@@ -1,4 +1,7 @@
-"""Changes of the plan by operators: one table for the commands and the routes."""
+"""Changes of the plan by operators: one table for the commands and the routes.
+
+The plan states which versions of each model answer requests (`deployments/plan`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from deployments.plan.resolution import split_name
 
 
 class Arguments(BaseModel):
-    """Arguments besides the name: the body of the route, the options of the command."""
+    """Arguments of an action besides the model: body of the route, options of the command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -40,7 +43,7 @@ class PercentArguments(Arguments):
 
 
 class NoArguments(Arguments):
-    """No arguments."""
+    """Arguments of an action that needs only a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class VersionEntry(BaseModel):
     sealed_s: float  # seconds since the epoch
     size: int  # bytes of all files; 0 if the manifest is damaged
     tasks: list[str]
-    reason: str = ""  # why the version gets no requests; empty if it gets some
+    reason: str = ""  # why the version is refused or cannot be loaded; otherwise empty
 
 
 class ModelEntry(BaseModel):
@@ -50,7 +50,7 @@ class ModelEntry(BaseModel):
     pinned: bool
     shadow: Shadow | None
     versions: list[VersionEntry]  # the newest first
-    build: BuildStatus | None  # last build in the queue
+    build: BuildStatus | None  # the model's last build, if the build queue has its record
 
 
 def list_default_versions(store: Path) -> dict[str, str]:
@@ -58,7 +58,7 @@ def list_default_versions(store: Path) -> dict[str, str]:
     plan = read_plan(store)
     versions = {}
     for model_id in map(read_model_id, list_model_directories(store)):
-        with suppress(UnknownModel):  # removed meanwhile
+        with suppress(UnknownModel):  # removed since the directory was listed
             versions[model_id] = resolve_name(store, plan, model_id).version
     return versions
 

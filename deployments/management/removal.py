@@ -57,7 +57,7 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
 
 
 def _find_versions(store: Path, model_id: str) -> list[str]:
-    """Return the sealed versions of a model, also if its first build has not sealed any yet.
+    """Return the sealed versions of a model; an empty list if its first build has not finished.
 
     Raises UnknownModel if the model has neither versions nor a build.
     """
@@ -73,7 +73,7 @@ def _find_versions(store: Path, model_id: str) -> list[str]:
 
 @contextmanager
 def _without_builds(store: Path, model_id: str, versions: Iterable[str]) -> Iterator[None]:
-    """Let no build of these versions run in the block. Raises ModelInUse if one does."""
+    """Prevent builds of these versions during the block. Raises ModelInUse if one runs."""
     with ExitStack() as stack:
         for version in versions:
             lock = lock_path(build_path(store, model_id, version))
@@ -90,7 +90,7 @@ def _being_built(model_id: str) -> ModelInUse:
 def _find_removable(
     store: Path, model_id: str, selector: str, configured: Mapping[str, str]
 ) -> str:
-    """Return the version of a selector. Raises ModelInUse with the uses of the version."""
+    """Return the version that `selector` names. Raises ModelInUse if the version is in use."""
     plan = read_plan(store)
     entry = plan.find(model_id)
     version = resolve_selector(store, entry, model_id, selector)

@@ -1,11 +1,11 @@
-"""Messages between the ingress and the replicas, one frozen type per hop. No HTTP, Ray or engines.
+"""Messages between the ingress and the replicas. This package imports no HTTP, Ray or engines.
 
     encoder.py      calls to encoders, and to the tokenizer alone
     generation.py   calls to generators, and the events of their streams
     pool.py         the models in the memory of a replica
-    shared.py       model, priority and truncation, which all of them use
+    shared.py       model, priority and truncation, used by all messages
 
-Import them from this package. A *call* is the work of one request on one model.
+Other packages import the messages from here. A *call* is the work of one request on one model.
 
 Messages between processes are NamedTuples, which pickle in C. Slotted dataclasses pickle in Python
 code, which took 5 % of the ingress time.

@@ -57,17 +57,17 @@ class TokenOffsets(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Parsed work of one request that is within the limits.
+    """Work of one request. The ingress has parsed it and checked its limits.
 
-    `texts` are the items in order; `fields[i]` is the request path of item i, for errors.
-    `options` is the task's own frozen type, passed to its `decode`.
+    `texts` are the items in order. `fields[i]` names item i in the request, for error messages.
+    `options` has a type of the task, whose `decode` method gets it.
     """
 
     texts: tuple[Text, ...]
     fields: tuple[str, ...]
     options: Any
     truncation: Truncation
-    deadline_s: float  # see deployments.deadlines
+    deadline_s: float  # time.monotonic, see deployments.deadlines
     windowing: Windowing | None = None  # for tasks that return character positions
     client: str = ""  # name of the client; queues serve clients in equal shares
     priority: int = 0  # index in PRIORITIES
@@ -97,7 +97,7 @@ class TokenizedCall(NamedTuple):
     truncated: int  # items that were shortened to fit
     options: Any
     deadline_s: float
-    # As in TokenizedItem; empty if no item has a second segment.
+    # Per item, index of the first token of the second segment. Empty if no item has such a segment.
     second_segment_start: tuple[int, ...] = ()
     token_offsets: tuple[TokenOffsets, ...] = ()  # one per item if the call has a `windowing`
     client: str = ""
@@ -146,7 +146,7 @@ class TokenizeRequest(NamedTuple):
     model: ModelRef
     texts: tuple[str, ...]
     special: bool  # include special tokens
-    client: str = ""  # as in Call
+    client: str = ""  # name of the client; queues serve clients in equal shares
     priority: int = 0
 
 

@@ -51,7 +51,7 @@ class SamplingParams(NamedTuple):
 
 
 # When beam search stops. True: as many answers are finished as there are beams. False: no running
-# beam scores better than the worst finished answer. "never": no running beam can ever do so.
+# beam scores better than the worst finished answer. "never": no running beam can ever score better.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
@@ -61,7 +61,7 @@ class BeamSearchParams(NamedTuple):
     num_beams: int  # at least 2
     length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
     early_stopping: EarlyStopping = False
-    is_explicit: bool = True  # False: the model's default; fewer KV slots then reduce `num_beams`
+    is_explicit: bool = True  # False: the model's default, reduced to the available KV slots
 
 
 class Grammar(NamedTuple):
@@ -85,7 +85,7 @@ class GenerationOptions(NamedTuple):
     beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
     max_new_tokens: int | None = None  # None: the remaining context
-    min_new_tokens: int = 0  # the end token and stop strings have no effect before this many
+    min_new_tokens: int = 0  # before this many, end token and stop strings have no effect
     stop: tuple[str, ...] = ()  # the text ends at the first stop string
     include_stop_string: bool = False  # True as in TGI, False as in OpenAI
     grammar: Grammar | None = None
@@ -98,13 +98,13 @@ class GenerationOptions(NamedTuple):
 
 
 class GenerationCall(NamedTuple):
-    """A request for one answer. `deadline_s`: see deployments.deadlines."""
+    """A request for one answer. `deadline_s`: time.monotonic, see deployments.deadlines."""
 
     model: ModelRef
     prompt: Prompt
     options: GenerationOptions
     deadline_s: float
-    client: str = ""  # as in Call
+    client: str = ""  # name of the client; queues serve clients in equal shares
     priority: int = 0  # index in PRIORITIES
 
 
@@ -139,7 +139,7 @@ class FinishReason(StrEnum):
 
 
 class Started(NamedTuple):
-    """The prompt is prefilled. First message of a stream."""
+    """First message of a stream, sent when the prompt is prefilled."""
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens from the prefix cache
@@ -152,7 +152,7 @@ class GenerationTimings(NamedTuple):
     """Durations of the phases of an answer, in seconds."""
 
     queue_s: float = 0.0  # from submission until a KV slot was free
-    prefill_s: float = 0.0  # from the KV slot to the first token
+    prefill_s: float = 0.0  # from the assignment of the KV slot to the first token
     decode_s: float = 0.0  # from the first to the last token
     tokenize_s: float = 0.0  # before submission: chat template, and text to token ids
 
@@ -184,8 +184,8 @@ class Completion(NamedTuple):
     finished: Finished
 
 
-# A job produces `Started`, then chunks until one has `finished`. A ServeError may end the stream at
-# any point.
+# A stream is one `Started`, then chunks until one has `finished`. A ServeError may end the stream
+# at any point.
 StreamEvent: TypeAlias = Started | Chunk | ServeError
 
 

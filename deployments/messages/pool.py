@@ -20,7 +20,7 @@ class LoadedModel(NamedTuple):
 
 
 class PoolRequest(NamedTuple):
-    """An action on a replica's models. The answer lists the models then in its memory."""
+    """An action on a replica's models. The answer is the PoolState after it."""
 
     action: Literal["list", "load", "unload"]
     model: ModelRef | None = None

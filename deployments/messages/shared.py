@@ -27,6 +27,6 @@ class Truncation(StrEnum):
 
 
 # Interactive work runs first. Batch work gets a small share of the time while both kinds wait.
-# Messages between processes have the index of a priority.
+# Messages between processes contain the index in PRIORITIES.
 Priority = Literal["interactive", "batch"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)

@@ -1,4 +1,4 @@
-"""The plan as a value."""
+"""Data types of the plan, which states the versions of each model that answer requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shadow(FrozenModel):
 
 
 class Refusal(FrozenModel):
-    """Refusal of a version: only requests that name this version reach it."""
+    """Reason to refuse a version. Only requests that name a refused version reach it."""
 
     reason: str
     sealed_ns: int  # when the version was sealed; sealing it again ends the refusal

@@ -1,4 +1,4 @@
-"""The plan as a file of the store: read, replaced under a lock, watched."""
+"""Reads, replaces and watches the file of the plan in the store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def change_model_plan(
 
 
 class PlanWatch:
-    """The present plan, which is read again when its file changes. Use it from one thread.
+    """The present plan, which is read again when its file changes. Not thread-safe.
 
     If the file becomes invalid or is removed, the last valid plan stays.
     """

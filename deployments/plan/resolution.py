@@ -89,8 +89,8 @@ def list_substitutes(
 ) -> list[str]:
     """Return the versions that may answer in place of `version`, the best first.
 
-    `name` was resolved to `version`. Returns nothing if the name or the configuration states this
-    exact version.
+    `name` was resolved to `version`. The list is empty if the name or the configuration states
+    this exact version.
     """
     model_id, selector = split_name(name)
     entry = plan.find(model_id)
@@ -116,7 +116,7 @@ def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list
 def find_named(store: Path, plan: Plan, name: str) -> Path:
     """Return the directory of `id`, `id@version` or `id@alias`; `id` means the latest version.
 
-    This serves inspection, so a refused version is found too. Raises ArtifactMissing or
+    This function is for inspection, so it finds refused versions too. Raises ArtifactMissing or
     ManifestInvalid.
     """
     model_id, selector = split_name(name)
@@ -125,7 +125,7 @@ def find_named(store: Path, plan: Plan, name: str) -> Path:
 
 
 def select_version(traffic: Traffic, client: str) -> str:
-    """Return the version that answers `client`. It stays the same while the splits do not change.
+    """Return the version that answers `client`. A client keeps its version until the splits change.
 
     Weighted rendezvous hashing: when a split changes, only the clients that the split gains or
     loses get another version.
@@ -156,7 +156,7 @@ def usable_versions(store: Path, plan: Plan, model_id: str) -> list[str]:
 
 
 def list_refused(store: Path, model_id: str, entry: ModelPlan) -> frozenset[str]:
-    """Return the refused versions that were not sealed again since."""
+    """Return the refused versions that were not sealed again after their refusal."""
     if not entry.refused:
         return frozenset()
     directory = model_directory(store, model_id)

@@ -1,4 +1,4 @@
-"""The calls of the last minute."""
+"""Estimate of the number of calls in the last minute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ MINUTE_S = 60.0
 class CallRate:
     """Estimate of the calls in the last 60 s, from counts of the current and the former minute.
 
-    It assumes that the calls of the former minute were spread evenly. The share of that minute
-    that lies within the last 60 s counts.
+    The estimate assumes that the calls of the former minute were spread evenly. If 20 s of it lie
+    within the last 60 s, a third of its calls count.
     """
 
     __slots__ = ("_calls", "_former", "_started_s")

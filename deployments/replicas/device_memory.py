@@ -28,7 +28,7 @@ _SUFFIX = ".claim"
 
 
 class DeviceMemory:
-    """The claim of one replica on its device, and the memory that all claims leave free."""
+    """Memory that one replica claims on its device, within a limit that all replicas share."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         """`limit` bounds the sum of the claims in `directory`, in bytes. Raises BadSetting."""
@@ -85,8 +85,9 @@ def open_device_memory(
 ) -> DeviceMemory | None:
     """Open the memory budget of this process's GPUs.
 
-    `budget` is a fraction (up to 1) or a number of bytes, of each GPU. Returns None on CPUs, and
-    for a fraction if the memory of the GPUs is unknown. Raises BadSetting.
+    `budget` applies to each GPU: a fraction (up to 1) of its memory, or a number of bytes. Returns
+    None if `device` is the CPU, or if `budget` is a fraction and the memory of the GPUs is unknown.
+    Raises BadSetting.
     """
     if device is Device.CPU:
         return None
@@ -105,7 +106,7 @@ def open_device_memory(
 
 
 def count_budget(budget: float, gpus: Sequence[VisibleGpu]) -> int | None:
-    """Return the bytes of a budget on all of `gpus`; None for a fraction without known GPUs."""
+    """Return the bytes of a budget on all of `gpus`; None for a fraction if `gpus` is empty."""
     if budget > 1:
         return int(budget) * max(1, len(gpus))
     return int(sum(gpu.memory_bytes for gpu in gpus) * budget) if gpus else None
@@ -128,6 +129,6 @@ def _read_claim(path: Path) -> int:
             except BlockingIOError:
                 return int(file.read() or 0)
             path.unlink(missing_ok=True)
-    except FileNotFoundError:  # closed meanwhile
+    except FileNotFoundError:  # its replica has ended the claim meanwhile
         pass
     return 0

@@ -59,14 +59,14 @@ from deployments.tuning.rounds import TuningRounds
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Limit of the output values that are decoded on the event loop, in a few milliseconds.
+# Up to this number of output values, a call is decoded on the event loop, in a few milliseconds.
 INLINE_VALUES = 1 << 18
 # Limit of the values of one call's token vectors: 16 MB, three times that as JSON.
 MAX_TOKEN_VALUES = 1 << 22
-# Limit of the vocabulary scores of one call's masks: 512 MB, kept until the call's last pass ends.
+# Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
 # Each mask token has a score per vocabulary entry, so one request body could need 40 GB.
 MAX_MASK_VALUES = 1 << 27
-# Limit of token vector values and mask scores of all calls in the replica.
+# Limit of the token vector values and vocabulary scores of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27
 
 
@@ -113,14 +113,14 @@ class _DoneCalls:
 
 
 class EncoderReplica:
-    """Replica that computes tokenized batches, deployed once per device."""
+    """Replica that computes tokenized batches on one kind of device."""
 
     def __init__(self, args: AppArgs, device: Device, recorder: ForwardPassRecorder) -> None:
         settings = args.encoders[device]
         self._device, self._settings = device, settings
         self._hang_timeout_s = args.hang_timeout_s
         check_providers(settings)
-        self._engines: dict[ModelRef, EncoderEngine] = {}  # of the loaded models
+        self._engines: dict[ModelRef, EncoderEngine] = {}  # engines of the loaded models
         self._output_values = Capacity(lambda: MAX_OUTPUT_VALUES, "values of large outputs")
         self._lone_passes = LonePassPlanner(
             threads=max(usable_cores(), settings.intra_op_threads),
@@ -150,7 +150,7 @@ class EncoderReplica:
         self._tuning_rounds = TuningRounds(self._tuner, self._list_untuned)
 
     def start(self) -> None:
-        """Follow the pinned models; tune models without measurements for this host."""
+        """Load newly pinned models from now on; tune models without measurements for this host."""
         self._pinned.start(self.pool)
         if self._settings.tune == "background":
             self._tuning_rounds.start()
@@ -266,7 +266,7 @@ class EncoderReplica:
         )
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the load; `backlog` tokens wait for this replica in clients. See LoadMeter."""
+        """Return the load; `backlog` is the number of tokens that wait in clients."""
         return self._scheduler.load(backlog)
 
     async def check_health(self) -> None:
@@ -352,7 +352,7 @@ class EncoderReplica:
         if model in self._engines:
             # Running passes still use the previous engine; the last one releases it.
             self._engines[model] = engine
-        else:  # evicted meanwhile
+        else:  # the model was evicted meanwhile
             engine.close()
 
 

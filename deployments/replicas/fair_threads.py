@@ -23,7 +23,7 @@ class FairThreads:
     async def run(
         self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
     ) -> T:
-        """Run `work` in its turn; return its result. Cancelling does not stop work that runs."""
+        """Queue `work`, run it and return its result. Cancelling does not stop running work."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._queue.push(turn, cost=cost, client=client, priority=priority)

@@ -93,7 +93,7 @@ class StreamBuffer:
 
 
 class GeneratorReplica:
-    """Replica that answers generation calls, deployed once per device.
+    """Replica that answers generation calls on one kind of device.
 
     Create it inside a running event loop.
     """
@@ -157,9 +157,9 @@ class GeneratorReplica:
     async def stream(
         self, call: GenerationCall
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
-        """Yield one Started, then chunks until one is finished; an error may end the stream early.
+        """Yield one Started, then chunks up to the one with `finished` set.
 
-        Closing the generator releases the KV slot.
+        An error may end the stream early. Closing the generator releases the KV slot.
         """
         try:
             async with self._run_job(call) as buffer:
@@ -198,7 +198,7 @@ class GeneratorReplica:
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall
     ) -> Constraint | None:
-        """Compile the grammar of a call, if it has one. Clients take turns."""
+        """Compile the grammar of a call, if it has one. All clients get equal shares of time."""
         grammar = call.options.grammar
         if grammar is None:
             return None

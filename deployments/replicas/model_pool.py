@@ -1,7 +1,7 @@
 """Models in the memory of a replica: loaded on demand, bounded by bytes, evicted by last use.
 
-A call leases its model, and a leased model stays. Calls for one model wait for a single load.
-Different models load at the same time, in threads. Pinned models stay as long as they are pinned.
+A call leases its model, and a leased model is not evicted. Calls for one model wait for a single
+load. Different models load at the same time, in threads. Pinned models are not evicted.
 A failed load is not repeated for a while, so that a broken model does not keep the threads busy.
 """
 
@@ -33,9 +33,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 LOADING_THREADS = 4
-# Seconds that a load waits for leases to end. Then it fails, because another replica may have room.
+# Seconds that a load waits for memory of leased models. Then the load fails, because another
+# replica may have free memory.
 ROOM_WAIT_S = 1.0
-MAX_FAILURES = 1_000  # limit of the failed loads that are kept
+MAX_FAILURES = 1_000  # limit of the failed loads whose errors are kept
 
 
 class ModelLoader(NamedTuple, Generic[T]):
@@ -58,7 +59,7 @@ class ModelPool(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """`pinned` is called whenever a model must be evicted.
+        """`pinned` returns the models that are never evicted; it is called before each load.
 
         See PoolMemory for `max_bytes` and `device_memory`.
         """
@@ -100,7 +101,7 @@ class ModelPool(Generic[T]):
         """Return an asynchronous context that leases the model, and loads it first if needed.
 
         `calls` is the number of calls that `ps` counts for the lease. The context raises the
-        ServeError of a failed load, or ModelUnavailable if there is no room for the model.
+        ServeError of a failed load, or ModelUnavailable if no memory is free for the model.
         """
         return ModelLease(self, ref, calls)
 
@@ -178,7 +179,7 @@ class ModelPool(Generic[T]):
         return PoolState(tuple(self.list_loaded()), self.bytes, self._memory.max_bytes)
 
     async def close(self) -> None:
-        """Close all models. No call may run any more."""
+        """Close all models. The caller ensures that no call runs any more."""
         for loading in list(self._loading.values()):
             loading.task.cancel()
         for ref in list(self._entries):
@@ -274,8 +275,8 @@ class ModelPool(Generic[T]):
     async def _make_room(self, ref: ModelRef, size: int) -> None:
         """Take `size` bytes; evict the least recently used models if needed.
 
-        Raises ModelUnavailable if pinned or leased models leave no room. If the pinned models alone
-        leave no room, no model is evicted.
+        Raises ModelUnavailable if pinned or leased models occupy too much. If the pinned models
+        alone occupy too much, no model is evicted.
         """
         pinned, memory = self._pinned(), self._memory
         is_pinned = ref in pinned
@@ -329,7 +330,7 @@ class ModelPool(Generic[T]):
         error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
         error.elsewhere = True
         if isinstance(exception, ModelUnavailable):
-            return error  # not kept: room may become free at any moment
+            return error  # not kept: memory may become free at any moment
         is_known = isinstance(exception, ServeError)
         log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
         previous = self._failures.pop(ref, None)
@@ -391,4 +392,4 @@ class _Loading:
 class _Failure(NamedTuple):
     error: ServeError
     wait_s: float
-    ends_s: float  # time of the pool's clock
+    ends_s: float  # end of the wait, on the pool's clock

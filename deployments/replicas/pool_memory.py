@@ -16,7 +16,7 @@ ARENA_BYTES_PER_PASS = 40_000_000
 def leave_room_for_arena(
     pool_bytes: int | None, device: Device, concurrent_passes: int
 ) -> int | None:
-    """Return the bytes of a pool that are left for models. On a GPU these are all its bytes."""
+    """Return the bytes of a pool that remain for models: on a GPU, all bytes of the pool."""
     if device is not Device.CPU:
         return pool_bytes
     max_bytes = DEFAULT_POOL_BYTES if pool_bytes is None else pool_bytes
@@ -51,7 +51,7 @@ class PoolMemory:
             self._device.release(size)
 
     def can_take(self, size: int, staying: int, *, is_pinned: bool) -> bool:
-        """Whether `size` bytes would be free after evicting all models but `staying` bytes."""
+        """Whether `size` bytes would be free if only models of `staying` bytes remained."""
         if not is_pinned and staying + size > self.max_bytes:
             return False
         evictable = self.bytes - staying

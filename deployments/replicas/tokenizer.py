@@ -76,7 +76,7 @@ MIN_TOKENIZER_BYTES = 1 << 16
 
 
 class _LoadedTokenizer:
-    """A model's tokenizer, for one call at a time, and its inspector."""
+    """A model's tokenizer, for one call at a time, and the inspector of its tokens."""
 
     def __init__(self, tokenizer: CachingTokenizer, directory: Path) -> None:
         self.tokenizer = tokenizer
@@ -123,13 +123,13 @@ class TokenizerReplica:
         self._health = WorkerHealth("the tokenizer thread")
         self._meter = BusyMeter(1)
         self._character_rate = WorkRate()
-        self._characters: Counter[str] = Counter()  # of the calls in progress, by client
+        self._characters: Counter[str] = Counter()  # characters in progress, by client
         # A tokenizer serves one caller at a time. The thread may still work on a batch after its
         # caller disconnected. The event loop must therefore take this lock too.
         self._tokenizers_in_use = threading.Lock()
 
     def start(self) -> None:
-        """Follow the pinned models."""
+        """Load newly pinned models from now on."""
         self._pinned.start(self.pool)
 
     def configure(self, settings: TokenizerUserConfig) -> None:
@@ -154,7 +154,7 @@ class TokenizerReplica:
         outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
         waiting = _count_characters(batch.calls)
         # Only a call that is alone in its batch can be refused. A batch of several calls has only
-        # short ones, and none must be refused because of another.
+        # short calls, and no call may be refused because of the others.
         if len(batch.calls) == 1 and (refusal := self._refuse(batch.calls[0], waiting)):
             return TokenizedBatch(batch.key, b"", (refusal,), 0.0)
         client = batch.calls[0].client
@@ -228,7 +228,7 @@ class TokenizerReplica:
     ) -> tuple[T, ...] | ServeError:
         """Inspect all inputs, in several turns of the thread if they are long.
 
-        It has no deadline of its own. The caller cancels it at the caller's deadline.
+        This method has no deadline. The caller cancels it at the deadline of the request.
         """
 
         def run(loaded: _LoadedTokenizer, part: Sequence[S]) -> tuple[T, ...]:
@@ -263,8 +263,8 @@ class TokenizerReplica:
     def _refuse(self, call: Call, characters: int) -> Overloaded | None:
         """Return an error for a long call that cannot be tokenized before its deadline.
 
-        The prediction assumes that the calls of other clients take turns with this call until they
-        or this call end. If no call is in progress, every call is accepted.
+        The prediction assumes that the calls of other clients take turns with this call until
+        either side ends. If no call is in progress, every call is accepted.
         """
         if characters <= SLICE_CHARACTERS or not self._characters:
             return None

@@ -46,7 +46,7 @@ def list_task_names() -> tuple[str, ...]:
 
 
 def find_head(task: str) -> ModelHead:
-    """Return the head of models made for a task of `list_task_names`."""
+    """Return the head of the models that are made for `task`, one of `list_task_names`."""
     return ModelHead.NEXT_TOKEN if task in GENERATIVE_TASKS else TASKS[task].head
 
 

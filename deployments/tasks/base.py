@@ -1,4 +1,7 @@
-"""The Task protocol: request body to texts, model outputs to a response. No HTTP, no engines."""
+"""The Task protocol, which parses request bodies to texts and decodes model outputs to responses.
+
+Tasks import neither HTTP nor engine code.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class TaskInput:
     options: Any
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
-    many: str = "inputs"  # request path in the error about too many items
+    many: str = "inputs"  # request path that the error about too many items names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

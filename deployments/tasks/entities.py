@@ -1,4 +1,4 @@
-"""Token scores to entities: joins tokens to words, groups labels and merges windows.
+"""Converts token scores to entities: joins tokens to words, groups labels and merges windows.
 
 The rules are those of the transformers pipeline (5.23, token_classification.py), so that results
 are equal.

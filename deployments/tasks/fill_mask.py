@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
 DEFAULT_TOP_K = 5
-# Each prediction repeats its text. Detokenizing a million tokens takes 0.7 s.
+# Limit of the tokens in all predictions; each prediction repeats its text. Detokenizing a million
+# tokens takes 0.7 s.
 MAX_TOKENS_PER_RESPONSE = 1_000_000
 MAX_TARGETS = 1_000
 MAX_TARGET_CHARACTERS = 200
@@ -49,7 +50,7 @@ class FillMaskOptions(NamedTuple):
     top_k: int
     targets: tuple[str, ...]  # allowed tokens; empty allows the whole vocabulary
     fields: tuple[str, ...]  # request paths of the texts, for errors found after tokenization
-    single: bool  # one text, not sent as a list
+    single: bool  # False: the request has a list of texts
 
 
 class MaskPrediction(TypedDict):
@@ -176,7 +177,7 @@ def _predict_masks(
                     "score": float(scores[best]),
                     "token": token,
                     "token_str": vocabulary.text([token]),
-                    # With several masks keep special tokens, because the other masks are special.
+                    # If there are other masks, the text keeps them: masks are special tokens.
                     "sequence": vocabulary.text(filled, skip_special=is_single),
                 }
             )

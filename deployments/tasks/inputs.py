@@ -27,7 +27,7 @@ T = TypeVar("T")
 class FailFastList(FailFast):
     """Report only the first invalid item: formatting 100,000 errors takes seconds."""
 
-    __hash__ = object.__hash__  # required in a union
+    __hash__ = object.__hash__  # annotations in a union must be hashable
 
 
 NonEmptyText = Annotated[str, Field(min_length=1)]

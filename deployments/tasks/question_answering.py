@@ -55,9 +55,9 @@ class SpanOptions(NamedTuple):
 
 
 class QuestionOptions(NamedTuple):
-    contexts: tuple[str, ...]  # one per question
+    contexts: tuple[str, ...]  # one context per question
     span_options: SpanOptions
-    single: bool  # one question, not sent as a list
+    single: bool  # False: the request has a list of questions
 
 
 class QuestionInput(BaseModel):
@@ -246,7 +246,7 @@ def extract_answers(
             answers.setdefault(text.lower(), new)["score"] += score
     results = list(answers.values())
     if options.handle_impossible_answer or not results:
-        # Without `handle_impossible_answer` the empty answer only replaces missing spans.
+        # Without `handle_impossible_answer` the empty answer is returned only if there is no span.
         score = null if options.handle_impossible_answer else 0.0
         results.append(AnswerSpan(score=score, start=0, end=0, answer=""))
     return sorted(results, key=lambda answer: answer["score"], reverse=True)[: options.top_k]

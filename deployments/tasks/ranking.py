@@ -31,7 +31,7 @@ class RankingParameters(TextParameters):
 
 class RankingOptions(NamedTuple):
     raw_scores: bool
-    texts: tuple[str, ...] | None  # returned with the scores if set
+    texts: tuple[str, ...] | None  # returned with the scores; None: scores only
 
 
 class RankingInput(BaseModel):

@@ -1,4 +1,4 @@
-"""Start and end logits to spans of a context, for question-answering."""
+"""Converts start and end logits to spans of a context, for question-answering."""
 
 from __future__ import annotations
 

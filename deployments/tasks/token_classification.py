@@ -52,7 +52,7 @@ class EntityOptions(NamedTuple):
     strategy: Strategy
     ignored: tuple[str, ...]
     texts: tuple[str, ...]
-    single: bool  # one text, not sent as a list
+    single: bool  # False: the request has a list of texts
 
 
 class TokenClassification(Task):

@@ -68,7 +68,7 @@ class ZeroShotOptions(NamedTuple):
     sequences: tuple[str, ...]
     labels: tuple[str, ...]
     independent: bool
-    single: bool  # one text, not sent as a list
+    single: bool  # False: the request has a list of texts
 
 
 class LabeledSequence(TypedDict):
@@ -109,7 +109,7 @@ class ZeroShotClassification(Task):
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """Raises TooManyItems beyond MAX_PAIRS pairs, and the errors of Task.parse."""
+        """Parse a request body. Raises TooManyItems, or an error as in Task.parse."""
         params = parse_parameters(ZeroShotParameters, parameters)
         texts, fields, single = as_list(self.inputs.read(inputs))
         labels = tuple(params.candidate_labels)

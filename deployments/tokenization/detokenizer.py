@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Only this many last tokens of the prompt are read. They contain any incomplete character, or a
-# word before the special tokens of a chat turn.
+# Number of tokens at the end of the prompt that are read. They contain any incomplete character, or
+# the last word before the special tokens of a chat turn.
 PROMPT_CONTEXT_TOKENS = 16
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Detokenizer:
-    """The text of one answer, in whole characters.
+    """Decoder of the tokens of one answer to whole characters.
 
     The concatenated text equals the tokenizer's decoding of all tokens without special tokens,
     except for an incomplete last character. Invalid bytes become U+FFFD as soon as no further token
@@ -30,7 +30,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt` precedes the answer and decides whether its first word starts with a space.
+        """`prompt` precedes the answer. It decides whether the answer starts with a space.
 
         The tokenizer is shared and never modified.
         """
@@ -40,7 +40,7 @@ class Detokenizer:
         self._spells_bytes = _decodes(decoder, ["Ġ", "Ã", "©"], " é")
         self._has_byte_tokens = _decodes(decoder, ["a", "<0xC3>", "<0xA9>"], "aé")
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._last_token: int | None = None  # the last one that is not special
+        self._last_token: int | None = None  # last token that is not special
         for token in prompt[-PROMPT_CONTEXT_TOKENS:]:
             self.push(token)
 
@@ -77,7 +77,7 @@ class Detokenizer:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of a token inside a text, with its leading space; special tokens by name."""
+    """Return the text that a token adds within a text, such as " a"; special tokens by name."""
     return _added_text(tokenizer, token, token)
 
 

@@ -1,4 +1,4 @@
-"""Encodings of the `tokenizers` library as items, and truncation of long items.
+"""Converts encodings of the `tokenizers` library to items, and truncates long items.
 
 The library can truncate too. For a pair, however, it also returns every combination of a remainder
 of the first segment and a remainder of the second. Two segments of 100 kB would need gigabytes.

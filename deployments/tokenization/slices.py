@@ -1,4 +1,4 @@
-"""Calls cut into slices of some milliseconds, between which the tokenizer serves other callers."""
+"""Cuts calls into slices of some milliseconds; between slices the tokenizer serves other calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to token ids, with a cache of recent texts."""
+"""Converts texts and pairs of texts to token ids, with a cache of recent texts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from deployments.tokenization.encodings import open_tokenizer
 class TokenVocabulary:
     """The vocabulary of a model, for tasks that return tokens. Thread-safe."""
 
-    unknown_id: int | None  # of the token for text outside of the vocabulary
+    unknown_id: int | None  # id of the token for text outside of the vocabulary
     has_continuation_prefix: bool  # tokens inside a word have a prefix, as in `##ing`
 
     def __init__(self, directory: Path) -> None:
@@ -60,7 +60,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 class TokenInspector:
-    """Text to tokens with offsets, ids to text. Thread-safe."""
+    """Converts texts to tokens with offsets, and token ids to texts. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = open_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""Items with token offsets, for tasks that return character positions; long texts in windows."""
+"""Tokenizes texts for tasks that return character positions, long texts in overlapping windows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Deliver = Callable[[int, CallOutcome], None]
 
 
 class EncoderClient(Protocol):
-    """Client of the tokenizer and one encoder deployment, which act as one hop."""
+    """Client of the tokenizer and of one encoder deployment. One call uses both."""
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         """Deliver the outcome of every call at least once, in any order, then return.
@@ -58,7 +58,7 @@ class GeneratorClient(Protocol):
         ...
 
     def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Yield one Started, then chunks until one is finished. Closing releases the KV slot."""
+        """Yield one Started, then chunks; `finished` ends them. Closing releases the KV slot."""
         ...
 
 

@@ -149,7 +149,10 @@ class ServeGeneratorClient:
         )
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Stream from a replica. Until the first event, retry a loss and a model without room."""
+        """Stream from a replica.
+
+        Before the first event, retry if the replica is lost or cannot load the model.
+        """
         has_started = False
         for tries_left in reversed(range(MODEL_TRIES)):
             response = self._stream.remote(_with_remaining(call))
@@ -194,7 +197,7 @@ class ServePoolManager:
 
 
 def _is_elsewhere(outcome: object) -> bool:
-    """Whether another replica may have the model, or room for it."""
+    """Whether another replica may have the model, or memory for it."""
     return isinstance(outcome, ServeError) and outcome.elsewhere
 
 

@@ -38,7 +38,7 @@ StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
 class Untuned:
     """Measurements of a loaded model that are missing for this kind of host."""
 
-    usual: TuningTarget  # of the engine that serves
+    usual: TuningTarget  # target of the engine that serves the model now
     serving: Variant | None  # the variant that this engine runs; None: it runs several
     unmeasured: tuple[TuningTarget, ...]  # targets without cost table, in the order of measuring
 
@@ -46,8 +46,8 @@ class Untuned:
 class BackgroundTuner:
     """Tunes each model of one replica that has no cost table for this kind of host, once.
 
-    A failure is logged once, and the current engine stays in use. A model that is no longer loaded
-    when its turn comes is skipped, and may be submitted again.
+    If tuning fails, the failure is logged once and the current engine stays in use. A model that is
+    no longer loaded when its turn comes is skipped, and may be submitted again.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BackgroundTuner:
         self._use_tuning = use_tuning
         self._is_loaded = is_loaded
         self._start_child = start_child
-        self._poll_s = poll_s  # interval of checks whether another replica has finished
+        self._poll_s = poll_s  # interval of checks whether the tuning of another replica has ended
         self._stopping = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._child_lock = threading.Lock()
@@ -108,7 +108,7 @@ class BackgroundTuner:
                 log.warning("%s is not tuned for this host: %s", ref.id, error)
             except Exception:
                 log.exception("%s is not tuned for this host because of a bug", ref.id)
-            if not self._is_loaded(ref):  # evicted meanwhile: may be submitted after its next load
+            if not self._is_loaded(ref):  # evicted; may be submitted after its next load
                 self._submitted.discard(ref)
 
     def _take(self) -> tuple[ModelRef, Untuned] | None:

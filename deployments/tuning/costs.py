@@ -40,7 +40,7 @@ class Shape(_Frozen):
 
 
 class Variant(_Frozen):
-    """A sealed candidate with the session options that tuning may change."""
+    """A candidate of the artifact, with the session options that tuning may change."""
 
     candidate: str
     spinning: bool = False
@@ -70,7 +70,7 @@ class Cost(_Frozen):
 
 
 class VariantCosts(_Frozen):
-    """One row of the table."""
+    """Costs of one variant: a row of the cost table."""
 
     variant: Variant
     precision: Precision
@@ -89,10 +89,10 @@ class CostTable(_Frozen):
     """
 
     schema_version: Literal[3] = 3
-    version: str  # of the artifact
+    version: str  # version of the artifact
     host: Host
-    threads: int = Field(ge=1)  # per pass
-    providers: tuple[str, ...]  # of the encoder
+    threads: int = Field(ge=1)  # threads per forward pass
+    providers: tuple[str, ...]  # ONNX Runtime providers of the encoder
     engines: dict[str, str]  # installed version of each engine that the candidates require
     rows: tuple[VariantCosts, ...] = Field(min_length=1)
     selection: tuple[tuple[Shape, Variant], ...] = Field(min_length=1)

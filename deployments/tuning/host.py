@@ -63,10 +63,10 @@ class Host(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: Device
-    name: str  # of the CPU, or of the GPU and its driver
+    name: str  # name of the CPU, or of the GPU and its driver
     generation: str
     flags: tuple[str, ...]
-    cores: int  # that this process may use
+    cores: int  # cores that this process may use
 
     @property
     def fingerprint(self) -> str:

@@ -1,9 +1,9 @@
-"""Passes that run alone: on all cores if this is faster, on the event loop if they are brief.
+"""Plans forward passes that run alone: on all cores if faster, on the event loop if brief.
 
 Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
 would leave the other cores idle. A model therefore gets a second session, which uses all cores, if
-the cost tables show a gain. The total size of the graph files limits these sessions. A second
-session is opened at its first use.
+the cost tables show a gain. A limit applies to the total size of the graph files of all second
+sessions. A second session is opened at its first use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Share of the time that all cores must save. Smaller differences are noise of the measurement, or
-# the cost of waking threads.
+# Minimum share of the time that a pass on all cores must save. Smaller differences are noise of the
+# measurement, or the cost of waking threads.
 MIN_GAIN = 0.1
 # Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
 # Passing the work to a thread and the result back would take 0.3 ms.
@@ -77,7 +77,7 @@ class LonePassPlanner:
         return (all_cores,) if is_needed else ()
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Add a model, or read its cost tables again. `target` belongs to its usual engine."""
+        """Add a model, or read its cost tables again. `target` is that of the usual engine."""
         all_cores = _with_threads(target, self._threads)
         times = _read_times(target, all_cores) if target.device is Device.CPU else None
         if times is None:
@@ -99,7 +99,7 @@ class LonePassPlanner:
             lone.engine.close()
 
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
-        """Plan a lone pass of this shape. It uses the second session only if that is open."""
+        """Plan a lone pass of this shape, on the second session only if that is already open."""
         times = self._times.get(model)
         if times is None:
             return _USUAL

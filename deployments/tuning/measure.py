@@ -52,7 +52,7 @@ def choose_clock(device: Device, threads: int) -> ClockFunction:
 
     One CPU thread is timed by the CPU time of the process, which stops while other processes have
     the core. A low-priority process next to a busy replica therefore measures the same times as on
-    an idle host. Waiting for the core does not use up its time budget.
+    an idle host. Time in which this process waits for the core does not count against the budget.
     """
     return time.process_time if device is Device.CPU and threads == 1 else time.perf_counter
 

@@ -1,4 +1,4 @@
-"""Opening of a model's engine on this host: the tuned variants, else the default candidate."""
+"""Opens the engine of a model on this host: the tuned variants, else the default candidate."""
 
 from __future__ import annotations
 

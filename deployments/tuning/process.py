@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
     TUNED = 0
     FAILED = 1
     BUSY = 3  # another process tunes this model for this kind of host
-    STORE_NOT_WRITABLE = 4  # fails for every model of the store
+    STORE_NOT_WRITABLE = 4  # tuning fails for every model of the store
 
 
 def start(target: TuningTarget) -> subprocess.Popen[bytes]:

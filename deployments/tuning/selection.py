@@ -24,8 +24,8 @@ Times = Mapping[Shape, float]  # milliseconds
 def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     """Return the variant to use per shape, ordered by shape size.
 
-    Among equally small sets, select the one with the fewest session options, because these options
-    keep cores busy. Then the smallest `_mean_excess` decides, then the order of `rows`. If no set
+    Among equally small sets, select the set with the fewest spinning variants, because spinning
+    keeps cores busy. Then the smallest `_mean_excess` decides, then the order of `rows`. If no set
     of up to MAX_VARIANTS is within TOLERANCE at every shape, use `_find_nearly_best`.
     """
     times = [row.by_shape() for row in rows]

@@ -15,9 +15,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 def find_selecting_costs(target: TuningTarget) -> CostTable | None:
-    """Return the table that selects the variants of `target`: its own, else of a similar host.
+    """Return the cost table that selects the variants of `target`; None if there is none.
 
-    The table of another host is used only if its variants compute the same outputs here.
+    This is the table of this host, else of the most similar host whose variants compute the same
+    outputs here.
     """
     return read_costs(target) or next(
         (one for one in read_similar_costs(target) if computes_alike(one, target)), None
@@ -30,7 +31,7 @@ def find_nearest_costs(target: TuningTarget) -> CostTable | None:
 
 
 def read_similar_costs(target: TuningTarget) -> list[CostTable]:
-    """Return the model's tables for the device of `target`, that of the most similar host first."""
+    """Return the model's tables for the device of `target`, the most similar host first."""
     tables = []
     for path in list_host_files(target.artifact, f"{target.device}-*.json"):
         try:

@@ -175,7 +175,7 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
 
 
 def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """Drop session options whose mean gain over the common shapes is at most TOLERANCE.
+    """Drop variants whose session options gain at most TOLERANCE, as the mean over the shapes.
 
     The baseline is the first row of the candidate. Smaller gains and gains at single shapes are
     noise, but a spinning thread costs a core.

@@ -1,1 +1,1 @@
-"""A real cluster, real models, real clients."""
+"""Tests against a running Ray Serve cluster, with HTTP clients."""

@@ -13,7 +13,7 @@ from deployments.artifacts.store import LATEST_NAME
 from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.served_models import DAMAGED, LONG_CONTEXT, SOUND, fill
 
-ROWS = 4  # answers that a generator writes at once
+ROWS = 4  # KV slots of a generator: sequences that it generates at a time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,22 +21,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.slow)
-            # s; the first test also builds the demo models and starts the cluster.
+            # In seconds. The first test also builds the demo models and starts the cluster.
             item.add_marker(pytest.mark.timeout(1_200))
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All models of the tests."""
+    """A store with all models of the end-to-end tests."""
     store = tmp_path_factory.mktemp("store")
     fill(store)
     return store
 
 
 def quick_config() -> dict[str, Any]:
-    """serve_config.yaml, quick to scale, with the graphs for GPUs on the CPU provider.
+    """Return serve_config.yaml with fast scaling and without tuning.
 
-    Nothing is tuned beside the tests, which have two cores to share.
+    The graphs for GPUs run on the CPU provider. Tuning would take time of the tests' two cores.
     """
     config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     application = config["applications"][0]
@@ -51,8 +51,8 @@ def quick_config() -> dict[str, Any]:
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
     for deployment in deployments.values():
-        deployment["health_check_period_s"] = 1  # a replica that died is replaced after the next
-        deployment["graceful_shutdown_wait_loop_s"] = 0.5  # the first wait of a replica that ends
+        deployment["health_check_period_s"] = 1  # the next check detects a dead replica
+        deployment["graceful_shutdown_wait_loop_s"] = 0.5  # a stopping replica waits at least this
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling |= {

@@ -1,4 +1,4 @@
-"""Replicas follow the load: more under it, fewer after it, none without requests."""
+"""Autoscaling of encoder replicas: up under load, down after it, to zero without requests."""
 
 from __future__ import annotations
 

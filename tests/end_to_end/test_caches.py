@@ -1,4 +1,4 @@
-"""Caches of responses and tokens, as clients and metrics report them."""
+"""Response cache and tokenization cache: their effect on responses, headers and metrics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_use_cache_false_computes_again(cluster: Cluster, text: str) -> None:
 
 
 def lookups(cluster: Cluster, metric: str, result: str) -> float:
-    """How often the embedder's lookups in a cache had that result, as the metrics tell."""
+    """Return how many cache lookups for the embedder had that result, according to the metrics."""
     total = 0.0
     for line in cluster.metrics().splitlines():
         name, _, value = line.rpartition(" ")
@@ -85,7 +85,7 @@ def test_metrics_count_hits_and_misses_of_both_caches(cluster: Cluster, metric: 
         return all(lookups(cluster, metric, result) > 0 for result in ("hit", "miss"))
 
     text = "a text for the caches"
-    # Asked without the response cache, the second one is a hit of the tokenizer's.
+    # The last two requests skip the response cache, so that the tokenization cache has a hit.
     for use_cache in (True, True, False, False):
         body = {"inputs": text, "options": {"use_cache": use_cache}}
         asked(cluster, f"/models/{EMBEDDER}", body)

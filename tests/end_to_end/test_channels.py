@@ -1,4 +1,4 @@
-"""Channels between replicas: killed, stopped, removed and replaced replicas under load."""
+"""Channels, the Unix sockets between replicas, while replicas are lost or replaced under load."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
 
 
 def check_memory_routes(cluster: Cluster) -> None:
-    """List, load and unload models through handles."""
+    """List, load and unload models over Serve's deployment handles."""
 
     def are_listed() -> bool:
         listed = httpx.get(f"{cluster.url}/models/ps", timeout=60).json()
@@ -80,7 +80,7 @@ def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]
 def statuses_during(
     cluster: Cluster, change: Callable[[], None], is_over: Callable[[], bool]
 ) -> list[int]:
-    """Run `change` under load until `is_over` holds; return the statuses."""
+    """Run `change` under load until `is_over` returns True; return the HTTP statuses."""
 
     async def scene() -> None:
         await asyncio.sleep(1)
@@ -100,7 +100,7 @@ def pids(cluster: Cluster) -> set[int]:
 def test_lost_replica_loses_no_request(
     cluster: Cluster, paired: dict[str, Any], deployment: str, fault: str
 ) -> None:
-    """The launcher kills a stopped one; until then its calls go to the other one."""
+    """The launcher kills a suspended replica. Until then the other replica answers its calls."""
     assert paired
     (victim, _) = cluster.replicas(deployment)
 

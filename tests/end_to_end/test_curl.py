@@ -13,11 +13,11 @@ from tests.support.served_models import CLASSIFIER, EMBEDDER, NLI_MODEL, QA_MODE
 
 FILM = "a gorgeous, witty film"
 NO_TYPE = ("-H", "Content-Type:")
-FORM_TYPE = ()  # what `-d` says by itself
+FORM_TYPE = ()  # `-d` alone sends the content type of a form
 
 
 def curl(cluster: Cluster, path: str, body: Any = None, *options: str) -> tuple[int, Any]:
-    """Status and JSON; a body makes it a POST."""
+    """Run curl and return the status and the parsed JSON. With a body, curl sends a POST."""
     data = () if body is None else ("-d", body if isinstance(body, str) else json.dumps(body))
     done = subprocess.run(
         ["curl", "-sS", "-w", "\n%{http_code}", *options, *data, cluster.url + path],

@@ -1,4 +1,4 @@
-"""The demo models, built from their packages and adapters for the tested cluster."""
+"""The demo models that were built for the tested cluster."""
 
 from __future__ import annotations
 

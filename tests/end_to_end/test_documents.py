@@ -18,7 +18,7 @@ from tests.support.served_models import link_or_copy
 
 BLOCKS = [block for block in find_blocks() if not block.reason]
 ADDRESS = "localhost:8000"
-TOLERANCE = 0.05  # of scores: kernels of other CPUs round differently
+TOLERANCE = 0.05  # for scores, because kernels of other CPUs round differently
 MAX_S = 120.0
 
 
@@ -28,13 +28,16 @@ def named(block: CodeBlock) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path, store: Path) -> Path:
-    """A directory like the repository, whose commands change a store and a home of their own."""
+    """A directory with links to the repository's files, next to a copy of the store.
+
+    Its parent is the home directory of the tested commands.
+    """
     directory = tmp_path / "checkout"
     directory.mkdir()
     for entry in ROOT.iterdir():
         (directory / entry.name).symlink_to(entry)
     shutil.copytree(store, tmp_path / "store", copy_function=link_or_copy)
-    # curl succeeds with any answer; the documents promise good ones.
+    # Without `fail-with-body`, curl exits with 0 even after an HTTP error.
     (tmp_path / ".curlrc").write_text(f"fail-with-body\nsilent\nshow-error\nmax-time = {MAX_S}\n")
     return directory
 

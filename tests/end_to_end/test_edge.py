@@ -1,4 +1,4 @@
-"""HAProxy and its manager killed in a running cluster."""
+"""Requests while HAProxy, its manager or the ingress is killed, or the client disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANAGER = "ray::HAProxyManager"
 
 
 class Prober(threading.Thread):
-    """Sends one request after the other, each on a connection of its own."""
+    """Sends one request after the other, each over a new connection."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Prober(threading.Thread):
 
 
 def find_haproxy(cluster: Cluster) -> psutil.Process:
-    """Return the one that serves; older ones may still finish requests."""
+    """Return the newest HAProxy process. Older ones may still finish their requests."""
     found = [one for one in cluster.processes() if one.name() == "haproxy"]
     return max(found, key=psutil.Process.create_time)
 
@@ -53,10 +53,10 @@ def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None
         victim = find_haproxy(cluster)
         victim.kill()
         victim.wait(5)
-        time.sleep(0.5)  # of requests to the next one
+        time.sleep(0.5)  # the prober sends requests to the new process
     outcomes = prober.stop()
     lost = sum(count for outcome, count in outcomes.items() if outcome != "200")
-    assert lost <= killed, outcomes  # the request in flight at each kill
+    assert lost <= killed, outcomes  # each kill may lose the request in flight
     assert "ConnectError" not in outcomes
     assert "404" not in outcomes
 
@@ -76,15 +76,15 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
 def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
     (victim,) = cluster.replicas("Ingress")
     prober = Prober(cluster)
-    time.sleep(0.5)  # of requests
+    time.sleep(0.5)  # the prober sends requests
     victim.kill()
     wait_for(lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), 60)
-    time.sleep(3)  # of requests to the next one
+    time.sleep(3)  # the prober sends requests to the new ingress
     assert set(prober.stop()) == {"200"}
 
 
 def computed_items(cluster: Cluster) -> float:
-    """Return the texts that encoders computed, when the metrics have settled."""
+    """Return how many texts the encoders have computed, once the metric no longer changes."""
     previous = -1.0
     while True:
         lines = cluster.metrics().splitlines()
@@ -93,7 +93,7 @@ def computed_items(cluster: Cluster) -> float:
         if total == previous:
             return total
         previous = total
-        time.sleep(3)  # more than an export
+        time.sleep(3)  # longer than the interval at which replicas export metrics
 
 
 def test_client_that_leaves_drops_its_queued_texts(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Generators, ingress and Serve's controller killed, stopped, replaced and removed under load."""
+"""Requests under load while generators, ingress or Serve's controller are killed or replaced."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from tests.support.ray_cluster import Cluster, wait_for
 
 CALLED = ("Tokenizer", "CpuEncoder", "CpuGenerator")
 UPDATED = ("Ingress", "CpuGenerator")
-LOST = "engine_failed"  # a stream whose generator was lost after the first event
-# What a client sees of a request that was in flight in an ingress that was killed.
+LOST = "engine_failed"  # error code of a stream whose generator was lost after the first event
+# Outcomes for a client whose request was in flight in a killed ingress.
 CUT = ("RemoteProtocolError", "ReadError", "502 ")
 
 
 def scaled(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """The config with so many generators and ingress replicas, which waits for cold starts.
+    """Return the config with `count` generators and `count` ingress replicas.
 
-    One tokenizer and one encoder: the load of the faults may reach what adds a second.
+    Requests wait for cold starts. The fixed counts keep the load from adding a second tokenizer
+    or encoder.
     """
     return changed(
         config,
@@ -58,13 +59,13 @@ def fixed(count: int) -> dict[str, Any]:
 
 
 def updated(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with another resource, for which Serve restarts the replicas."""
+    """Return the config with another `num_cpus`, so that Serve replaces the replicas."""
     options = {"ray_actor_options": {"num_cpus": 0.21}}
     return changed(config, **{name: options for name in UPDATED})
 
 
 def is_settled(cluster: Cluster, count: int) -> bool:
-    """Whether so many generators and ingress replicas run, all connected."""
+    """Whether `count` generators and `count` ingress replicas run, all connected."""
     return (
         len(cluster.replicas("Ingress")) == count
         and has_channels(cluster, "CpuGenerator", count, clients=count)
@@ -93,7 +94,7 @@ def watch(
     is_over: Callable[[], bool] = lambda: True,
     clients: ClientCounts | None = None,
 ) -> Scene:
-    """Cause the fault under load; return what the clients saw until it was over, and after."""
+    """Cause the fault under load. Return the clients' observations during and after it."""
     scene = asyncio.run(FaultLoad(cluster, clients or ClientCounts()).run(fault, is_over))
     print(scene.describe())
     return scene
@@ -105,7 +106,7 @@ def require_right(observations: list[ObservedRequest]) -> None:
 
 
 def require_cut_streams_only(scene: Scene) -> None:
-    """Only streams that had begun in the lost generator may end early, with an error."""
+    """Check that only streams that started before the fault ended with an error."""
     require_right(scene.of("embedding", "completion"))
     streams = scene.of("stream")
     require_right([one for one in streams if one.started_s > scene.fault_s])
@@ -114,7 +115,7 @@ def require_cut_streams_only(scene: Scene) -> None:
 
 
 def require_cut_once(scene: Scene, clients: ClientCounts) -> None:
-    """Each client may lose the request that was in flight in the lost ingress, and no other."""
+    """Check that each client lost at most its request in flight in the lost ingress."""
     failed = scene.failed()
     assert all(one.seen.outcome.startswith(CUT) for one in failed)
     assert len(failed) <= clients.count
@@ -128,7 +129,7 @@ def find_controller(cluster: Cluster) -> psutil.Process:
 def test_killed_controller_and_generator_lose_no_request(
     cluster: Cluster, doubled: dict[str, Any]
 ) -> None:
-    """Channels answer, and repeat the calls of the lost generator, while no controller runs."""
+    """Without a controller, channels still work and repeat the calls of the lost generator."""
     assert doubled
     controller = find_controller(cluster)
     (victim, _) = cluster.replicas("CpuGenerator")
@@ -148,7 +149,7 @@ def test_killed_controller_and_generator_lose_no_request(
 
 
 def test_stopped_generator_loses_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """Clients wait for the stopped generator until the launcher kills it."""
+    """Clients wait for the suspended generator until the launcher kills it."""
     assert doubled
     (victim, _) = cluster.replicas("CpuGenerator")
 
@@ -161,7 +162,7 @@ def test_stopped_generator_loses_no_request(cluster: Cluster, doubled: dict[str,
 def test_killed_ingress_cuts_only_requests_in_flight(
     cluster: Cluster, doubled: dict[str, Any]
 ) -> None:
-    """A client sees a closed connection or status 500, at most once."""
+    """A client sees a closed connection or status 502, at most once."""
     assert doubled
     victim = cluster.replicas("Ingress")[0]
     clients = ClientCounts(embeddings=8)
@@ -172,7 +173,7 @@ def test_killed_ingress_cuts_only_requests_in_flight(
 
 
 def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """Its requests end when Serve kills it; no client waits for its own timeout."""
+    """Requests in the suspended ingress end when Serve kills it, before the clients' timeout."""
     assert doubled
     victim = cluster.replicas("Ingress")[0]
     clients = ClientCounts()
@@ -184,7 +185,7 @@ def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) 
 
 
 def test_scaling_down_loses_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """One of two long streams runs in the generator that ends, and ends before it."""
+    """One of the two long streams runs in the removed generator, which waits for its end."""
     pair = cluster.replicas("CpuGenerator")
     drained_s = math.inf
 
@@ -218,7 +219,7 @@ def test_killed_lone_replicas_lose_no_request(cluster: Cluster, doubled: dict[st
 
 
 def test_stopped_lone_replicas_are_replaced(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """Clients wait for the next replica, or are asked to send the request again."""
+    """Requests wait for the next replica, or get status 503, after which clients can retry."""
     cluster.deploy(scaled(doubled, 1))
     wait_for(lambda: is_settled(cluster, 1), 60)
     victims = find(cluster, CALLED)
@@ -237,8 +238,9 @@ def test_stopped_lone_replicas_are_replaced(cluster: Cluster, doubled: dict[str,
 def test_rolling_update_loses_no_request_and_finishes_streams(
     cluster: Cluster, doubled: dict[str, Any]
 ) -> None:
-    """A running stream ends in the old generator. New requests go to the new one: they are answered
-    while the old one is stopped.
+    """A running stream ends in the old generator. New requests go to the new generator.
+
+    The test suspends the old generator, so that only the new one can answer.
     """
     single = scaled(doubled, 1)
     cluster.deploy(single)
@@ -247,7 +249,7 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
 
     def are_replaced() -> bool:
         new = {n: [r for r in cluster.replicas(n) if r not in old[n]] for n in UPDATED}
-        # The old ingress replica may be connected too, as long as it drains.
+        # The old ingress replica may still be connected while it drains.
         sockets = sum(count_sockets(new["CpuGenerator"]).values())
         return bool(new["Ingress"]) and sockets > 1
 
@@ -258,7 +260,7 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
         (draining,) = old["CpuGenerator"]
         assert draining.pid in cluster.draining("CpuGenerator"), "a long stream still runs"
         for _ in range(4):
-            with stopped([draining]):  # for less time than the launcher kills it after
+            with stopped([draining]):  # too short for the launcher to kill the process
                 reply = httpx.post(cluster.url + COMPLETIONS, json=noise(3))
             assert reply.status_code == 200
 

@@ -16,7 +16,7 @@ from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
-ASKING = "\n"  # behind which the speaker speaks
+ASKING = "\n"  # a prompt that FIXED_TEXT_MODEL continues with SAYS
 
 
 @pytest.fixture(params=[f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate"])
@@ -40,7 +40,7 @@ def test_details_are_returned(error_format: InferenceClient) -> None:
     assert "".join(token.text for token in words) == SAYS
     assert [token.special for token in words] == [False] * len(words)
     assert end.special
-    # The likeliest in the place of the end is the end itself.
+    # At the last position the most likely token is the end-of-sequence token.
     assert details.top_tokens[-1][0]["special"]
     assert not details.top_tokens[0][0]["special"]
     assert [token.text for token in details.prefill] == [ASKING]

@@ -33,7 +33,7 @@ TALLY: dict[str, Any] = {
 
 
 class Tally(BaseModel):
-    """What the model has to say, bounded so that noise comes to an end."""
+    """Response format. All fields are bounded, so that a model that generates noise finishes."""
 
     animal: Literal["cat", "dog", "ant"]
     count: int = Field(ge=0, le=999)
@@ -83,7 +83,7 @@ def test_list_of_prompts_has_several_choices_each(openai: OpenAI) -> None:
     for choice in response.choices:
         assert choice.logprobs is not None
         assert len(choice.logprobs.tokens or ()) <= 6
-        # Bytes that are no characters by themselves look alike.
+        # Fewer are possible: partial UTF-8 bytes decode to the same text and share one key.
         assert all(1 <= len(top) <= 3 for top in choice.logprobs.top_logprobs or ())
     assert response.usage is not None
     assert response.usage.completion_tokens <= 4 * 6

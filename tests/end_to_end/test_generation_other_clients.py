@@ -1,4 +1,4 @@
-"""Clients of a second environment ask models that write: an old hub client, TGI's, LangChain's."""
+"""Generation with clients from a second environment: an old hub client, TGI's, LangChain's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.client_environment import run_client
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
-ASKING = "\n"  # behind which the speaker speaks
+ASKING = "\n"  # a prompt that FIXED_TEXT_MODEL continues with SAYS
 
 
 def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
@@ -47,7 +47,7 @@ def test_tgi_client_returns_text(cluster: Cluster) -> None:
     response = tgi(
         cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2
     )
-    # At a model's own path answers begin with their prompt.
+    # On the route of one model, the generated text begins with the prompt.
     assert response["generated_text"].removeprefix(ASKING) == SAYS
     assert response["details"]["finish_reason"] == "eos_token"
     assert len(response["details"]["top_tokens"]) == len(response["details"]["tokens"])

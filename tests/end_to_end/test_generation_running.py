@@ -1,4 +1,4 @@
-"""Many who want text at once, some who leave before they have it, and a generator that dies."""
+"""Generation with many concurrent clients, disconnecting clients and a killed generator."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WR
 
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
-# Metrics travel every ten seconds.
-EXPORT_S = 30
-# A row is free again long before its answer would have been done.
+EXPORT_S = 30  # maximum wait until the metrics show a change
+# Maximum wait for a free KV slot. An endless generation that was not canceled lasts longer.
 FREED_S = 10
 
 
 def noise(tokens: int) -> dict[str, Any]:
-    """A request for exactly so many tokens."""
+    """Return a request for exactly this number of tokens."""
     body = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
     return {**body, "seed": 1}
 
@@ -38,9 +37,10 @@ ENDLESS = noise(LONG_CONTEXT - 100)
 
 @asynccontextmanager
 async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIterator[Tasks]:
-    """So many streams, each read as fast as it comes; who leaves the block hangs up.
+    """Read `count` streams in tasks. Disconnect them at the end of the block.
 
-    The block begins when each has its first words: a reply begins before there are any.
+    The block starts when each stream has returned a line, because the response header comes
+    before the first token.
     """
     begun = [asyncio.Event() for _ in range(count)]
 
@@ -67,14 +67,14 @@ async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIt
 
 
 def active(cluster: Cluster) -> float:
-    """Answers of the writer that are being made, as the metrics tell it."""
+    """Return how many requests for WRITER run, according to the metrics."""
     text = cluster.metrics()
     found = ACTIVE.findall(text)
     return sum(float(value) for labels, value in found if f'model="{WRITER}"' in labels)
 
 
 def is_answered(cluster: Cluster, model: str = WRITER, timeout_s: float = FREED_S) -> bool:
-    """Whether a short text is written in time."""
+    """Whether a short generation succeeds within the timeout."""
     body = {**noise(3), "model": model}
     try:
         reply = httpx.post(cluster.url + COMPLETIONS, json=body, timeout=timeout_s)

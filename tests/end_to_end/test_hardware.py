@@ -1,6 +1,6 @@
-"""Selection of the hardware by the request.
+"""Selection of CPU or GPU by the request.
 
-The GPU encoder runs its FP16 graph on the CPU provider.
+Here the GPU encoder runs its FP16 graph on the CPU provider.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits of keys that two ingress replicas share."""
+"""Rate and concurrency limits of API keys with two ingress replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def keys(key_file: Path) -> dict[str, dict[str, str]]:
-    """Headers of a key without limits and of one per limit, by name."""
+    """Return, by name, the headers of a key without limits and of one key for each limit."""
     limits = {
         "operator": KeyLimits(),
         "per-minute": KeyLimits(requests_per_minute=PER_MINUTE),
@@ -49,7 +49,7 @@ def keys(key_file: Path) -> dict[str, dict[str, str]]:
 def shared(
     cluster: Cluster, config: dict[str, Any], key_file: Path, keys: dict[str, dict[str, str]]
 ) -> Iterator[Cluster]:
-    """The cluster with two ingress replicas that know of each other, and with keys."""
+    """The cluster with API keys and with two ingress replicas that have found each other."""
     keyed = copy.deepcopy(config)
     deployments = {one["name"]: one for one in keyed["applications"][0]["deployments"]}
     deployments["Ingress"]["num_replicas"] = REPLICAS
@@ -71,7 +71,10 @@ def shared(
 
 
 async def ask(cluster: Cluster, headers: dict[str, str], inputs: Any, seconds: float) -> list[int]:
-    """Send requests over connections of their own for some seconds, one each at least."""
+    """Send requests over CONNECTIONS connections for some seconds; return the statuses.
+
+    Each connection sends at least one request.
+    """
     statuses: list[int] = []
     ends_s = time.monotonic() + seconds
 

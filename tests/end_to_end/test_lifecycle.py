@@ -25,7 +25,7 @@ from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable
 
 @pytest.fixture(scope="module")
 def placement(tmp_path_factory: pytest.TempPathFactory) -> TuningTarget:
-    """A tiny model whose portable default is slow, and another graph that is not."""
+    """A tiny model whose default candidate is slow; its candidate `int8` is fast."""
     return seal_tunable(tmp_path_factory.mktemp("tuned") / "store", names=["slow", "int8"])
 
 

@@ -16,7 +16,7 @@ from tests.support.tiny_encoders import tiny_checkpoint
 
 MODEL, PULLED = "http/versions", "http/pulled"
 FIRST, SECOND = "0000000000a1", "0000000000a2"
-FOLLOWS_S = 15.0  # in which every replica of the ingress knows a change
+FOLLOWS_S = 15.0  # maximum wait until every ingress replica applies a change
 BUILT_S = 180.0
 
 
@@ -28,7 +28,7 @@ def http(cluster: Cluster) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def pulling(cluster: Cluster, config: dict[str, Any]) -> Iterator[None]:
-    """The cluster with `builds.allow_pull`."""
+    """Allow POST /models, which pulls a model, by `builds.allow_pull` in the cluster's config."""
     allowing = copy.deepcopy(config)
     deployments = {d["name"]: d for d in allowing["applications"][0]["deployments"]}
     deployments["Ingress"]["user_config"]["builds"]["allow_pull"] = True

@@ -51,7 +51,7 @@ def test_embedding_equals_that_of_the_hub_client(cluster: Cluster, openai: OpenA
 def test_float_and_base64_embeddings_are_equal(openai: OpenAI) -> None:
     create = openai.embeddings.create
     floats = create(model=EMBEDDER, input=TEXT, encoding_format="float").data[0].embedding
-    # A request for base64 returns the string, against the type hint of the client.
+    # For base64 the client returns a string, although its type hint says list[float].
     packed: Any = create(model=EMBEDDER, input=TEXT, encoding_format="base64").data[0].embedding
     assert isinstance(packed, str)
     unpacked = np.frombuffer(base64.b64decode(packed), dtype="<f4")

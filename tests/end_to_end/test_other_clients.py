@@ -29,7 +29,7 @@ LABELS = ["film", "food", "city"]
 
 
 def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
-    """huggingface_hub 0.25, to which the server is the Inference API."""
+    """Call a method of huggingface_hub 0.25, with the server as its Inference API."""
     endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
     return run_client("old_hub.py", method, json.dumps(arguments), environment=endpoint)
 
@@ -58,7 +58,7 @@ def test_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
 def test_old_hub_client_classifies_texts_and_tokens(cluster: Cluster) -> None:
     best, _ = old_hub(cluster, "text_classification", text=FILM, model=CLASSIFIER)
     assert best["label"] == "POSITIVE"
-    text = "We went to the river"  # one with a label other than O, for the tagger's random weights
+    text = "We went to the river"  # the tagger's random weights give it a label other than O
     tagged = old_hub(cluster, "token_classification", text=text, model=NER_MODEL)
     assert tagged
     assert [text[group["start"] : group["end"]] for group in tagged] == [
@@ -171,7 +171,7 @@ def test_cohere_client_raises_errors(cluster: Cluster) -> None:
 
 
 def test_langchain_embeds_documents_and_queries(cluster: Cluster) -> None:
-    """Lengths are left to the server: LangChain would count OpenAI's tokens."""
+    """The setting turns off LangChain's length check, which counts tokens of OpenAI's models."""
     settings = {"model": EMBEDDER, "check_embedding_ctx_length": False}
     response = run_client(
         "langchain_embeddings.py", f"{cluster.url}/v1", json.dumps(settings), json.dumps(ANIMALS)

@@ -1,4 +1,4 @@
-"""Models that mean something, for tasks without one of `make serve`."""
+"""Trained demo models that `make serve` does not build, for further tasks."""
 
 from __future__ import annotations
 

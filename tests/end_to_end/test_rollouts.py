@@ -1,4 +1,4 @@
-"""Versions that cannot be served: the replicas of the version before go on."""
+"""Rollout of a version that cannot be served: the old replicas keep serving."""
 
 from __future__ import annotations
 

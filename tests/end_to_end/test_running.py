@@ -1,4 +1,4 @@
-"""Operation of a running cluster: reconfiguration, load and metrics."""
+"""A running cluster: request ids, memory, reconfiguration, metrics and open ports."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from tests.support.served_models import (
     RAMPART,
 )
 
-# Resident memory, measured with seven models: 154 and 182 MiB; an encoder beside its graphs 199 MiB
-# before its first pass and 362 MiB once two passes of 2,048 long tokens ran at a time. Another CPU
-# had 463 MiB. A second copy of the graphs, or PyTorch, exceeds these limits.
+# Limits of resident memory. Measured with seven models: ingress 154 MiB, tokenizer 182 MiB. An
+# encoder took, besides its graphs, 199 MiB before its first forward pass. After two concurrent
+# passes of 2,048 long tokens it took 362 MiB, and 463 MiB on another CPU. A second copy of the
+# graphs, or PyTorch, exceeds these limits.
 INGRESS_LIMIT_MIB = 250
 TOKENIZER_LIMIT_MIB = 250
 BESIDE_GRAPHS_LIMIT_MIB = 500
@@ -43,7 +44,7 @@ def read(cluster: Cluster, context: str) -> httpx.Response:
 
 
 def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
-    """What all models' graphs weigh that an encoder opens."""
+    """Return the size of the graphs that a CPU encoder opens for all its models."""
     graphs = 0
     for model_id in (*ENCODER_MODELS, MINILM_NLI, MINILM_RERANK, RAMPART):
         directory = find_artifact(store, model_id)
@@ -53,7 +54,7 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
 
 
 def test_every_response_has_one_request_id(cluster: Cluster) -> None:
-    """Ray Serve would add one; requests skip its wrapper."""
+    """Ray Serve's wrapper, which requests bypass, would add a second id."""
     url = f"{cluster.url}/models/{QA_MODEL}"
     wrong = httpx.post(url, json={}, headers={"x-request-id": "mine"}, timeout=60)
     listed = [httpx.get(f"{cluster.url}/v1/models", timeout=60) for _ in range(2)]
@@ -101,7 +102,7 @@ def test_user_config_is_applied_without_a_restart(cluster: Cluster, config: dict
 
 
 def crowd_statuses(cluster: Cluster, inputs: list[str]) -> set[int]:
-    """Send 16 requests, eight at a time; an idle encoder accepts a call of any size."""
+    """Send 16 requests, eight at a time, because an idle encoder accepts a call of any size."""
     with ThreadPoolExecutor(8) as crowd:
         replies = crowd.map(lambda _: embed(cluster, inputs), range(16))
         return {reply.status_code for reply in replies}
@@ -136,7 +137,7 @@ def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:
 
 
 def listening(process: psutil.Process) -> list[Any]:
-    """Listening sockets; none when the process has just ended."""
+    """Return the listening sockets of the process, or none if it has ended."""
     try:
         found = process.net_connections("tcp")
     except psutil.Error:
@@ -145,7 +146,7 @@ def listening(process: psutil.Process) -> list[Any]:
 
 
 def test_nothing_listens_outside_loopback(cluster: Cluster) -> None:
-    """Not even the port for clients, whose default host is loopback."""
+    """The port for clients is included, because its default host is loopback."""
     launcher = psutil.Process(cluster.launcher.pid)
     ports: dict[tuple[str, int], str] = {}
     for process in (launcher, *cluster.processes()):
@@ -157,7 +158,7 @@ def test_nothing_listens_outside_loopback(cluster: Cluster) -> None:
 
 
 def test_sockets_and_token_are_private(cluster: Cluster) -> None:
-    # An old HAProxy may still drain, and end meanwhile.
+    # An old HAProxy that still drains may end during the loop.
     haproxies = [one for one in cluster.processes() if one.name() == "haproxy"]
     directories = set()
     for one in haproxies:

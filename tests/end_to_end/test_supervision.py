@@ -1,4 +1,4 @@
-"""Processes of Ray killed: what serves no request is started again alone, the rest all together."""
+"""Restart of killed Ray processes: a helper process alone, a core process with the cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGAIN = "serving again after"
 def own_cluster(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], tiny_store: Path
 ) -> Iterator[Cluster]:
-    """A cluster with one tiny model, which these tests break."""
+    """A separate cluster with one tiny model, because these tests kill its processes."""
     small = copy.deepcopy(config)
     small["applications"][0]["args"]["models"] = [{"id": EMBEDDER}]
     cluster = Cluster(tmp_path_factory.mktemp("supervised"), small, tiny_store)
@@ -96,6 +96,6 @@ def test_lost_core_starts_everything_again(
 
     wait_for(is_restarted, 90)
     assert ask(own_cluster).status_code == 200
-    # In flight when the replica ended. The port stays open.
+    # Only a request in flight may be lost. The port stays open, so no connection is refused.
     assert [type(error) for error in lost] in ([], [httpx.RemoteProtocolError])
     assert own_cluster.launcher.poll() is None

@@ -1,4 +1,4 @@
-"""Triton's client, unmodified: the Open Inference Protocol, binary tensors by default."""
+"""Unmodified Triton client: the Open Inference Protocol, by default with binary tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def triton(cluster: Cluster) -> Iterator[InferenceServerClient]:
 
 
 def texts_input(name: str, texts: Sequence[str], *, binary: bool = True) -> InferInput:
-    """A BYTES tensor [n, 1]."""
+    """Return the texts as a BYTES tensor [len(texts), 1]."""
     tensor = InferInput(name, [len(texts), 1], "BYTES")
     values = np.array([text.encode() for text in texts], dtype=object).reshape(-1, 1)
     tensor.set_data_from_numpy(values, binary_data=binary)

@@ -1,4 +1,4 @@
-"""What the integration tests share: exported graphs, and the imports of the model builder."""
+"""Shared state that makes integration tests faster: exported graphs, imports, CPU affinity."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tests.support.shared_exports import SharedExports
 
 
 def pytest_configure() -> None:
-    """Give each worker a core of its own: threads of several workers would wait for each other.
+    """Pin each worker to one core.
 
-    Models of tests are tiny, and engines and torch start a busy-waiting thread per usable core.
+    Engines and torch start one busy-waiting thread per usable core. The threads of several workers
+    would wait for each other. One core suffices for the tiny models of the tests.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
@@ -25,10 +26,13 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedExports]:
-    """Builds export equal models once; tests of `export` itself call it directly."""
+    """Replace `export` in builds, so that all tests export equal models only once.
+
+    Tests of `export` itself call the original.
+    """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of all workers
+        root = root.parent  # shared by all workers
     directory = root / "exports"
     directory.mkdir(exist_ok=True)
     shared = SharedExports(directory)
@@ -39,9 +43,9 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedE
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_model_builder() -> Iterator[None]:
-    """Run onnxruntime-genai's model builder without its seconds of imports.
+    """Run onnxruntime-genai's model builder in forks that skip seconds of imports.
 
-    The demo models of the end-to-end tests are built in a process of their own, as users do.
+    Builds of the end-to-end tests do not use this: they run it in a new process, like users.
     """
     with pytest.MonkeyPatch.context() as patch:
         forked = SimpleNamespace(run=forked_programs.run)

@@ -19,7 +19,7 @@ from tests.support.ray_cluster import free_port, wait_for
 REPOSITORY = Path(__file__).parents[2]
 SITE_PACKAGES = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
-CONFIGURED_MODEL = "sentence-transformers/all-MiniLM-L6-v2"  # of serve_config.yaml
+CONFIGURED_MODEL = "sentence-transformers/all-MiniLM-L6-v2"  # configured in serve_config.yaml
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,20 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """An environment with the wheel and the dependencies of this one, but not this checkout."""
+    """A virtual environment with the wheel and this environment's dependencies.
+
+    It cannot import this checkout.
+    """
     directory = tmp_path_factory.mktemp("environment")
     run([sys.executable, "-m", "venv", "--without-pip", directory], REPOSITORY)
-    # Python adds the paths of .pth files, but does not read .pth files in those paths: the
-    # editable installation of the checkout stays out.
+    # Python adds the paths of .pth files, but does not read .pth files in those paths. This keeps
+    # out the checkout, which is an editable installation.
     dependencies = Path(pytest.__file__).parents[1]
     (directory / SITE_PACKAGES / "dependencies.pth").write_text(f"{dependencies}\n")
     into = ["--python", directory / "bin/python", "install", "--no-deps", "--no-index", wheel]
     run([sys.executable, "-m", "pip", *into], REPOSITORY)
     for name, module in (("ray", "ray.scripts.scripts"), ("serve", "ray.serve.scripts")):
-        script = directory / "bin" / name  # those of the dependencies start the other Python
+        script = directory / "bin" / name  # scripts of the dependencies start the tests' Python
         call = "main" if name == "ray" else "cli"
         script.write_text(f"#!{directory}/bin/python\nfrom {module} import {call}\n{call}()\n")
         script.chmod(0o755)
@@ -60,7 +63,7 @@ def run(command: list[str | Path], directory: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process without the path to the checkout."""
+    """Return the environment variables of this process without PYTHONPATH."""
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 

@@ -38,7 +38,7 @@ ALL_MODELS = (*ENCODER_MODELS, DECODER)
 
 
 def seal_all_models(store: Path) -> Path:
-    """Seal ALL_MODELS; return `store`."""
+    """Write artifacts of ALL_MODELS to `store`. Return `store`."""
     seal_tiny(store, EMBEDDER)
     seal_tiny(store, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))
     nli_tasks = (TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TEXT_CLASSIFICATION)
@@ -55,7 +55,7 @@ def seal_all_models(store: Path) -> Path:
 def seal_token_model(
     store: Path, model_id: str, task: TaskName, labels: tuple[str, ...] = ()
 ) -> None:
-    """Seal a model whose output for a token depends only on the id of this token."""
+    """Write an artifact of a model whose output for a token depends only on the token's id."""
     manifest = tiny_manifest(model_id)
     directory = model_directory(store, model_id) / manifest.version
     tiny_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""Tiny sealed artifacts, written without torch and without a build."""
+"""Tiny artifacts of encoders, written without torch and without a build."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seal_tiny(
     nan_word: str | None = None,
     tasks: tuple[TaskName, ...] = (),
 ) -> Path:
-    """Seal a model that averages random word vectors. Return its directory.
+    """Write an artifact of a model that averages random word vectors. Return its directory.
 
     With `labels` the model is a classifier, unless `tasks` are given. Without `labels` its graph
     also returns token vectors. Texts with `nan_word` get NaN rows. The weights depend on the
@@ -59,7 +59,7 @@ def seal_tiny(
 
 
 def seal_tiny_version(store: Path, model_id: str, version: str) -> Path:
-    """Seal another version of an embedder, with other weights, and make it the latest version."""
+    """Write another version of an embedder, with other weights, and make it the latest one."""
     manifest = tiny_manifest(model_id).model_copy(update={"version": version})
     return _seal_words(store, manifest, seed=int(version, 16))
 
@@ -134,7 +134,7 @@ def tiny_candidate(device: Device) -> Candidate:
 
 
 def seal(directory: Path, manifest: ArtifactManifest) -> None:
-    """Write `manifest` with the current digests of its files."""
+    """Write `manifest` to `directory`, with the present digests of the files there."""
     files = {
         name: FileDigest(
             sha256=file_sha256(directory / name), size=(directory / name).stat().st_size
@@ -158,7 +158,7 @@ def write_graph(
     token_types: bool = False,
     unpooled: bool = False,
 ) -> None:
-    """Write a graph that outputs the masked mean of `vectors`, [B, WIDTH] or [B, labels].
+    """Write a graph that outputs the mean vector of the unmasked tokens, [B, WIDTH] or [B, labels].
 
     With `unpooled` a second output holds the token vectors. With `token_types` the graph has the
     third input of BERT. It adds the sum of this input to every output, so that nonzero values are
@@ -210,7 +210,7 @@ def _model(
 
 
 def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
-    """Replace a file of a sealed artifact and update its digest."""
+    """Replace a file of an artifact and update its digest in the manifest."""
     (directory / name).write_bytes(content)
     manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
     sealed = FileDigest(sha256=file_sha256(directory / name), size=len(content))
@@ -219,7 +219,7 @@ def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
 
 
 def seal_without_token_vectors(store: Path, model_id: str) -> Path:
-    """Seal an embedder whose graph has no token output. Return its directory."""
+    """Write an artifact of an embedder whose graph has no token output. Return its directory."""
     directory = seal_tiny(store, model_id)
     vocabulary = Tokenizer.from_file(str(directory / TOKENIZER_NAME)).get_vocab_size()
     write_graph(directory / GRAPH_NAME, word_vectors(vocabulary))

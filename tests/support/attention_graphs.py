@@ -1,4 +1,4 @@
-"""Variants of the tiny graph: every attention form of the exporters, float or int8 KV cache."""
+"""Variants of the tiny decoder graph: exporters' forms of attention, float or int8 KV cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_grap
 GraphChange = Callable[[onnx.GraphProto], None]
 
 _DRAW = np.random.default_rng(17)
-# Texts that determine the int8 scales. They are many, because random embeddings share no structure
-# and values beyond the scales are clipped.
+# Texts that determine the int8 scales. Many texts are needed, because random embeddings share no
+# structure and values beyond the scales are clipped.
 SHOWN = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (24, 40)).tolist())
 OTHERS = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (3, 40)).tolist())
 
@@ -79,7 +79,7 @@ def half_rotated_neighbors(graph: onnx.GraphProto) -> None:
 
 
 def unrotated(graph: onnx.GraphProto) -> None:
-    """No RoPE, as in GPT-2."""
+    """Remove RoPE, as in GPT-2."""
     for node in attentions(graph):
         del node.input[7:]
         attributes = [each for each in node.attribute if each.name != "do_rotary"]
@@ -128,7 +128,7 @@ UNKNOWN: Mapping[str, GraphChange] = {change.__name__: change for change in (bia
 
 
 def float_graph(path: Path, change: GraphChange = packed) -> Path:
-    """Write the changed tiny graph in float. Name attention nodes as exporters do."""
+    """Write the tiny graph with `change`, in float. Name attention nodes as exporters do."""
     model = onnx.load(tiny_graph(path))
     for layer, node in enumerate(attentions(model.graph)):
         node.name = f"/layers.{layer}/attention"
@@ -160,7 +160,7 @@ def calibration_for(graph: Path) -> CalibrationTexts:
 
 
 def int8_graph(path: Path, change: GraphChange = packed) -> Path:
-    """Write the same graph with an int8 KV cache."""
+    """Write the graph of `float_graph` with an int8 KV cache."""
     float_graph(path, change)
     quantize_kv_cache(path, calibration_for(path))
     return path

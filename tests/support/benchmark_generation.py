@@ -1,4 +1,4 @@
-"""Text generators for tests: one with scripted tokens, one over a tiny sealed decoder."""
+"""Text generators for tests of benchmarks: one with scripted tokens, one with a tiny decoder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ScriptedText:
 
 
 class DecodingGenerator:
-    """GeneratorClient over a real replica. The first call creates the replica on its event loop."""
+    """GeneratorClient of a real replica. The first call creates the replica on its event loop."""
 
     def __init__(self, store: Path, model_id: str, settings: GeneratorSettings) -> None:
         self._args = AppArgs(

@@ -102,7 +102,7 @@ class Visitor:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
     def leave(self) -> None:
-        """Close the tab. Raise AssertionError for console errors and requests to other hosts."""
+        """Close the tab. Raises AssertionError after console errors or requests to other hosts."""
         self.page.context.close()
         assert self.foreign == []
         assert [line for line in self.console if not line.startswith(REFUSED)] == []
@@ -117,7 +117,7 @@ class Visitor:
 
 
 def wait_for_server(happened: Callable[[], bool]) -> None:
-    """Wait until `happened` returns True, which the server's thread causes. Raise TimeoutError."""
+    """Wait until the server's thread makes `happened` return True. Raises TimeoutError."""
     ends_s = time.monotonic() + TIMEOUT_MS / 1e3
     while not happened():
         if time.monotonic() > ends_s:
@@ -126,7 +126,7 @@ def wait_for_server(happened: Callable[[], bool]) -> None:
 
 
 def find_accessibility_problems(page: Page, rules: list[str] | None = None) -> list[str]:
-    """Run axe-core, all rules or `rules`. Return rule and element of each serious problem."""
+    """Check all rules of axe-core, or `rules`. Return rule and element of each serious problem."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
     options = {} if rules is None else {"runOnly": rules}
@@ -140,7 +140,7 @@ def find_accessibility_problems(page: Page, rules: list[str] | None = None) -> l
 
 
 def seal_page_models(store: Path) -> Path:
-    """Seal PAGE_MODELS. Return `store`. The translator's text comes from a fake generator."""
+    """Write PAGE_MODELS to `store` and return it. A fake generator answers for the translator."""
     seal_all_models(store)
     translator = ArtifactManifest.parse(seal_tiny_decoder(store, TRANSLATOR))
     config = translator.generation_config
@@ -163,7 +163,7 @@ def seal_page_models(store: Path) -> Path:
 
 
 def _write_report(model: Path) -> None:
-    """Write a stage table of two stages to the only version of a model."""
+    """Write a report with two stages of a build to the only version of a model."""
     first, second = (
         each.model_copy(update={"size_bytes": size, "scores": {"accuracy": score}})
         for each, size, score in zip(STAGES, (90_900_000, 22_700_000), (0.9, 0.89), strict=False)
@@ -176,7 +176,7 @@ def _write_report(model: Path) -> None:
 
 
 def _seal_copy(store: Path, manifest: ArtifactManifest, **update: Any) -> None:
-    """Seal copies of the files of `manifest` with updated fields.
+    """Write an artifact with the files of `manifest` and updated manifest fields.
 
     A new version of the same model does not become the latest version.
     """

@@ -1,4 +1,4 @@
-"""Scripted replicas behind channels, and the fallback client of calls without a channel."""
+"""Scripted replicas with channels (direct connections), and a client for calls without one."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class EchoGenerator:
 
 
 class Fallback:
-    """Implements the interface of every client. Records its calls."""
+    """Client with the methods of all kinds of clients. It records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []

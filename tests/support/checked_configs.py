@@ -1,4 +1,4 @@
-"""Changed configs, and checks of their lint problems."""
+"""Configs with changed values, and checks of the problems that the linter finds in them."""
 
 from __future__ import annotations
 

@@ -26,9 +26,10 @@ DONE = "[DONE]"  # ends a stream
 RIGHT = "right"
 WRONG = "wrong"
 TIMEOUT_S = 60.0  # s without a byte after which a client gives up
-RECOVERY_S = 90.0  # s after a fault
+RECOVERY_S = 90.0  # maximum s from a fault to the recovery
 POLL_S = 0.01
-# A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S.
+# A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S,
+# the silence after which a channel counts its replica as lost.
 RUN_S, STAND_S = 0.05, 0.4
 TOLERANCE = 1e-3  # maximum of 1 - cosine; the batch affects rounding
 
@@ -40,7 +41,7 @@ def noise(tokens: int) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """Outcome for a client: RIGHT, WRONG, a status with its code, or the name of httpx's error."""
+    """Outcome of a request: RIGHT, WRONG, a status with its code, or the name of an httpx error."""
 
     outcome: str
     characters: int = 0  # length of the generated text
@@ -71,7 +72,7 @@ class ClientCounts:
     completions: int = 2
     streams: int = 2
     tokens: int = 200  # per completion and stream
-    long_streams: int = 0  # clients with one stream that starts with the load
+    long_streams: int = 0  # clients that read one long stream from the start of the load
     long_tokens: int = 12_000
 
     @property
@@ -245,7 +246,7 @@ def _failure(reply: httpx.Response) -> Seen:
 
 
 def changed(config: dict[str, Any], **changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with replaced keys of some deployments. Merge values that are mappings."""
+    """Copy the config with changed keys of the named deployments. Mappings are merged."""
     config = copy.deepcopy(config)
     for deployment in config["applications"][0]["deployments"]:
         for key, value in changes.get(deployment["name"], {}).items():

@@ -1,4 +1,4 @@
-"""Short notations for costs."""
+"""Entries of cost tables, built from short notations."""
 
 from __future__ import annotations
 

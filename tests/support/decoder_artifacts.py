@@ -1,4 +1,4 @@
-"""A tiny sealed decoder, written without torch and without a build.
+"""Artifact of a tiny decoder, written without torch and without a build.
 
 The model is a Llama of two layers. Its graph has the layout of onnxruntime-genai's model builder
 and the input `logits_from`. Its tokenizer has single bytes and a few merged pairs.
@@ -55,7 +55,7 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     defaults: GenerationDefaults | None = None,
     version: str | None = None,
 ) -> Path:
-    """Seal a decoder with seeded random weights. Return its directory.
+    """Write an artifact of a decoder with seeded random weights. Return its directory.
 
     The decoder generates noise that rarely ends. With `says`, it generates this text after a line
     feed and then ends its turn. No token may occur twice in `says`.
@@ -120,7 +120,7 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
 
 
 def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
-    """Write a random Llama that generates the rest of `saying` after any of its tokens."""
+    """Write a random Llama. After a token of `saying` it generates the tokens that follow there."""
     draw = _Draw()
     tables: dict[str, NDArray] = {
         "embedding": draw.matrix(vocabulary, HIDDEN) * 8,

@@ -20,7 +20,7 @@ _BLOCK = re.compile(
     r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)  # a command may continue after `\`
+_TYPED = re.compile(r"^\$ ((?:.*\\\n)*.*)\n", re.MULTILINE)  # `\` at the end continues a line
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]+))?\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 

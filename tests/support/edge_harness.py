@@ -1,4 +1,8 @@
-"""Harness of the edge with Ray Serve's HAProxy code and an HTTP server, without a cluster."""
+"""Harness of the edge, without a cluster.
+
+The edge runs the HAProxy of one host. Ray Serve's HAProxy code configures it, and an HTTP
+server acts as the ingress replica.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +44,9 @@ class Backend(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _BackendHandler)
         self.seen: list[str] = []
         self.left = threading.Event()  # set when a client disconnects from `/slow`
-        self.retry_after = "7"  # header of refusals
+        self.retry_after = "7"  # `retry-after` header of rejections
         self.places = threading.BoundedSemaphore(4)  # requests in flight that `/places` accepts
-        self.answers = threading.Semaphore(0)  # of `/places`, each released by the test
+        self.answers = threading.Semaphore(0)  # the test releases one per answer of `/places`
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property

@@ -1,4 +1,4 @@
-"""A tiny sealed encoder-decoder model, written from a random checkpoint of transformers.
+"""Artifact of a tiny encoder-decoder model, written from a random checkpoint of transformers.
 
 The model is a BART. Its tokenizer has whole words and adds an end token, as those of T5 and Marian
 do. Its outputs are noise, but depend on every word of the prompt.
@@ -52,7 +52,7 @@ ENDS_SOON = 2.4  # bias of the end token's logit, so that texts end after a few 
 
 @dataclass(frozen=True)
 class TinyEncoderDecoder:
-    """A tiny checkpoint, its transformers model, and the graphs that every sealed copy shares."""
+    """A tiny checkpoint, its transformers model, and the graphs that all of its artifacts share."""
 
     root: Path
     model: Any
@@ -103,7 +103,7 @@ class TinyEncoderDecoder:
         defaults: GenerationDefaults | None = None,
         task_prefixes: Mapping[TaskName, str] | None = None,
     ) -> None:
-        """Seal the model as `model_id`."""
+        """Write an artifact of the model with the id `model_id`."""
         version = hashlib.sha256(model_id.encode()).hexdigest()[:12]
         directory = model_directory(store, model_id) / version
         names = _copy(self.root / "graphs", directory / "graphs" / "tiny")

@@ -13,7 +13,7 @@ from tests.support.artifacts import seal_tiny, tiny_manifest
 
 
 class Killed(BaseException):
-    """The builder ends in the middle of a build, as if a signal killed it."""
+    """Raised to end the builder in the middle of a build, as if a signal killed it."""
 
 
 class FakeBuilder:
@@ -65,7 +65,7 @@ class _Process:
 
 
 def seal_at_once(store: Path, claim: BuildClaim) -> None:
-    """Enter all states of a build and seal a tiny embedder."""
+    """Enter all states of a build and write an artifact of a tiny embedder."""
     for state in (BuildState.BUILDING, BuildState.VERIFYING):
         claim.enter(state, f"{state} of a test")
     seal_tiny(store, claim.record.id)

@@ -1,4 +1,4 @@
-"""A fake decoder whose logits depend on the slot contents and on the call that computed them."""
+"""A fake decoder whose logits depend on tokens and on the kinds of calls that computed them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PREFILL, SINGLE_TOKEN, DECODE = 1, 2, 3
 
 @dataclass
 class FakeDecoder:
-    """KV slots of (token, kind of call) pairs. Unwritten entries are -1."""
+    """Decoder whose KV slots store, per token, its id and the kind of call that computed it."""
 
     slots: int = 4
     context: int = 96
     failing_decode: int = -1  # index of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     max_draft_tokens: int = 0
-    memorable: int = 0  # how many last tokens affect the logits; 0: all tokens and call kinds
+    memorable: int = 0  # only the ids of this many last tokens affect logits; 0: all entries
     held: threading.Event | None = None  # calls wait until it is set
-    parts: list[tuple[int, int]] = field(default_factory=list)  # (slot, tokens)
+    parts: list[tuple[int, int]] = field(default_factory=list)  # (slot, tokens) of each prefill
     decodes: list[int] = field(default_factory=list)  # number of slots of each decode call
     verified: list[int] = field(default_factory=list)  # number of tokens of each verify call
     moved: int = 0  # tokens copied or swapped

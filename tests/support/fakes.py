@@ -29,7 +29,7 @@ TIMEOUT_S = 10.0
 
 
 def item(marker: int, length: int = 1) -> TokenizedItem:
-    """Return an item of `length` tokens `marker`. FakeEngine returns [marker] for it."""
+    """Return an item of `length` tokens with id `marker`. FakeEngine returns [marker] for it."""
     return build_item([marker] * length)
 
 
@@ -139,7 +139,7 @@ class TokenizeLog:
 
 
 class HangingEncoder:
-    """An EncoderClient that never answers. It counts all, and all cancelled, micro-batches."""
+    """An EncoderClient that never answers. It counts its micro-batches, and the cancelled ones."""
 
     def __init__(self) -> None:
         self.batches = 0

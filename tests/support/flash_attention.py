@@ -42,7 +42,7 @@ def flash_attn_with_kvcache(
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Make it importable as `flash_attn`."""
+    """Make this fake importable as the package `flash_attn`."""
     module = ModuleType(NAME)
     module.__spec__ = ModuleSpec(NAME, None)
     module.flash_attn_with_kvcache = flash_attn_with_kvcache  # type: ignore[attr-defined]

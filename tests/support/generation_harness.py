@@ -1,4 +1,4 @@
-"""A generation executor over scripted generators."""
+"""Harness of the ingress pipeline for generation, with a scripted generator."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class UnusedTokenizer:
 
 @dataclass
 class GenerationHarness:
-    """A generation pipeline with one scripted generator, and its recorder."""
+    """An ingress pipeline with one scripted generator and a recorder of its requests."""
 
     store: Path
     reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    running: int = 1  # replicas in the next status refresh
+    running: int = 1  # generator replicas that the next status refresh finds
     models: tuple[str, ...] = (EMBEDDER, DECODER)
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 

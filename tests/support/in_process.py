@@ -85,11 +85,11 @@ class InProcess:
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     batched: MicroBatcher = send_unbatched
     encoder: EncoderClient | None = None  # replaces the real replicas
-    tokenizer: TokenizerClient | None = None  # replaces the real one in inspection routes
+    tokenizer: TokenizerClient | None = None  # replaces the real one in tokenization routes
     generator: GeneratorClient | None = None  # None: the cluster has no generator
     writes: GeneratorSettings | None = None  # real CPU generator in place of `generator`
     start_builder: StartBuilder = refuse_to_start
-    raise_bugs: bool = True  # raise in the test, no 500 response
+    raise_bugs: bool = True  # raise unexpected errors in the test instead of answering 500
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
 
     @asynccontextmanager

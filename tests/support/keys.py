@@ -1,4 +1,4 @@
-"""Key files with keys of a test."""
+"""API key files for tests."""
 
 from __future__ import annotations
 

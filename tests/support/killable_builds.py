@@ -73,7 +73,7 @@ class BuildForkServer:
     def start(
         self, *arguments: str, die_after: int | None = None, die_in: str | None = None
     ) -> Build:
-        """Start a build. It kills itself after `die_after` lines, or ends at the point `die_in`."""
+        """Start a build that ends itself after `die_after` lines, or at the point `die_in`."""
         self._count += 1
         output = self._root / f"output-{self._count}"
         request = {

@@ -1,4 +1,4 @@
-"""A prepared build of a tiny model. Many tests share its graphs."""
+"""A build of a tiny model after its prepare step. Many tests share its graphs."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def slowed(graph: Path, into: Path, size: int = 700) -> Path:
     model.graph.initializer.extend(
         [numpy_helper.from_array(large, "large"), numpy_helper.from_array(nothing, "nothing")]
     )
-    # The product depends on the output, because a constant product would be folded at open.
+    # The product depends on the output, because ONNX Runtime would fold a constant one.
     model.graph.node.extend(
         [
             helper.make_node("ReduceMean", [inner], ["mean"], keepdims=0),

@@ -50,7 +50,7 @@ _NAMES = {
 
 
 def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
-    """Create a random model with clearly different outputs per text. `kind`: its auto class."""
+    """Create a random model whose outputs differ clearly by text. `kind` names its auto class."""
     import torch
     import transformers
 
@@ -140,7 +140,7 @@ def everything(at: Layer) -> None:
 
 
 def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
-    """Create an `encoder` with four kinds of zeros. PRUNED lists its constant parts."""
+    """Create an `encoder` with zeros of four kinds. PRUNED lists the parts that can be removed."""
     model = encoder(model_type, kind, **settings)
     ignored_heads(layer(model, 0))
     blind_rows(layer(model, 0))
@@ -149,7 +149,7 @@ def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) ->
     return model
 
 
-# Per layer: (prunable heads, prunable feed-forward channels) of `pruned_encoder`.
+# For each layer of `pruned_encoder`: the removable heads and feed-forward channels.
 PRUNED = (((1, 3), tuple(range(8, 40))), ((0,), (0, 1, 2, 3, 63)))
 
 

@@ -19,7 +19,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
-GPUS = 2  # number for Ray: one for the encoder, one for the generator
+GPUS = 2  # GPUs that Ray counts: one for the encoder, one for the generator
 
 
 class Cluster:

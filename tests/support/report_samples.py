@@ -1,4 +1,4 @@
-"""Sample reports."""
+"""Sample reports of builds, with measured stages."""
 
 from __future__ import annotations
 

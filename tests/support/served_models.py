@@ -127,7 +127,7 @@ def build_tiny(model_id: str) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Create a hard link, or a copy without links. Links are safe: artifacts are read-only."""
+    """Create a hard link, or else a copy. Hard links are safe, because artifacts never change."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Cache of one export per tiny model for all tests. Even these take torch seconds to trace."""
+"""Cache of exported tiny models for all tests, because torch takes seconds to trace each one."""
 
 from __future__ import annotations
 

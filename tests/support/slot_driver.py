@@ -22,7 +22,7 @@ def open_graph(path: Path) -> ort.InferenceSession:
 
 
 class SlotDriver:
-    """KV slots of `context` tokens and `width` source tokens, initially filled with noise."""
+    """KV slots of `context` tokens and `width` encoder tokens, initially filled with noise."""
 
     def __init__(
         self, written: ExportedModel, rows: int = 3, context: int = 24, width: int = 16
@@ -33,7 +33,7 @@ class SlotDriver:
         names = [f"{i}.{part}" for i in range(written.layers) for part in ("key", "value")]
         self._own = {name: self._noise(rows, context) for name in names}
         self._cross = {name: self._noise(rows, width) for name in names} if self._encoder else {}
-        self._sources = np.zeros((rows, width), np.int64)  # the cross mask
+        self._sources = np.zeros((rows, width), np.int64)  # `cross_mask`, 1 at prompt tokens
         self.lengths = np.zeros(rows, np.int64)
 
     def _noise(self, rows: int, tokens: int) -> FloatArray:
@@ -41,7 +41,7 @@ class SlotDriver:
         return np.random.default_rng(3).standard_normal(shape, dtype=np.float32) * 50
 
     def read_source(self, row: int, ids: Sequence[int], padding: int = 0) -> None:
-        """Run the encoder on a source with `padding` padding tokens."""
+        """Run the encoder on a prompt with `padding` padding tokens."""
         assert self._encoder is not None
         padded = np.array([[*ids, *[1] * padding]], np.int64)
         mask = (np.arange(padded.shape[1]) < len(ids)).astype(np.int64)[None]

@@ -90,7 +90,7 @@ def tokenizer_config() -> dict[str, object]:
     }
 
 
-# Weight name of a layer in transformers -> name in llama.cpp.
+# Weight name of a layer in llama.cpp -> name in transformers.
 _PARTS = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",

@@ -55,7 +55,7 @@ def tiny_checkpoint(  # noqa: PLR0913  tests set one or two options each
                 parameter.normal_(std=0.3)
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
-                module.weight[module.padding_idx] = 0  # as after training
+                module.weight[module.padding_idx] = 0  # as in trained models
     model.save_pretrained(directory)
     return directory
 
@@ -81,7 +81,7 @@ def _sizes(model_type: str, layers: int) -> dict[str, object]:
 _OWN_SIZES: dict[str, dict[str, object]] = {
     "albert": {"embedding_size": 16},
     "electra": {"embedding_size": 16},
-    "mpnet": {"pad_token_id": 1},  # positions start at 2
+    "mpnet": {"pad_token_id": 1},  # position ids start after the padding id, at 2
     # Settings of microsoft/deberta-v3-base, with smaller sizes.
     "deberta-v2": {
         "relative_attention": True,

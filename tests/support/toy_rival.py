@@ -1,4 +1,4 @@
-"""A rival for tests: an HTTP server that looks embeddings up in a JSON file."""
+"""A competing server for tests of benchmarks. It looks embeddings up in a JSON file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task in one file."""
+"""A task that one file adds to the server."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def seal_tunable(
     absent: Collection[str] = (),
     settings: EncoderSettings | None = None,
 ) -> TuningTarget:
-    """Seal a model with one CPU candidate per name, all with the same fp32 graph.
+    """Write an artifact with one CPU candidate per name, all with the same fp32 graph.
 
     Candidates in `wrong` have a graph with other vectors. Candidates in `absent` require an
     execution provider that does not exist. A candidate named `slow` takes a hundred times as long.

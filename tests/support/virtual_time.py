@@ -88,7 +88,7 @@ class JobOutcome:
     ended_s: float = 0.0
     first_token_s: float = 0.0
     error: ServeError | None = None
-    is_rejected: bool = False  # on submission
+    is_rejected: bool = False  # when it was submitted
 
     @property
     def is_in_time(self) -> bool:

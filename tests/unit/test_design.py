@@ -1,4 +1,4 @@
-"""The design's own rules, checked on the source: who imports whom, how large files are."""
+"""Rules of the design, checked on the source: imports, file sizes, names and vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("deployments", "build_artifacts", "cluster", "benchmarks", "hundredfold")
 MAX_LINES = 400
 
-# Imports point one way: compiler and cluster use the server; benchmarks and commands use all.
+# Packages that a package may import. Imports point one way: compiler and cluster use the server,
+# benchmarks use all. `hundredfold` loads the commands of other packages by module name.
 ALLOWED = {
     "deployments": {"deployments"},
     "build_artifacts": {"build_artifacts", "deployments"},
@@ -30,10 +31,10 @@ ALLOWED = {
     "benchmarks": {"benchmarks", "build_artifacts", "cluster", "deployments"},
     "hundredfold": {"hundredfold", "deployments"},
 }
-# Inside the server: what computes knows nothing of replicas, wires and HTTP.
+# Inside the server, packages that compute (INNER) import no replicas, transports or HTTP (OUTER).
 INNER = ("artifacts", "tasks", "tokenization", "batching", "engines", "tuning")
 OUTER = ("replicas", "transports", "ingress", "app")
-# The only files of the server that know Ray.
+# The only files of the server that import Ray.
 KNOW_RAY = {
     "deployments/app.py",
     "deployments/autoscaling.py",
@@ -45,7 +46,7 @@ KNOW_RAY = {
     "deployments/ingress/cluster_state.py",
     "deployments/ingress/apis/operations/metrics_text.py",
 }
-# What a build needs and a server must not load: seconds of start and hundreds of megabytes.
+# Packages for builds. A server must not load them: they cost seconds and hundreds of megabytes.
 BUILD_ONLY = {"torch", "transformers", "onnx", "peft", "safetensors", "huggingface_hub"}
 
 
@@ -55,13 +56,13 @@ def source_files(package: str) -> list[Path]:
 
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """All imports of a file, also those inside functions."""
+    """Return all import statements of a file, also those inside functions."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module a file names in an import."""
+    """Yield the name of every module that a file imports."""
     for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -78,7 +79,7 @@ OUR_FILES = [path for package in PACKAGES for path in source_files(package)]
 
 
 def test_imports_point_down() -> None:
-    """No package imports one above or beside it."""
+    """Packages import only the packages in ALLOWED, and never the tests."""
     wrong = {}
     for path in OUR_FILES:
         ours = {module.partition(".")[0] for module in imports(path)} & {*PACKAGES, "tests"}
@@ -112,7 +113,7 @@ CODEC = "deployments/transports/channel/codec.py"
 
 
 def defined_types(path: Path) -> Iterator[str]:
-    """Names of all classes of a file and of its module-level type aliases."""
+    """Yield the names of all classes and of the module-level type aliases of a file."""
     module = ast.parse(path.read_text(encoding="utf-8"))
     yield from (node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef))
     for node in module.body:
@@ -123,11 +124,11 @@ def defined_types(path: Path) -> Iterator[str]:
 
 
 def test_no_class_name_has_two_meanings() -> None:
-    """Each class and alias has its own name, also the private ones and those of tests."""
+    """Names of classes and aliases are unique, including private names and those of tests."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in (*OUR_FILES, *source_files("tests")):
         for name in defined_types(path):
-            # The wire forms of messages have the names of the messages.
+            # The codec names the wire form of a message like the message, after an underscore.
             public = name if named(path) == CODEC else name.removeprefix("_")
             places[public].append(named(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
@@ -154,7 +155,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def grouped_by_child(graph: dict[str, set[str]], folder: str) -> dict[str, set[str]]:
-    """The imports between the direct children, files and folders, of `folder`."""
+    """Map each direct child (file or folder) of `folder` to the children that it imports."""
 
     def child(path: str) -> str:
         return path.removeprefix(folder).partition("/")[0]
@@ -197,7 +198,7 @@ def test_documents_name_existing_files(path: Path) -> None:
     assert not missing
 
 
-# Words of an earlier vocabulary, replaced by the field's terms, and people without a role.
+# Earlier words that standard terms have replaced, and pronouns for unnamed people.
 RETIRED = re.compile(
     r"\b(lanes?|gatekeeper|judge[sd]?|judging|judgements?|verdicts?|contenders?|journey|rotations|"
     r"(?<!in-)company|teller|heat|mend(?:ed|ing)?|nobody|somebody|anybody|everybody|whoever)\b",
@@ -209,7 +210,7 @@ BRITISH = re.compile(
     r"(?:initial|normal|organ|optim|quant|serial|summar|token)is(?:e|ing|ation)",
     re.IGNORECASE,
 )
-# Their strings are input texts of models: data, which keeps its words.
+# Files with input texts of models. These texts are data and may contain any words.
 MODEL_TEXTS = {
     "benchmarks/common/sentences.py",
     "benchmarks/faults/mixed_load.py",
@@ -231,7 +232,7 @@ def test_retired_words_and_british_spelling_are_gone(words: re.Pattern[str]) -> 
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has after importing `modules`."""
+    """Return the top-level modules that a fresh interpreter has after importing `modules`."""
     code = f"import sys, {', '.join(modules)}; print(*{{m.partition('.')[0] for m in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""What a reader finds: links that lead somewhere, a short first page, programs that are tested."""
+"""Documents: valid links, a short README, small images, and code blocks that tests run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_pictures_are_small_and_shown() -> None:
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
-    """tests/end_to_end/test_documents.py runs the blocks without a reason."""
+    """tests/end_to_end/test_documents.py runs all blocks that give no reason against it."""
     blocks = [block for block in find_blocks() if block.document.name != "architecture.md"]
     for block in blocks:
         print(f"{block.name}: {block.reason or 'run'}")

@@ -1,7 +1,7 @@
 """Embedding functions over the libraries of rivals, written as their documentation recommends.
 
-This module runs in the environment of a rival and imports nothing of this project. All other
-settings, including the number of threads, have the library's defaults.
+This module runs in the environment of a rival and imports nothing of this project. Settings without
+a recommendation, including the number of threads, have the library's defaults.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def open_fastembed(model: Path, _tokenizer: Path | None) -> Embed:
     name = "local/model"
     TextEmbedding.add_custom_model(
         model=name,
-        pooling=PoolingType.DISABLED,  # the graph pools
+        pooling=PoolingType.DISABLED,  # the graph already pools
         normalization=True,
         sources=ModelSource(hf=name),
         dim=0,

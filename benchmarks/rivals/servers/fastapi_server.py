@@ -1,6 +1,7 @@
-"""FastAPI around an embedding function.
+"""Server that offers an embedding function through FastAPI.
 
-The route is no coroutine, so FastAPI runs it in a thread pool, as recommended for blocking code.
+The route function is not a coroutine, so FastAPI runs it in a thread pool. This is recommended for
+blocking code.
 """
 
 from __future__ import annotations

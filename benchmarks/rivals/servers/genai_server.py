@@ -1,4 +1,4 @@
-"""FastAPI around onnxruntime-genai: `/v1/completions`, one generation at a time.
+"""Server for `/v1/completions` with FastAPI and onnxruntime-genai, one generation at a time.
 
 onnxruntime-genai's continuous batching requires CUDA. Its generator is not thread-safe.
 """

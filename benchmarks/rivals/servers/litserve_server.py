@@ -1,4 +1,4 @@
-"""LitServe around an embedding function, with batches of concurrent requests."""
+"""Server that offers an embedding function through LitServe, which batches requests."""
 
 from argparse import Namespace
 from typing import Any

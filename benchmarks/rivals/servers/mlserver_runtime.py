@@ -1,4 +1,4 @@
-"""Runtime of MLServer around an embedding function, configured by `model-settings.json`."""
+"""MLServer runtime that calls an embedding function. `model-settings.json` configures it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Serve around an embedding function: one deployment with `@serve.batch` and all defaults."""
+"""Ray Serve application for embeddings: one deployment, `@serve.batch`, default settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if __name__ == "__main__":
         address="local", include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False
     )
     serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Ray's handler aborts
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # Ray's own handler aborts the process
     application = Embedder.bind(arguments)  # type: ignore[attr-defined]
     try:
         serve.run(application, route_prefix="/", blocking=True)

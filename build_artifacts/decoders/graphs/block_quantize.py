@@ -102,7 +102,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     )
 
     config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
-    # The graph omits the zero points, because the default of the operators fits symmetric blocks.
+    # The graph omits zero points: the default of the operators is that of symmetric blocks.
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
     )

@@ -54,8 +54,8 @@ class ExportedModel:
         cross.{layer}.{key,value}  [B, kv_heads, C, head_dim]
         cross_mask                 [B, C], 1 for the tokens of a source, left-aligned
 
-    The encoder computes the cross tensors, without padding to C, from input_ids and attention_mask
-    [B, S].
+    C is the padded length of the sources. The encoder computes the cross tensors, with S instead of
+    C tokens, from input_ids and attention_mask [B, S].
     """
 
     decoder: Path

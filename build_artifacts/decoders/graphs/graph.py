@@ -25,7 +25,7 @@ ElementType = Literal["FLOAT", "INT64"]
 # Layout of a projection's weight: [out, in] as in torch's Linear, or [in, out].
 Stored = Literal["rows", "columns"]
 
-INT32 = 6  # ONNX's number of the type, for Cast
+INT32 = 6  # ONNX's number of the type int32, for Cast
 _OPSET, _IR_VERSION = 20, 10
 
 
@@ -55,7 +55,7 @@ class GraphWriter:
         self._outputs.append(value)
 
     def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
-        """Append an operator with one output. `attributes` may name its `domain`."""
+        """Append an operator with one output. `attributes` may include the operator's `domain`."""
         return self.multi_output_op(op_type, 1, *inputs, name=name, **attributes)[0]
 
     def multi_output_op(
@@ -136,7 +136,7 @@ class GraphWriter:
         return self.op("Add", projected, bias)
 
     def head(self, value: Value, names: Sequence[str]) -> tuple[Value, int]:
-        """Return logits and vocabulary size V. The first stored tensor of `names` is the weight."""
+        """Return logits and vocabulary size. The weight is the first stored tensor of `names`."""
         name = self.weights.first(names)
         vocabulary, size = self.weights.shape(name)
         columns = self.weight("head.columns", (size, vocabulary), lambda: self.weights.read(name).T)

@@ -1,7 +1,7 @@
 """Attention inputs of encoder-decoder and decoder graphs: tokens, masks and KV caches.
 
 deployments/engines/onnx_decoder.py defines the layout. The sum of a mask row is the length of its
-slot, so slots of different lengths run in one batch. Nothing else identifies a slot, so the engine
+slot, so slots of different lengths run in one batch. The graph has no slot numbers, so the engine
 may copy slots freely.
 """
 
@@ -77,7 +77,7 @@ class ModelGraphs:
 # Read config.json and the weights. Raises UnsupportedModel.
 GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
-# Score of padding: the attention weight becomes zero, and sums of scores stay finite.
+# Attention score of padding: its weight becomes zero, and sums of scores stay finite.
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
@@ -185,9 +185,9 @@ class CrossAttentionInputs:
         """Attend to the source: [B, T, heads x size] -> [B, T, heads x size].
 
         With one token per slot, the graph runs GroupQueryAttention without new keys and values.
-        GroupQueryAttention stops at the end of each source. MultiHeadAttention reads the full
-        width, which takes four times as long for 8 sources of 3 to 512 tokens. With several tokens,
-        the graph runs MultiHeadAttention, because GroupQueryAttention rejects more tokens than the
+        GroupQueryAttention stops at the end of each source. MultiHeadAttention reads all C tokens,
+        which takes four times as long for 8 sources of 3 to 512 tokens. With several tokens, the
+        graph runs MultiHeadAttention, because GroupQueryAttention rejects more tokens than the
         source has.
         """
         shape, name = self._shape, f"cross_attention.{layer}"

@@ -112,7 +112,7 @@ class _T5Encoder(_T5Stack):
         return graph
 
     def _distances(self) -> Value:
-        """Return the bias [1, heads, S, S]."""
+        """Return the relative position bias [1, heads, S, S]."""
         graph, positions = self.graph, self._encoder_inputs.positions()
         queries = graph.op("Unsqueeze", positions, graph.constant([0, 2]))
         farthest = self._config.relative_attention_max_distance
@@ -147,7 +147,7 @@ class _T5Decoder(_T5Stack):
         return vocabulary
 
     def _distances(self) -> Value:
-        """Return the bias [B, heads, T, M]. Causal attention ignores keys after the query."""
+        """Return the relative position bias [B, heads, T, M] for keys up to the query."""
         graph = self.graph
         queries = graph.op("Unsqueeze", self._self_inputs.positions(), graph.constant([2]))
         bias = self._bias(queries, self._self_inputs.cache_positions(), ahead=0)

@@ -1,4 +1,4 @@
-"""Lazy reader for the tensors of a checkpoint, which may exceed the memory."""
+"""Lazy reader of checkpoint tensors: a checkpoint may be larger than the memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CheckpointWeights:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
-        self._files: dict[str, Any] = {}  # by tensor name without the prefix `base`
-        self._stored: dict[str, str] = {}  # full name of each tensor, by the short one
+        self._files: dict[str, Any] = {}  # by tensor name without `base`
+        self._stored: dict[str, str] = {}  # tensor name in the file, by name without `base`
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - the file object is no mapping
@@ -51,7 +51,7 @@ class CheckpointWeights:
         return tensor.astype(np.float32, copy=False)
 
     def first(self, names: Sequence[str]) -> str:
-        """Return the first of `names` in the checkpoint: a shared tensor may have any of them."""
+        """Return the first of `names` in the file, which has only one name of a shared tensor."""
         return next((name for name in names if name in self), names[0])
 
     def _file(self, name: str) -> Any:

@@ -10,14 +10,15 @@ from deployments.tasks import TASKS, list_task_names
 
 # Top-level keys of every task. Some clients always send `stream`.
 ENVELOPE_KEYS = frozenset({"inputs", "parameters", "options", "stream", "model"})
-# huggingface_hub before 0.30 and clients of text-embeddings-inference send these without `inputs`.
+# Keys that huggingface_hub before 0.30 and clients of text-embeddings-inference send in place of
+# `inputs`.
 LEGACY_INPUT_KEYS = ("source_sentence", "sentences", "question", "context", "query", "texts")
-# Newer clients send parameters at the top level.
+# Parameters of all tasks. Newer clients send parameters at the top level.
 TASK_PARAMETER_KEYS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
 
 
 def parse_task(name: str | None) -> str | None:
-    """Parse the task of a path. Raises InvalidField."""
+    """Return the task name of a path, after checking it. Raises InvalidField."""
     if name is None:
         return None
     names = list_task_names()
@@ -28,7 +29,10 @@ def parse_task(name: str | None) -> str | None:
 
 
 def parse_envelope(body: Any) -> Mapping[str, Any]:
-    """Wrap a text or a list, which very old clients send, as `inputs`. Raises MalformedBody."""
+    """Return the body as an object. Raises MalformedBody.
+
+    A text or a list, which very old clients send, becomes `inputs`.
+    """
     if isinstance(body, str | list):
         return {"inputs": body}
     if not isinstance(body, dict):
@@ -37,7 +41,7 @@ def parse_envelope(body: Any) -> Mapping[str, Any]:
 
 
 def find_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, or an object of the legacy keys, which may be empty."""
+    """Return `inputs`, or an object of the legacy keys, which is empty if the body has none."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs
@@ -45,7 +49,7 @@ def find_task_inputs(body: Mapping[str, Any]) -> Any:
 
 
 def parse_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, or an object of the legacy keys. Raises InvalidField."""
+    """Return `inputs`, or an object of the legacy keys. Raises InvalidField without either."""
     inputs = find_task_inputs(body)
     if inputs == {} and body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
@@ -53,7 +57,7 @@ def parse_task_inputs(body: Mapping[str, Any]) -> Any:
 
 
 def parse_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `parameters` and top-level keys of an encoder task.
+    """Merge `parameters` and top-level keys of a request for an encoder task.
 
     Raises InvalidField, or UnknownParameter for a top-level key unknown to all tasks.
     """
@@ -73,7 +77,7 @@ def merge_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_stream_flag(body: Mapping[str, Any]) -> bool:
-    """Raises InvalidField."""
+    """Return whether the body requests a stream. Raises InvalidField."""
     streams = body.get("stream")
     if streams is not None and not isinstance(streams, bool):
         raise InvalidField("`stream` must be a boolean", field="stream")

@@ -23,10 +23,12 @@ MAX_PAGE_MODELS = 1_000
 async def build_model_list(
     pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Build a page of OpenAI's list object: configured models, rejected ones, then the store's.
+    """Build a page of OpenAI's list object.
+
+    Configured models come first, then rejected models, then the other models of the store.
 
     In the query, `limit` is the length of the page and `after` the last model id of the previous
-    page. Only the manifests of the page are read. Raises InvalidField.
+    page. Only the manifests of models on the page are read. Raises InvalidField.
     """
     limit, after = parse_limit(query), query.get("after")
     configured = [model.ref.id for model in pipeline.registry.open_models()]
@@ -62,7 +64,7 @@ def list_configured(pipeline: RequestPipeline) -> list[dict[str, Any]]:
 
 
 def describe_model(pipeline: RequestPipeline, model_id: str) -> dict[str, Any]:
-    """Build the facts of a model, or the reason why it cannot be used."""
+    """Build the object of a model in a list. It has the reason if the model cannot be used."""
     try:
         return build_model_facts(pipeline.registry.find(model_id), pipeline.monitor)
     except ServeError as error:
@@ -79,7 +81,7 @@ def describe_model(pipeline: RequestPipeline, model_id: str) -> dict[str, Any]:
 async def build_short_path_list(
     pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Build the list for `GET /models`, which Infinity's client reads too.
+    """Build the list for `GET /models`, which Infinity's client also reads.
 
     Infinity's client requires `stats`, and rejects an `owned_by` other than its own. This list
     therefore has no `owned_by`.
@@ -93,7 +95,7 @@ async def build_short_path_list(
 
 
 def build_version_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """Build the facts that differ between versions. `pruned` is the build option `--prune`."""
+    """Build the facts that differ between versions. `pruned` is the pruned fraction or null."""
     manifest = model.manifest
     states = monitor.states_for(model)
     devices = {

@@ -1,4 +1,7 @@
-"""Report of a model: its candidates and the measurements of `hundredfold build` and `report`."""
+"""Report of a model: its candidates, and measurements of `hundredfold build` and `report`.
+
+A candidate is one compiled variant of the model, such as `cpu-int8`.
+"""
 
 from __future__ import annotations
 

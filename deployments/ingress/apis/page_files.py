@@ -1,4 +1,4 @@
-"""Files of a page for browsers, with headers that restrict the page to this server."""
+"""Files of a web page, with headers that restrict the page to resources of this server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_policy(**sources: str) -> str:
 
 
 class PageFiles:
-    """The files of one directory. Callers pass known names only."""
+    """Serves the files of one directory. The callers pass only names of existing files."""
 
     def __init__(self, directory: Path, policy: str) -> None:
         self._files = StaticFiles(directory=directory)

@@ -29,7 +29,11 @@ INFERENCE_HEADERS: Mapping[str, str] = {
 
 
 def inference_headers(response: InferenceResponse) -> dict[str, str]:
-    """`x-compute-time` is in seconds, as in the hosted API; `server-timing` in milliseconds."""
+    """Build the headers of a response of an encoder model.
+
+    `x-compute-time` is in seconds, as in Hugging Face's hosted API, `server-timing` in
+    milliseconds.
+    """
     timings = response.result.timings
     headers = {
         "x-compute-type": response.result.compute_type,
@@ -65,7 +69,7 @@ def generation_headers(response: GenerationResponse) -> dict[str, str]:
 
 
 def stream_headers(stream: GenerationStream) -> dict[str, str]:
-    """Return the headers known at the first token."""
+    """Return the headers of a stream, whose values are known at the first token."""
     return {
         "x-compute-type": stream.started[0].compute_type,
         "x-sha": stream.model.ref.version,
@@ -74,7 +78,7 @@ def stream_headers(stream: GenerationStream) -> dict[str, str]:
 
 
 def fallback_headers(fallback: Device | None) -> dict[str, str]:
-    """Return the header of a request whose `use_gpu` could not be met."""
+    """Return a header with the device that replaced the requested GPU; empty without fallback."""
     return {} if fallback is None else {"x-compute-fallback": fallback.value}
 
 
@@ -84,7 +88,7 @@ def generated_tokens(completions: Sequence[Completion]) -> int:
 
 
 def generation_timing(completions: Sequence[Completion], total_s: float) -> str:
-    """Build `server-timing`: milliseconds of each phase of the slowest completion."""
+    """Build `server-timing`: milliseconds of each phase, the maximum of all completions."""
     timings = [completion.finished.timings for completion in completions]
     slowest_s = {
         "tokenization": max(timing.tokenize_s for timing in timings),

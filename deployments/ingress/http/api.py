@@ -1,4 +1,4 @@
-"""Contract of an API: its operations, the access that they need, and its error format."""
+"""Types by which an API declares its operations, the access they need, and its error format."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Operation:
     summary: str
     access: Access
     body: JsonSchema | None = None  # None: no body is read
-    response: JsonSchema | None = field(default_factory=dict)  # for status 200; {} is any JSON
+    response: JsonSchema | None = field(default_factory=dict)  # for status 200; {}: any JSON
     media_type: str = "application/json"  # of status 200
     events: JsonSchema | None = None  # schema of each event, if status 200 can be a stream
     examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
-    runs_model: bool = False  # then request headers may set `options`
+    runs_model: bool = False  # if True, request headers may set `options`
     headers: Mapping[str, str] = field(default_factory=dict)  # descriptions, for status 200
-    other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # not errors
+    other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # except errors
     # The first format applies until the handler calls `use_error_format`. Empty: the API's format.
     error_formats: tuple[ErrorFormat, ...] = ()
     hidden: bool = False  # served, but not documented
@@ -65,7 +65,7 @@ class ApiRoutes(Protocol):
     error_format: ClassVar[ErrorFormat]
 
     def operations(self) -> Sequence[Operation]:
-        """Return all operations. If two paths match a request, the earlier operation wins."""
+        """Return all operations. If several match a request, the first one handles it."""
         ...
 
 
@@ -81,13 +81,13 @@ def use_error_format(request: Request, error_format: ErrorFormat) -> None:
 def build_schema(kind: Any) -> JsonSchema:
     """Return the JSON schema of a pydantic model or of a type composed of such models.
 
-    All callers share it: do not change it.
+    All callers share the schema, so they must not change it.
     """
     return TypeAdapter(kind).json_schema()
 
 
 def parse_body(kind: type[B], body: Any) -> B:
-    """Validate `body` as `kind`. Raises InvalidField or EmptyInput naming the key."""
+    """Validate `body` as `kind`. Raises InvalidField or EmptyInput with the name of the key."""
     try:
         return kind.model_validate(body)
     except ValidationError as exc:

@@ -1,7 +1,7 @@
 """The ASGI application: one function between the server and the handlers of the operations.
 
 Starlette's own application passes a request through five layers, which took a third of the time of
-a cached response. Handlers keep Starlette's Request and Response.
+a cached response. Handlers still use Starlette's Request and Response.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ Recover = Callable[[ServeError, Request], Awaitable[None]]
 
 
 async def raise_again(error: ServeError, _request: Request) -> None:
-    """A `Recover` for servers that cannot change why a request failed."""
+    """Raise `error`. A `Recover` for servers that cannot remove the cause of an error."""
     raise error
 
 
 class ServerHooks(NamedTuple):
     """Functions that the server calls besides the handlers.
 
-    `record_rejection` gets every error response and its elapsed seconds. Each request runs inside
-    `in_flight`, which must allow several requests at once. `recover` gets the errors of routes that
-    run a model.
+    `record_rejection` gets the error of every error response, and the elapsed seconds. Each request
+    runs inside the context `in_flight`, which several requests enter at the same time. `recover`
+    gets the errors of routes that run a model.
     """
 
     record_rejection: RecordRejection
@@ -63,14 +63,14 @@ class ServerHooks(NamedTuple):
 
 
 class HttpApplication:
-    """Routes requests, checks their keys, bounds their bodies, and answers errors.
+    """Routes requests, checks their keys, limits their bodies, and builds error responses.
 
-    Errors are in the format of the route.
+    Error responses have the error format of the route.
     """
 
     # Ray Serve labels its metrics by the route that it finds in `routes`. To find it, Ray Serve
-    # would match sixty patterns again, which costs more than the label is worth. Without routes,
-    # the label is the application's prefix.
+    # would match sixty patterns again, which costs too much for a label. Without routes, the label
+    # is the application's prefix.
     routes = ()
     redirect_slashes = False
 
@@ -200,7 +200,7 @@ class HttpApplication:
 
 
 class _Headers(Headers):
-    """Finds a header without a walk over all of them; the first of equal names counts."""
+    """Headers with look-ups in a dict, not a linear search. Of equal names, the first counts."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope=scope)
@@ -224,7 +224,7 @@ class _Request(Request):
 def route_path(scope: Scope) -> str:
     """Return the path below the application's prefix, without a slash at the end.
 
-    Clients disagree on the slash, and some follow no redirects.
+    Some clients send the slash, and some do not follow redirects.
     """
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")

@@ -1,4 +1,4 @@
-"""Request bodies: bytes to JSON and back. Content-Type is ignored: clients send wrong ones."""
+"""Request bodies and JSON responses. Content-Type is ignored, because clients send wrong ones."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class ContentDecoder(Protocol):
 
 
 class IdentityDecoder:
-    """A body that is not compressed."""
+    """Decoder of a body that is not compressed."""
 
     def feed(self, chunk: bytes, max_bytes: int) -> bytes:
         return chunk
 
     def finish(self) -> None:
-        """HTTP marks the end of the body."""
+        """Do nothing: HTTP itself marks the end of the body."""
 
 
 class InflateDecoder:
@@ -102,7 +102,7 @@ def detect_deflate_window(start: bytes) -> int:
 
 GRACE_S = 3.0  # seconds before `body_bytes_per_s` applies
 SCOPE_KEY = "hundredfold.body_reservation"
-BODY_KEY = "hundredfold.body"  # the decoded body, kept for a second run of the handler
+BODY_KEY = "hundredfold.body"  # the decoded body, for a second run of the handler
 
 
 class BodyReservation:
@@ -122,22 +122,25 @@ class BodyReservation:
         self._capacity.release(self._bytes)
 
 
-# Levels of nesting. Real bodies have a few. Recursion over a value must not overflow the stack.
+# Maximum levels of nesting, so that recursion over a value does not overflow the stack. Real bodies
+# have a few levels.
 MAX_DEPTH = 32
-# Objects and lists. They cost most: a million in two megabytes block the interpreter for seconds.
+# Maximum number of objects and lists. Parsing a million of them, which fit into two megabytes,
+# blocks the interpreter for seconds.
 MAX_CONTAINERS = 20_000
-# JSON strings. Possessive quantifiers and the optional closing quote make the search linear: every
-# opening quote matches. Otherwise the search in an unterminated string restarts at each quote.
+# JSON strings. Possessive quantifiers and the optional closing quote make the search linear,
+# because every opening quote matches. Otherwise a search in an unterminated string restarts at each
+# quote.
 STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 async def read_json(request: Request, limits: LimitSettings) -> Any:
-    """Parse the body as JSON. Raises as `read_body` and `parse_json`."""
+    """Parse the body as JSON. Raises the errors of `read_body` and `parse_json`."""
     return parse_json(await read_body(request, limits))
 
 
 async def read_json_object(request: Request, limits: LimitSettings) -> dict[str, Any]:
-    """Parse the body as a JSON object. Raises as `read_json`, and MalformedBody."""
+    """Parse the body as a JSON object. Raises the errors of `read_json`, and MalformedBody."""
     value = await read_json(request, limits)
     if not isinstance(value, dict):
         raise MalformedBody("the body must be a JSON object", field="body")
@@ -145,10 +148,10 @@ async def read_json_object(request: Request, limits: LimitSettings) -> dict[str,
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON in UTF-8. Among duplicate keys the last one counts.
+    """Parse strict JSON in UTF-8. Of duplicate keys, the last one counts.
 
-    Strict: no NaN, no number beyond a double, no lone surrogate, no data after the value. Raises
-    MalformedBody.
+    Raises MalformedBody for invalid JSON, NaN, a number beyond the range of a double, a lone
+    surrogate, and data after the value.
     """
     # The cheap count includes brackets inside strings. Count exactly only if it is too high.
     brackets = count_brackets(raw)

@@ -19,7 +19,7 @@ CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None
 
 
 def current_client(trusted_proxies: int) -> str:
-    """Return the name of the request's key; without a name, the client in the request's headers."""
+    """Return the name of the request's API key, else the client that its headers identify."""
     if name := current_caller().name:
         return name
     headers = CURRENT_HEADERS.get()
@@ -27,11 +27,11 @@ def current_client(trusted_proxies: int) -> str:
 
 
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
-    """Return the digest of the API key, else the address; "" without either.
+    """Return the digest of the API key, else the address of the client; "" without either.
 
-    Each proxy appends its peer's address to `x-forwarded-for`. HAProxy appends the last address.
-    The `trusted_proxies` append the addresses directly before it, one each. Clients can forge all
-    earlier addresses.
+    Each proxy appends the address of its peer to `x-forwarded-for`. HAProxy appends the last
+    address. Before it are the addresses that the `trusted_proxies` proxies have appended, one each.
+    Clients can forge all earlier addresses.
     """
     for name in KEY_HEADERS:
         if name in headers and len(headers[name]) >= MIN_KEY_CHARS:

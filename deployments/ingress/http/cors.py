@@ -1,8 +1,8 @@
 """Cross-origin requests: which web pages may read the answers. Off by default.
 
 Browsers send the origin of the page. Before a request with a key they send a preflight request
-(https://fetch.spec.whatwg.org). Cookies are never allowed. A key in a header is the only credential
-that counts.
+(https://fetch.spec.whatwg.org). Cookies are never allowed. The only credential is a key in a
+header.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WILDCARD = "*"
 
 
 class Cors:
-    """The origins of `cors` in the `user_config` of the Ingress."""
+    """Cross-origin headers for the origins of `cors` in the `user_config` of the Ingress."""
 
     def __init__(self, settings: CorsSettings) -> None:
         self.settings = settings

@@ -1,6 +1,6 @@
 """Requests that skip Ray Serve's request wrapper, which takes 23 % of the ingress' CPU time.
 
-Skipped are its access log, its metrics per request, its traces and the limits
+These requests also skip the wrapper's access log, metrics, traces and the limits
 `max_ongoing_requests` and `max_queued_requests`. The ingress has metrics and limits of its own. A
 replica that stops still finishes its requests, because Ray Serve waits for the HTTP server.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 class DirectRequests:
     """Calls `app` for the requests below its prefix, and Ray Serve's wrapper for all others.
 
-    Ray Serve writes the prefix into the scope of every request, and nowhere else that is public. So
+    The only public source of the prefix is the scope of a request that has passed the wrapper. So
     the first request, usually a health check, goes through the wrapper.
     """
 
@@ -31,7 +31,7 @@ class DirectRequests:
         self._prefix: str | None = None
 
     def around(self, wrapper: ASGIApp) -> ASGIApp:
-        """Return the application of an HTTP server whose `wrapper` would call `app`."""
+        """Return an application that replaces `wrapper`, Ray Serve's wrapper of `app`."""
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             if self._is_direct(scope):
@@ -59,7 +59,7 @@ class DirectRequests:
         try:
             await self._app(scope, receive, send)
         except Exception:
-            # Log it here: Ray Serve turns the log of uvicorn off, which closes the connection.
+            # Ray Serve disables the log of uvicorn, which then only closes the connection.
             log.exception("response of %s failed", scope["path"])
             raise
 

@@ -1,4 +1,4 @@
-"""Error responses in the default format, and headers of every format."""
+"""Error responses in the default format, and response headers for errors in every format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 
-# Body keys that set deadline or priority, in `options` or in the parameters of /v2.
+# Body keys that set deadline or priority: in `options`, or in `parameters` of the /v2 API.
 QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
@@ -37,10 +37,10 @@ def retry_headers(error: ServeError) -> dict[str, str]:
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
     """Mark a queue's refusal, so that HAProxy repeats it to requests with the same headers.
 
-    A body that sets deadline or priority prevents the mark: HAProxy does not read bodies, and would
-    also refuse requests with more time. Searching the body costs less than parsing it again, and
-    happens only for refused requests. A text that equals such a key also prevents the mark, which
-    does no harm.
+    A body that sets deadline or priority prevents the mark. HAProxy does not read bodies, so it
+    would also refuse requests with later deadlines. Searching the body costs less than parsing it
+    again, and happens only for refused requests. A text in the body that equals such a key also
+    prevents the mark, which does no harm.
     """
     if error.code != Overloaded.code:
         return
@@ -50,7 +50,10 @@ def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> N
 
 
 def default_error_response(error: ServeError) -> Response:
-    """Build the hosted Inference API's object: `error` is a string, or a list for a bad field."""
+    """Build the error object of Hugging Face's hosted Inference API.
+
+    `error` is a string, or a list with one string for an invalid field.
+    """
     body: dict[str, Any] = {"error": error.message, "code": error.code}
     if isinstance(error, InvalidField):
         body["error"] = [error.message]

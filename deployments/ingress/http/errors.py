@@ -1,4 +1,4 @@
-"""Field names of errors in each API, and the length of error messages."""
+"""Conversion of errors for an API: field names, status, and length of messages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from deployments.errors import ServeError
 
-# Messages quote texts of clients, such as a model id. Such a text may have megabytes.
+# Messages quote texts of clients, such as a model id, which may have megabytes.
 MAX_MESSAGE_CHARS = 1_000
 MAX_FIELD_CHARS = 200
 
 
 @contextmanager
 def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename the field of ServeErrors raised in the block, as `rename_field` does."""
+    """Apply `rename_field` to ServeErrors raised in the block."""
     try:
         yield
     except ServeError as error:
@@ -56,7 +56,7 @@ def status_and_type(
     refused: str,
     failed: str,
 ) -> tuple[int, str]:
-    """Return an API's status and error type: the first entry of `known` that fits.
+    """Return status and error type for an API: the first entry of `known` whose class fits.
 
     Without an entry, the error keeps its status. Its type is `refused` below 500, else `failed`.
     """

@@ -1,4 +1,4 @@
-"""Access check before every operation: the key of a request, and the access it permits.
+"""Access check before every operation: whether the key of a request permits the operation.
 
 The check needs only the headers of a request. It runs before the body is read.
 """
@@ -38,7 +38,7 @@ class AccessGate:
         self.configure(key_file)
 
     def configure(self, key_file: Path | None) -> None:
-        """Use another key file for new requests. Raises BadSetting and keeps the previous one."""
+        """Use another key file for new requests. Raises BadSetting and keeps the old file."""
         if self._ring is None or self._ring.path != key_file:
             self._ring = None if key_file is None else KeyRing(key_file)
 
@@ -84,8 +84,8 @@ def _is_address(name: str) -> bool:
 def find_key(headers: Mapping[str, str]) -> str:
     """Return the key in the headers. Raises Unauthorized if there is none.
 
-    A key in the form of this server's keys takes precedence. Hugging Face's client adds the user's
-    own token to `authorization` without being asked.
+    A key in the form of this server's keys takes precedence, because Hugging Face's client adds the
+    user's Hugging Face token to `authorization` by default.
     """
     bearer = headers.get(KEY_HEADERS[0], "")
     if bearer.startswith(USUAL_START):

@@ -1,7 +1,7 @@
-"""Large answers: sent in chunks within a time limit, their bytes counted until they are sent.
+"""Sends large answers in chunks within a time limit, and counts their bytes until they are sent.
 
 The HTTP server buffers data that the client does not read yet. A body in one piece is buffered as a
-whole. With chunks, the server buffers only one chunk and blocks the next.
+whole. With chunks, the server buffers only one chunk, and the next `send` waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class LargeResponseSender:
         return size
 
     async def send(self, response: Response, size: int, send: Send) -> None:
-        """Send an answer and release its `size`. The server closes an incomplete connection."""
+        """Send an answer, then release `size`.
+
+        If the answer is incomplete, the HTTP server closes the connection.
+        """
         body = bytes(response.body)
         start = {
             "type": "http.response.start",

@@ -1,8 +1,8 @@
-"""Clients that disconnect before their answer: their requests end at once and free resources.
+"""Ends the request of a client that disconnects before its answer, to free resources.
 
-Ray Serve can watch for disconnects too, with two tasks per request that take 35 µs. A header of
-HAProxy turns this off (cluster/edge/haproxy_config.py). Most requests end before WATCH_AFTER_S and
-need no watch.
+Ray Serve can watch for disconnects too, with two tasks per request that take 35 µs. A header that
+HAProxy adds turns this off (cluster/edge/haproxy_config.py). Most requests end before WATCH_AFTER_S
+and need no watch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WATCH_AFTER_S = 0.1
 
 
 class ClientWatch:
-    """Context that cancels its block when the client disconnects. The block then ends normally."""
+    """Context that ends its block when the client disconnects, without raising CancelledError."""
 
     __slots__ = ("_has_left", "_receive", "_scope", "_task", "_timer", "_watching")
 
@@ -52,7 +52,7 @@ class ClientWatch:
 
     def _begin(self) -> None:
         if self._scope["method"] == "POST" and BODY_KEY not in self._scope:
-            # While the handler reads the body, it notices a disconnect itself. Check again later.
+            # While the handler reads the body, the handler detects a disconnect. Check again later.
             self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
         else:
             self._watching = asyncio.create_task(self._watch())

@@ -1,4 +1,4 @@
-"""Options of a request, from its body and headers, and the model that it names."""
+"""Options and model id of a request, read from its body and headers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestOptions(BaseModel):
     wait_for_model: bool | None = None
     use_gpu: bool | None = None  # a hint: the CPU computes where no GPU is available
     require_gpu: bool | None = None
-    hardware: Literal["cpu", "gpu"] | None = None  # as `compute`, but required
+    hardware: Literal["cpu", "gpu"] | None = None  # the request fails without this hardware
     compute: Compute | None = None  # `gpu` is a hint, like `use_gpu`; `auto`: the server chooses
     # Whether zero-shot responses have the form for clients before mid-2025. None: by user agent.
     legacy_format: bool | None = None
@@ -83,9 +83,9 @@ OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})  # options 
 
 
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
-    """Read `options` of the body; headers fill in what the body omits.
+    """Read `options` of the body. Headers set options that the body omits.
 
-    The timeout headers of OpenAI's clients set a deadline, except for an answer that `streams`.
+    The timeout headers of OpenAI's clients set a deadline, unless the answer is a stream.
     Raises InvalidField or UnknownParameter.
     """
     if body is not None and not isinstance(body, dict):
@@ -155,8 +155,8 @@ def waits_for_model(request: Request) -> bool:
     return request.headers.get("x-wait-for-model", "").strip().lower() in TRUE_WORDS
 
 
-# Values of `model` that clients send if a user names none: huggingface_hub, its 0.2x releases, and
-# Infinity's client.
+# Values of `model` that clients send if the user names no model: those of huggingface_hub, of its
+# 0.2x releases, and of Infinity's client.
 PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
 
 

@@ -10,7 +10,7 @@ from starlette.routing import compile_path
 
 from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Handler
 
-# Clients use one or two paths per model; scanners may try many more.
+# Clients use one or two paths per model; vulnerability scanners may try many more.
 MAX_CACHED_ROUTES = 1024
 MAX_CACHED_PATH_CHARS = 256
 
@@ -71,7 +71,7 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
 
 
 class WrongMethod(Exception):
-    """The path exists for other methods. Among the routes that match, `route` is the longest."""
+    """Error: the path exists only for other methods. `route` is the longest matching route."""
 
     def __init__(self, route: OperationRoute, allowed: frozenset[str]) -> None:
         super().__init__(route.path)
@@ -80,9 +80,9 @@ class WrongMethod(Exception):
 
 
 class RouteTable:
-    """All routes; the first that matches wins.
+    """All routes. The first route that matches a request handles it.
 
-    Matched routes are cached: trying sixty patterns takes longer than a response from the cache.
+    Matched routes are cached, because trying sixty patterns takes longer than a cached response.
     """
 
     def __init__(self, routes: Sequence[OperationRoute]) -> None:

@@ -24,16 +24,16 @@ class Closable(Protocol):
     """Source of the events, closed at the end of the response."""
 
     async def aclose(self) -> None:
-        """Release its resources; later calls do nothing."""
+        """Release the resources of the source; later calls do nothing."""
         ...
 
 
 class SseResponse(Response):
-    """Response that sends `events`, where each item has one or several whole events.
+    """Response that sends `events`. Each item has one or several whole events.
 
-    It closes the optional `source` at the end, on a write timeout, after a failure and when the
-    client disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by cancelling the
-    task. A failure is sent as the last event, which `encode_error` builds.
+    The response closes the optional `source` at the end, on a write timeout, after a failure and
+    when the client disconnects. Plain ASGI reports a disconnect by a message, Ray Serve by
+    cancelling the task. A failure is sent as the last event, which `encode_error` builds.
     """
 
     media_type = "text/event-stream"

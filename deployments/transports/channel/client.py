@@ -50,7 +50,7 @@ class ChannelRequest(NamedTuple):
     method: Method
     message: Buffer
     cost: int
-    deadline_s: float = 0.0  # only for methods with a deadline
+    deadline_s: float = 0.0  # unused by methods without a deadline
     is_repeatable: bool = False  # whether a stream may start again after its first event
     can_wait: bool = True  # whether to wait for a new replica when all replicas are lost
     backlog: int = 0  # cost of the calls that wait in this process behind this call
@@ -93,14 +93,14 @@ class ClientConnection(FrameConnection):
         self._on_change = on_change
         self._nonce = os.urandom(NONCE_BYTES)
         self._has_proved = False
-        self._pending: dict[int, _Pending] = {}  # by id
+        self._pending: dict[int, _Pending] = {}  # by frame id
         self._next_id = 1
         self.pending_cost = 0
         self.models: set[str] = set()  # names of the models that the replica has loaded
         self._other_load = 0
         self.window = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._checked_s = 0.0  # loop time
+        self._checked_s = 0.0  # loop time of the last check
 
     @property
     def load(self) -> int:
@@ -117,11 +117,14 @@ class ClientConnection(FrameConnection):
 
     @property
     def has_credit(self) -> bool:
-        """Whether the calls in progress leave room for one more call, of any size."""
+        """Whether one more call may be sent, whatever its cost: the window is not yet full."""
         return self.pending_cost < self.window and self._writable.is_set()
 
     async def call(self, request: ChannelRequest) -> AnswerFrame:
-        """Return the answer. Raises its ServeError, or ReplicaLost. Cancelling cancels the call."""
+        """Return the answer. Cancelling also cancels the call in the replica.
+
+        Raises the ServeError that the replica sends, or ReplicaLost.
+        """
         id, pending = self._send_call(request)
         try:
             return await pending.end
@@ -129,7 +132,7 @@ class ClientConnection(FrameConnection):
             self._forget(id)
 
     async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
-        """Yield the events. Raises as `call`. Closing cancels the call."""
+        """Yield the events. Closing cancels the call in the replica. Raises as `call` does."""
         id, pending = self._send_call(request)
         pending.events = asyncio.Queue()
         unrenewed = 0

@@ -1,7 +1,7 @@
 """Clients over channels. Without a channel they fall back to clients over Ray Serve handles.
 
-The fallback also starts a deployment that has no replica: Serve counts the calls that wait in a
-handle.
+The fallback also makes Serve start a replica of a deployment that has none: autoscaling counts the
+calls that wait in a handle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from deployments.transports.channel.pool import NoChannel, ReplicaPool
 T = TypeVar("T")
 
 
-# Limit of the characters that an idle encoder tokenizes itself, in less time than a hop takes.
+# Up to this number of characters, an idle encoder tokenizes a batch itself. This takes less time
+# than a hop to the tokenizer.
 LONE_CALL_CHARACTERS = 1_000
 CHARACTERS_PER_TOKEN = 4
 # Assumed tokens of an answer whose limit is higher or missing. Few answers reach such limits.
@@ -47,8 +48,8 @@ LOAD_TIMEOUT_S = 120.0  # for a micro-batch without calls, which only loads its 
 class ChannelEncoderClient:
     """An EncoderClient. It forwards the tokenizer's answer to the encoder without decoding it.
 
-    If an encoder is idle, a short call goes to it directly, without the hop to the tokenizer. No
-    other call waits while this encoder tokenizes.
+    If an encoder is idle, a short batch goes to the encoder directly, which then tokenizes it. No
+    other call waits meanwhile, because the encoder is idle.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class ChannelEncoderClient:
 
 
 class ChannelTokenizerClient:
-    """A TokenizerClient."""
+    """A TokenizerClient over channels."""
 
     def __init__(self, tokenizers: ReplicaPool, fallback: TokenizerClient) -> None:
         self._tokenizers = tokenizers
@@ -145,7 +146,7 @@ class ChannelTokenizerClient:
 
 
 class ChannelGeneratorClient:
-    """A GeneratorClient."""
+    """A GeneratorClient over channels."""
 
     def __init__(self, generators: ReplicaPool, fallback: GeneratorClient) -> None:
         self._generators = generators

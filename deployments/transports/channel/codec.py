@@ -103,7 +103,7 @@ def encode_call_batch(batch: CallBatch, deadline_s: float) -> bytes:
 
 
 def decode_call_batch(body: Buffer, deadline_s: float) -> CallBatch:
-    """Raises ChannelError, like every function here that decodes."""
+    """Decode a batch. Every decoding function of this module raises ChannelError."""
     key, calls = _decode(_CALL_BATCH, body)
     return CallBatch(key, tuple(_restore_call(call, key, deadline_s) for call in calls))
 

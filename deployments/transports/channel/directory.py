@@ -1,4 +1,4 @@
-"""The known replicas of each deployment, by deployment name, once per process.
+"""Directory of the known replicas of each deployment. A process has one directory.
 
 Ray Serve pickles the request router class by value, and with it the globals of its module. The
 router therefore imports this module at run time, to get the DIRECTORY of the process and no copy.

@@ -63,7 +63,10 @@ def decode_hello(body: bytes) -> bytes:
 
 
 def sign(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return a proof of `key`. It contains the role, so no side can return its peer's proof."""
+    """Return a proof that one side knows `key`.
+
+    The proof depends on the role, so that a peer cannot send the proof of the other side back.
+    """
     return hmac.digest(key, role.encode() + client_nonce + server_nonce, hashlib.sha256)
 
 

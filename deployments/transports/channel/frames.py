@@ -58,7 +58,7 @@ class Method(IntEnum):
     DECODE = 4
     COMPLETE = 5
     STREAM = 6
-    TOKENIZE_AND_INFER = 7  # the encoder does both
+    TOKENIZE_AND_INFER = 7  # the encoder also tokenizes
     MANAGE_POOL = 8  # every kind of replica has this method
 
 
@@ -75,9 +75,9 @@ class CallFrame(NamedTuple):
 class AnswerFrame(NamedTuple):
     """Body of an ANSWER."""
 
-    other_load: int  # cost that the replica holds for other connections
-    window: int  # cost that this connection may have in the replica
-    cost: int  # of a later call that carries this message, such as the tokens of a batch
+    other_load: int  # cost of the calls in progress on other connections
+    window: int  # limit of the cost in progress on this connection
+    cost: int  # cost of a later call that sends this message on, such as the tokens of a batch
     message: memoryview
 
 
@@ -92,7 +92,7 @@ def encode_call(method: Method, remaining_s: float, cost: int, backlog: int = 0)
 
 
 def decode_call(body: bytes) -> CallFrame:
-    """Raises ChannelError."""
+    """Decode the body of a CALL. Raises ChannelError."""
     method, remaining_ms, cost, backlog = _unpack(_CALL, body)
     return CallFrame(method, remaining_ms, cost, backlog, memoryview(body)[_CALL.size :])
 
@@ -102,7 +102,7 @@ def encode_answer(other_load: int, window: int, cost: int) -> bytes:
 
 
 def decode_answer(body: bytes) -> AnswerFrame:
-    """Raises ChannelError."""
+    """Decode the body of an ANSWER. Raises ChannelError."""
     other_load, window, cost = _unpack(_ANSWER, body)
     return AnswerFrame(other_load, window, cost, memoryview(body)[_ANSWER.size :])
 
@@ -112,7 +112,7 @@ def encode_count(count: int) -> bytes:
 
 
 def decode_count(body: bytes) -> int:
-    """Raises ChannelError."""
+    """Decode the body of a READY or RENEW. Raises ChannelError."""
     (count,) = _unpack(_COUNT, body)
     return count
 
@@ -152,8 +152,8 @@ class FrameParser:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that `data` completes. Raises ChannelError for an oversized frame.
 
-        A frame is parsed only after the caller has handled the previous frame. The last frame of a
-        handshake raises `max_body_bytes`, also for frames that arrived together with it.
+        A frame is parsed only after the caller has handled the previous frame. The caller raises
+        `max_body_bytes` after the handshake, also for frames that arrived with its last frame.
         """
         self._chunks.append(data)
         self._held += len(data)

@@ -16,8 +16,8 @@ from deployments.transports.channel.tls import TlsContexts
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Seconds of Serve's shutdown timeout that are not spent on the wait for accepted calls. For 2 s of
-# them (`graceful_shutdown_wait_loop_s`) Serve waits before it deletes the replica's object.
+# Seconds of Serve's shutdown timeout that remain after the wait for accepted calls. Serve needs 2 s
+# of these (`graceful_shutdown_wait_loop_s`) before it deletes the replica's object.
 SHUTDOWN_RESERVE_S = 5.0
 MIN_DRAIN_S = 1.0
 

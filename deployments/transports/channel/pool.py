@@ -1,4 +1,4 @@
-"""All replicas of one deployment: connections, choice, retries."""
+"""Connections to all replicas of one deployment; chooses a replica per call, and retries."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Option(NamedTuple):
 
 
 class _Tries:
-    """Replicas that lost or refused one request."""
+    """Number of failed tries of one request, and the replicas that refused the request."""
 
     def __init__(self, name: str) -> None:
         self.refused: set[ClientConnection] = set()
@@ -104,14 +104,14 @@ class _Tries:
         self._count = 0
 
     def note_lost(self) -> None:
-        """Raises ReplicasLost after MAX_TRIES."""
+        """Count a lost replica. Raises ReplicasLost after MAX_TRIES."""
         log.warning("%s: a replica was lost during a call", self._name)
         self._count += 1
         if self._count >= MAX_TRIES:
             raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
     def note_refused(self, connection: ClientConnection, error: ServeError, connected: int) -> None:
-        """Raises the error if no other replica can answer."""
+        """Count a refusal. Raises `error` if no other replica can answer."""
         self.refused.add(connection)
         self._count += 1
         if not error.elsewhere or self._count >= MAX_TRIES or len(self.refused) >= connected:
@@ -119,12 +119,12 @@ class _Tries:
 
 
 class ReplicaPool:
-    """The replicas of one deployment, as clients on `node` reach them."""
+    """Connections from a process on `node` to the replicas of one deployment."""
 
     def __init__(
         self, name: str, node: str, tls: ssl.SSLContext | None = None, spread: int = 0
     ) -> None:
-        """`spread`: load above the least at which a call leaves the replicas with its model."""
+        """`spread` limits the load of the replicas that a call prefers; see `_choose_free`."""
         self._spread = spread
         self._name = name
         self._node = node
@@ -166,8 +166,8 @@ class ReplicaPool:
         """Return the answer; if the replica is lost, try another replica.
 
         Raises the replica's ServeError, ReplicasLost after MAX_TRIES, ReplicasSilent if all listed
-        replicas are lost, NoChannel if none is listed or was ever connected. A replica that cannot
-        load the model counts as one try.
+        replicas are lost, or NoChannel if none is connected and none was lost. A replica that
+        cannot load the model counts as one try.
         """
         tries = _Tries(self._name)
         while True:
@@ -266,9 +266,9 @@ class ReplicaPool:
         return min(free, key=lambda one: (one.connection.load, not one.is_local)).connection
 
     async def _wait_for_successor(self, wait_s: float) -> None:
-        """Wait for any change while Serve lists only lost replicas. Raises ReplicasSilent.
+        """Wait for a new replica or connection, because no listed replica is usable.
 
-        Raises NoChannel if no listed replica was lost.
+        Raises ReplicasSilent after `wait_s`, or NoChannel if no listed replica was lost.
         """
         if not any(peer.is_lost for peer in self._peers.values()):
             raise NoChannel

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 _PREFIX = "hundredfold-channel-"
 _SOCKET = "replica.sock"
-_MAX_PATH_BYTES = 107  # sockaddr_un
+_MAX_PATH_BYTES = 107  # limit of `sockaddr_un` for the path of a socket
 
 
 class SocketDirectory(NamedTuple):

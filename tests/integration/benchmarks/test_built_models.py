@@ -52,7 +52,7 @@ def test_graphs_measures_all_systems_and_goals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("benchmarks.common.engine_timing.TIMING_S", 0.005)
-    # The other recipe imports NNCF, which takes seconds.
+    # The baseline OPENVINO[1] imports NNCF, which takes seconds.
     monkeypatch.delitem(BASELINES, OPENVINO[1])
     out, pairs = tmp_path / "out", tmp_path / "pairs.tsv"
     pairs.write_text(PAIRS, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The dry form of each part of `bench gpu`: tiny models on the CPU, a few cases per part."""
+"""Dry runs of each part of `bench gpu`: a few cases per part, with tiny models on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gpu.cases import Bench, Target, index_by_name, run_case
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.results import build_tables
 
-# Without exports to ONNX, which take seconds each.
+# Cases without exports to ONNX, which take seconds each.
 CASES = {
     "device": ("description", "matrix-rate", "bandwidth"),
     "encoder-parity": ("feature-extraction/gpu-fp16-torch", "fill-mask/gpu-fp16-torch"),
@@ -30,7 +30,8 @@ CASES = {
     "memory": ("gpu-fp16-torch", "gpu-fp16-transformers"),
 }
 
-# One case for each further path: exports, bindings, quantized weights, encoder-decoders, pytest.
+# One case for each code path that CASES leaves out: ONNX exports, IO binding, quantized weights,
+# encoder-decoders, a run of pytest.
 SLOW_CASES = {
     "encoder-parity": tuple(
         f"feature-extraction/gpu-fp16{kind}" for kind in ("", "-bound", "-tensorrt", "-compiled")
@@ -56,7 +57,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(Target(is_cuda=False), tmp_path_factory.mktemp("gpu"))
 
 
-@pytest.mark.filterwarnings("default")  # of transformers' own generation
+@pytest.mark.filterwarnings("default")  # generation in transformers emits warnings
 @pytest.mark.parametrize("part", CASES)
 def test_dry_form_of_a_part_runs(bench: Bench, part: str) -> None:
     cases = index_by_name(PARTS[part].cases(bench.target))
@@ -72,7 +73,7 @@ def test_dry_form_of_a_part_runs(bench: Bench, part: str) -> None:
 def test_dry_form_of_a_slow_path_runs(bench: Bench, part: str, name: str) -> None:
     result = run_case(part, index_by_name(PARTS[part].cases(bench.target))[name], bench)
     if result.state == "blocked":
-        # Without a GPU, pytest skips each of its tests.
+        # An engine is not installed. Or the case `test_gpu` ran GPU tests, which pytest skips here.
         assert "is not installed" in result.reason or result.reason.startswith("no test ran: ")
     else:
         assert (result.state, result.reason) == ("passed", "")

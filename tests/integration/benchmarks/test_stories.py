@@ -1,4 +1,4 @@
-"""The stories with tiny models: every part measures, checks and draws."""
+"""`bench stories` with tiny models: measurements, checks and plots of every story."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_techniques_measures_every_step(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class ScriptedSystem:
-    """A system whose answers take a fixed time, whatever their number."""
+    """A generation system that takes one second per token, for any number of streams."""
 
     name, max_streams = "scripted", None
 
@@ -92,7 +92,7 @@ def test_generation_steps_count_all_streams() -> None:
 
 
 def write_squad(path: Path, count: int) -> Path:
-    """Write questions on texts of the tiny vocabulary."""
+    """Write a file in SQuAD format whose texts use words of the tiny vocabulary."""
     paragraphs = [
         {
             "context": "the lovely river and the city at night " + "good " * number,
@@ -119,7 +119,7 @@ def serve_here(stages: Sequence[SealedStage], store: Path, _out: Path) -> Iterat
 
 
 def run_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run story b with a tiny model; return what was measured by stage."""
+    """Run story b with a tiny model; return the results by name of the stage."""
     calibration = write_squad(tmp_path / "calibration.json", 12)
     monkeypatch.setattr(command, "find_calibration", lambda: calibration)
     monkeypatch.setattr(served_stages, "serve", serve_here)
@@ -138,7 +138,7 @@ def run_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
 def test_stages_include_fp16_where_a_gpu_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph for the GPU runs on the CPU here: the GPU is the cluster's word only."""
+    """The test pretends that the cluster has a GPU. The graph for the GPU runs on the CPU."""
     monkeypatch.setattr(story_stages, "has_device", lambda _device: True)
     monkeypatch.setattr(story_stages, "STAGES", story_stages.STAGES[-1:])
     stages = run_stages(tmp_path, monkeypatch)
@@ -158,7 +158,7 @@ def test_server_answers_for_every_stage(tmp_path: Path, monkeypatch: pytest.Monk
     assert pruned["parameters"] < whole["parameters"] == stages["int8, not pruned"]["parameters"]
     assert pruned["size_bytes"] < whole["size_bytes"]
     assert stages["int8"]["size_bytes"] < stages["int8, not pruned"]["size_bytes"]
-    # The same weights through other kernels.
+    # These stages have the same weights and differ only in kernels.
     assert pruned["f1"] == stages["onnx"]["f1"] == stages["optimized"]["f1"]
     for name, stage in stages.items():
         if name != "fp16":

@@ -1,4 +1,7 @@
-"""One browser per file, and a tab per test that checks its console and its requests at the end."""
+"""Fixtures of the tests in a browser: one browser and server per file, one tab per test.
+
+A tab fails its test at the end if the console has errors or if it sent requests to other hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of every task: input, answer in its own form, cost, code, two models side by side."""
+"""The form of every task in the page: inputs, answer, cost, code, comparison of two models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.browser import INPUTS, PRUNED_QA_MODEL, QA_VARIANT, Visitor
 from tests.support.scripted_generation import TEXT
 
-# What the answer of a task must show.
+# Selector of an element that the answer of each task must show.
 SHOWN = {
     "question-answering": ".passage mark",
     "text-classification": ".scores li",
@@ -90,7 +90,7 @@ def test_two_models_are_compared(visitor: Visitor) -> None:
     expect(difference).to_contain_text("Answers")
     expect(difference).to_contain_text("ms")
     expect(page.locator(".answer .scores")).to_have_count(2)
-    # A cached answer would win: both are computed.
+    # The comparison skips the response cache, because a cached answer would always be faster.
     expect(page.locator("#code-panel")).to_contain_text("x-use-cache: false")
     expect(page.get_by_label("Use the cache")).to_be_hidden()
     visitor.snap("compare")

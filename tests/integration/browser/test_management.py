@@ -1,4 +1,4 @@
-"""What operators do in the page: pulls with progress, load and unload; and who may not."""
+"""Management of models in the page: pull, load and unload, and keys without these rights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.support.keys import add_key
 
 VERSIONS = ("0123456789ab", "ba9876543210")
 PULLS = IngressUserConfig(builds=BuildSettings(allow_pull=True))
-STEP_S = 20.0  # a step of a build, at most
+STEP_S = 20.0  # maximum wait of the fake build for the test
 
 
 class SteppedBuilder(FakeBuilder):
-    """A builder that waits in each state until the test has looked."""
+    """A fake builder that stays in the state `building` until the test releases `steps`."""
 
     def __init__(self) -> None:
         super().__init__(self._work)
@@ -56,7 +56,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> SteppedBuilder:
 
 @pytest.fixture
 def operator(browser: Browser, store: Path, builder: SteppedBuilder) -> Iterator[Visitor]:
-    """A visitor of a server without keys; no model is in its configuration."""
+    """A tab of a server without keys and without models in its configuration."""
     server = InProcess(store, models=(), settings=PULLS, start_builder=builder)
     with serve_http(server) as running:
         visitor = Visitor.arrive(browser, running.url)
@@ -81,7 +81,7 @@ def test_pull_is_followed_until_the_model_can_be_used(
     expect(progress).to_contain_text("acme/first: building, export of a test")
     builder.steps.release()
     expect(page.locator("article h2", has_text="acme/first")).to_be_visible()
-    # The second one knows the durations of the first.
+    # The durations of the first build give the second one a percentage.
     pull(operator, "acme/second")
     percent = progress.get_by_role("progressbar")
     expect(percent).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))

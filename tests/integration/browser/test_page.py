@@ -1,4 +1,4 @@
-"""The page as a whole: keyboard, screen readers, phones, color schemes, keys, a lost server."""
+"""All views of the page: keyboard, screen readers, phones, color schemes, keys, a lost server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def phone(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
 
 @pytest.fixture(scope="module")
 def axe_visitor(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
-    """One tab for all views: axe is loaded once."""
+    """One tab for all views, so that it loads the accessibility checker axe only once."""
     visitor = Visitor.arrive(browser, server.url, bypass_csp=True)
     yield visitor
     visitor.leave()
@@ -52,7 +52,7 @@ def axe_visitor(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
 def test_first_paint_waits_for_no_module(
     visitor: Visitor, record_property: Callable[[str, object], None]
 ) -> None:
-    """The frame of the page is HTML and CSS. The time goes into the report of the run."""
+    """HTML and CSS suffice for the first paint. The test report records its time."""
     visitor.page.route("**/page/main.js", lambda route: None)
     visitor.page.goto(visitor.url, wait_until="commit")
     record_property("first_paint_ms", read_first_paint_ms(visitor.page))
@@ -179,4 +179,4 @@ def test_lost_server_is_said_and_found_again(visitor: Visitor) -> None:
     page.context.set_offline(False)
     visitor.run()
     expect(page.locator(".scores li").first).to_be_visible()
-    visitor.console.clear()  # of the request that found no server
+    visitor.console.clear()  # remove the expected error of the request without a server

@@ -1,4 +1,4 @@
-"""Streams in the page: text as it comes, stop, sampling, schemas, errors within a stream."""
+"""Streamed generation in the page: text, stop, sampling options, schemas, errors in a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.support.browser import Visitor, wait_for_server
 from tests.support.scripted_generation import CHUNKS, TEXT, ScriptedGenerator, ending
 
 WORDS = 200
-# 40 ms for two hundred words would be one frame; a model on two cores writes 60 to 200 a second.
+# Pause between words. Without it, all words come within 40 ms and the page draws them at once. A
+# model on two cores generates 60 to 200 words a second.
 PAUSE_S = 0.005
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}}'
 
@@ -81,7 +82,7 @@ def test_options_reach_the_generator(chat: Page, generator: ScriptedGenerator) -
 def test_stop_ends_the_generation_and_keeps_the_text(
     chat: Page, visitor: Visitor, generator: ScriptedGenerator
 ) -> None:
-    generator.chunks = CHUNKS[:2]  # and no end
+    generator.chunks = CHUNKS[:2]  # without the last chunk, so that the stream stays open
     send(chat)
     expect(chat.locator(".by-model")).to_have_text(TEXT)
     chat.get_by_role("button", name="Stop").click()
@@ -135,7 +136,7 @@ def test_streaming_shifts_no_layout(chat: Page, generator: ScriptedGenerator) ->
     send(chat)
     expect(chat.locator(".turn .facts")).to_contain_text(f"{WORDS} tokens")
     assert chat.evaluate("window.shifted") == []
-    # The end of the text is in view.
+    # The transcript has scrolled to the end of the text.
     room = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
     assert chat.locator(".transcript").first.evaluate(room) < 2
 

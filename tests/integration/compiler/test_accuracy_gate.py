@@ -1,4 +1,4 @@
-"""The search time of a build with candidates that are not screened."""
+"""Time limit of the search among decoder candidates, which have no speed screening."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU_RECIPES = [recipe for recipe in FULL.decoders if recipe.device is Device.CPU
 
 
 class Candidates:
-    """Fake build that provides candidates only."""
+    """Fake decoder build that only lists and ranks candidates."""
 
     fallbacks_cost_speed = False
     context = type("Context", (), {"recipe": FULL})

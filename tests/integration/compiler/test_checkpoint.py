@@ -223,7 +223,7 @@ def test_unsafe_checkpoint_is_rejected_in_one_line(
 
 @pytest.fixture
 def public_copy(embedding_source: Path, public_directory: Path) -> Path:
-    """A checkpoint in a world-readable directory, unlike those of pytest."""
+    """A checkpoint in a directory that every user can read, unlike `tmp_path`."""
     copy = public_directory / "model"
     shutil.copytree(embedding_source, copy)
     for path in copy.rglob("*"):

@@ -291,7 +291,7 @@ def test_gc_confirms_and_removes_versions_without_alias(
         os.utime(path / MANIFEST_NAME, (sealed_s, sealed_s))
     arguments = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new@{kept.name}"]
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # a pipe, not a terminal
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # like a pipe, and not a terminal
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert f"tiny/new@{old.name}" in captured.out

@@ -314,7 +314,7 @@ def test_compacted_graph_is_smaller(tmp_path: Path, model_type: str) -> None:
     assert whole.stat().st_size - graph.stat().st_size == pytest.approx(weights, rel=0.1)
 
 
-# The first adds a bias per head to the scores; the second projects positions per head.
+# mpnet adds a bias per head to attention scores; deberta-v2 projects positions per head.
 @pytest.mark.parametrize("model_type", ["mpnet", "deberta-v2"])
 def test_heads_with_relative_positions_export(tmp_path: Path, model_type: str) -> None:
     model = pruned_encoder(model_type)

@@ -25,7 +25,7 @@ from tests.support.prepared_build import LITTLE, SMALL
 from tests.support.tiny_encoders import tiny_checkpoint, write_json
 
 UNTUNED = BuildBudget(tune_seconds=0)
-# Above the accuracy of int8, below that of fp32.
+# Rejects int8 and accepts fp32.
 FP32_GATE = Gate(cosine_mean=0.9999999, cosine_worst=0.9999999)
 
 

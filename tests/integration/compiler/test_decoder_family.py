@@ -135,7 +135,7 @@ class BigramFamily:
 
 
 def write_bigram_checkpoint(directory: Path) -> Path:
-    """Write a model that continues each letter of WORD by the next, and the last by the end."""
+    """Write a model that predicts the next letter of WORD, and the end token after the last."""
     tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME)
     size, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(TURN_END)
     logits = np.zeros((size, size), np.float32)

@@ -34,7 +34,7 @@ def test_demo_evaluation_data_loads(model: DemoModel, tmp_path: Path) -> None:
 
 
 def read_labels(model: DemoModel) -> tuple[str, ...]:
-    """The labels of the adapter; of a model without one, those of its data."""
+    """Return the labels of the adapter, or without an adapter those of the evaluation data."""
     if model.adapter is not None:
         return read_adapter(model.adapter).labels
     assert model.evaluation is not None

@@ -1,4 +1,4 @@
-"""The models of `hundredfold demo --variants`."""
+"""The models of `hundredfold demo --variants`: several builds of a model in several sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.tiny_encoders import tiny_checkpoint
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoModel:
-    """The only size: a random model for questions."""
+    """Replace the sizes by one: a question-answering model with random weights."""
     source = tiny_checkpoint(tmp_path / "checkpoint", head=ModelHead.SPAN, layers=1)
     tiny = DemoModel(
         id="tiny/reader",

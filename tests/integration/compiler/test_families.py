@@ -38,7 +38,7 @@ EXACT = Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0)
 
 
 class ToyBuild(ModelBuild[CandidateRecipe, GraphSpec]):
-    """Toy build that exports a mean of word vectors; its gate rejects int8."""
+    """Toy build whose graph averages word vectors and whose gate rejects int8."""
 
     gate_failed_hint = "use another toy"
 

@@ -20,8 +20,8 @@ from deployments.errors import ArtifactError
 from tests.support.killable_builds import BuildExit, BuildForkServer
 from tests.support.tiny_encoders import tiny_checkpoint
 
-# First steps of every build of SMALL. A second `verify` follows if both candidates are similarly
-# fast.
+# First steps of every build of these tests. A second `verify` follows if both candidates are
+# similarly fast.
 ALWAYS = ["resolve", "reference", "export", "rewrite", "quantize", "quantize", "screen", "verify"]
 # Large enough for the export, too small for the graphs derived from it.
 SMALL_DISK = "500k"

@@ -1,4 +1,4 @@
-"""A new task needs one file and one line to be built; so does its evaluation."""
+"""A new task needs one file and one table entry to be built; its evaluation needs the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODEL = "toys/length"
 
 
 class LengthEvaluation(Evaluation):
-    """Scores the share of vectors that are longer than the number in the file."""
+    """Scores the share of vectors whose norm exceeds the number in their line of the file."""
 
     def __init__(self, path: Path, model: EvaluatedModel) -> None:
         lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]

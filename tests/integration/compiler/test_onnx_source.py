@@ -31,7 +31,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path, tagger: Path) -> Path:
-    """The checkpoint as transformers.js keeps it: the graph in a directory of its own."""
+    """The checkpoint in the layout of transformers.js, with the graph in the directory `onnx`."""
     directory = tmp_path / "model"
     ignored = shutil.ignore_patterns("*.safetensors")
     shutil.copytree(tagger, directory, ignore=ignored)
@@ -39,7 +39,7 @@ def file(tmp_path: Path, tagger: Path) -> Path:
 
 
 def write_graph(path: Path, weights: dict[str, np.ndarray], without: str = "") -> Path:
-    """Write the weights as an exporter does; the graph computes nothing."""
+    """Write the weights with the names and layout of an exporter. The graph computes nothing."""
     nodes, tensors = [], []
     for name, value in weights.items():
         if name == without:

@@ -23,7 +23,8 @@ from tests.support.pruned_checkpoints import pruned_encoder
 from tests.support.tiny_encoders import tiny_tokenizer, write_pooling
 
 TEXTS = ("good", "the lovely river and the city at night", "it was a bad film " * 4)
-# For embeddings of up to 0.6 and more; fp32 summation order, and int8 in two layers.
+# For embeddings with values above 0.6. In fp32 the summation order differs; int8 rounds in two
+# layers.
 FP32_TOLERANCE = 1e-5
 INT8_TOLERANCE = 0.03
 EXACT = BuildRecipe(candidates=(CPU_FP32,))
@@ -38,7 +39,7 @@ class Pruned:
     recipe: BuildRecipe
     built: BuildResult
     output: str
-    due: NDArray[np.float32]  # [N, W]
+    due: NDArray[np.float32]  # [texts, width]
 
     @property
     def store(self) -> Path:

@@ -1,4 +1,4 @@
-"""Pruning by importance: what goes first, what the others take over, and a build with a server."""
+"""Pruning by importance: order of removal, compensation by retained parts, and whole builds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.support.pruned_checkpoints import (
 from tests.support.tiny_encoders import tiny_tokenizer, write_pooling
 
 TOLERANCE = 1e-5
-FITTED_TOLERANCE = 2e-2  # outputs of order 1; the fit has a ridge
+FITTED_TOLERANCE = 2e-2  # for outputs of order 1, because the least-squares fit has a ridge
 QUARTER = 0.25
 COLUMNS = tuple(range(8, 24))  # a quarter of ROWS
 RECIPE = BuildRecipe(candidates=(CPU_INT8, CPU_FP32), gate=ANYTHING)
@@ -132,10 +132,10 @@ def test_retained_heads_take_over_what_they_know() -> None:
     model = encoder("bert")
     for index in range(LAYERS):
         at = layer(model, index)
-        for linear in (at.query, at.key, at.value):  # head 1 computes what head 0 computes
+        for linear in (at.query, at.key, at.value):  # head 1 becomes a copy of head 0
             for values in (linear.weight.data, linear.bias.data):
                 values[channels(1)] = values[channels(0)]
-        at.attention_output.weight.data[:, channels(1)] *= 0.02  # so that head 1 goes
+        at.attention_output.weight.data[:, channels(1)] *= 0.02  # so that pruning removes head 1
         zero_columns(at.ffn_down, COLUMNS)
     without = encoder("bert")
     without.load_state_dict(model.state_dict())
@@ -193,7 +193,7 @@ def build_pruned(source: Path, store: Path, **changes: Any) -> BuildResult:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = encoder("bert")
-    for head in (1, 2, 3):  # the layers retain different numbers of heads
+    for head in (1, 2, 3):  # so that layer 0 retains fewer heads than layer 1
         layer(model, 0).attention_output.weight.data[:, channels(head)] *= 1e-3
     return save(model, tmp_path_factory.mktemp("source") / "tiny")
 
@@ -224,10 +224,11 @@ def test_graphs_are_smaller_and_exact(built: BuildResult, source: Path, tmp_path
     for small in built.manifest.candidates:
         large = unpruned[small.name]
         saved = whole.manifest.count_bytes(large) - built.manifest.count_bytes(small)
-        gone = 4 * (4 * 8 * HIDDEN) + 64 * 2 * HIDDEN  # weights of heads and columns
+        gone = 4 * (4 * 8 * HIDDEN) + 64 * 2 * HIDDEN  # removed weights of heads and columns
         assert saved > 0.8 * gone * (4 if small.precision == "fp32" else 1)
         operators = op_counts(built.directory / small.graph)
-        assert operators["Attention"] == LAYERS  # packed, also the layer with one head
+        # The rewrite `packed-heads` applies to every layer, even to that with one head.
+        assert operators["Attention"] == LAYERS
         assert not operators["Reshape"]
         engine = open_engine(
             GraphSpec.of(built.directory, built.manifest, small), EncoderSettings()

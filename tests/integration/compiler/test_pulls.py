@@ -1,4 +1,4 @@
-"""Builds of the queue by the compiler: recorded, failed, killed, resumed."""
+"""Builds from the build queue: recorded states, failures, killed and resumed builds."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_unpadded_batch_uses_unmasked_attention(
     counts = op_counts(either)
     assert (counts["If"], counts["MultiHeadAttention"], counts["Attention"]) == (2, 2, 2)
     due = prepared_build.answers(FLOAT, exported)
-    # A batch of one has no padding; in a batch of eight lengths only the longest has none.
+    # A batch of one has no padding. A batch of eight different lengths has padding.
     assert largest_difference(prepared_build.answers(FLOAT, either, batch_items=1), due) < TOLERANCE
     assert largest_difference(prepared_build.answers(FLOAT, either), due) < TOLERANCE
 
@@ -139,7 +139,7 @@ def attention(
         helper.make_tensor_value_info("off", TensorProto.BOOL, ["B", 1, "T", 1]),
     ]
     tables = [numpy_helper.from_array(table, name) for name, table in constants.items()]
-    # The exporter records these, too.
+    # The exporter also records the shape of this intermediate value.
     heads = [helper.make_tensor_value_info("heads", TensorProto.FLOAT, ["B", "T", 2, 4])]
     graph = helper.make_graph(nodes, "attention", inputs, outputs, tables, value_info=heads)
     opset = [helper.make_opsetid("", 23)]

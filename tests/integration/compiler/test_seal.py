@@ -60,7 +60,7 @@ GATE = Gate(cosine_mean=0.97)
 
 
 def prepared(root: Path, compaction: Compaction = WHOLE) -> PreparedModel:
-    """Write the files of `prepare` without a model."""
+    """Write the files that the step `prepare` would write, without a model."""
     tiny_tokenizer(root / "weights")
     reference = root / "reference"
     reference.mkdir()
@@ -81,7 +81,7 @@ def accept(prepared: PreparedModel, recipe: CandidateRecipe, graph: Path) -> Enc
 
 
 def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHOLE) -> Path:
-    """Seal an artifact of two candidates that share one graph."""
+    """Write an artifact of two candidates that share one graph; return its directory."""
     root.mkdir(parents=True)
     model = prepared(root, compaction)
     graph = root / "graph.onnx"

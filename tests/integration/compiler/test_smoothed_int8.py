@@ -32,12 +32,12 @@ from tests.support.tiny_encoders import tiny_checkpoint
 
 @dataclass(frozen=True)
 class SmoothingCase:
-    """An architecture and its operators in int8."""
+    """An architecture and the numbers of operators in its int8 graph."""
 
     model_type: str
     head: ModelHead
     static: int  # MatMuls with constant ranges
-    ranges: int  # activations that they read
+    ranges: int  # quantized activations, which these MatMuls read
     floating: int = 0  # MatMuls that stay float
     blocks: int = 0  # MatMuls with a range per token
     pooling: str = "mean"
@@ -46,21 +46,25 @@ class SmoothingCase:
         return self.model_type
 
 
-# Two layers each. Query, key and value share one activation. Heads are those of
-# `test_architectures.py`, which shares the exports.
+# All models have two layers. Query, key and value share one activation. The heads are those of
+# `test_architectures.py`, so that both test modules share the exports.
 CASES = (
-    SmoothingCase("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),  # pooling
-    SmoothingCase("roberta", ModelHead.TOKENS, static=12, ranges=8, floating=1),  # the head
+    # Pooling stays float.
+    SmoothingCase("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),
+    # The head stays float.
+    SmoothingCase("roberta", ModelHead.TOKENS, static=12, ranges=8, floating=1),
     SmoothingCase("distilbert", ModelHead.LABELS, static=12, ranges=8),
-    # The projection of its embeddings too.
+    # The projection of electra's embeddings has a constant range, too.
     SmoothingCase("electra", ModelHead.TOKENS, static=13, ranges=9, floating=1),
-    SmoothingCase("mpnet", ModelHead.VECTOR, static=12, ranges=8, floating=5),  # its own attention
-    SmoothingCase("modernbert", ModelHead.MASKS, static=8, ranges=8, floating=2),  # pre-norm, gated
-    # Gated, two products.
+    # mpnet has no fused attention operator, so the MatMuls of its attention stay float.
+    SmoothingCase("mpnet", ModelHead.VECTOR, static=12, ranges=8, floating=5),
+    # modernbert normalizes before each sublayer and has a gated feed-forward network.
+    SmoothingCase("modernbert", ModelHead.MASKS, static=8, ranges=8, floating=2),
+    # The gated feed-forward network of nomic_bert has a separate MatMul for its gate.
     SmoothingCase("nomic_bert", ModelHead.VECTOR, static=14, ranges=8, pooling="cls"),
     SmoothingCase(
         "albert", ModelHead.SPAN, static=11, ranges=7, floating=1, blocks=2
-    ),  # another GELU
+    ),  # the input of `blocks` is a GELU variant, which gets no constant range
 )
 
 
@@ -96,7 +100,7 @@ def test_families_have_constant_ranges(case: SmoothingCase, tmp_path: Path) -> N
 
 
 def test_outlier_neuron_is_copied(prepared_build: PreparedBuild, tmp_path: Path) -> None:
-    """The planted neuron is a thousand times larger; dynamic int8 loses all others."""
+    """The planted neuron is a thousand times larger, so dynamic int8 rounds away all others."""
     expected = prepared_build.prepared.reference.outputs
 
     def mean_cosine(graph: Path) -> float:
@@ -124,7 +128,7 @@ def test_pairs_match_operators(prepared_build: PreparedBuild, tmp_path: Path) ->
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=str)
 def test_openvino_passes_the_gate(case: SmoothingCase, tmp_path: Path) -> None:
-    """The gate compares with fp32 torch, and batched with unbatched answers."""
+    """The gate compares outputs with fp32 torch, and batched with unbatched outputs."""
     pytest.importorskip("openvino", reason="`openvino` is not installed")
     build = prepare_case(case, tmp_path)
     runner = RecordingRunner(tmp_path / "gate")
@@ -135,7 +139,7 @@ def test_openvino_passes_the_gate(case: SmoothingCase, tmp_path: Path) -> None:
 
 
 def test_layers_of_neurons_keep_one_width(tmp_path: Path) -> None:
-    """The planted neuron needs copies in its layer; the other layer gets as many empty neurons."""
+    """The planted neuron needs copies in its layer. The other layer gets as many empty neurons."""
     source = plant_outlier(tiny_checkpoint(tmp_path / "model"), layer=0, factor=30.0)
     build = PreparedBuild.of(source, tmp_path / "work")
     graph = onnx.load(build.graphs.graph(CPU_INT8))

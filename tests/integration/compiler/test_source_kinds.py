@@ -1,4 +1,4 @@
-"""The `build` command on every kind of checkpoint: a build or an error with hint."""
+"""The command `build` on every kind of checkpoint, which gives a build or an error with a hint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sharded(directory: Path) -> int:
 
 
 def with_words_only(directory: Path) -> None:
-    """Replace the tokenizer by `vocab.txt`, as in BERT of 2018."""
+    """Replace the tokenizer by `vocab.txt`, as in the BERT checkpoints of 2018."""
     words = read_words(directory / "tokenizer.json")
     (directory / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     (directory / "tokenizer.json").unlink()
@@ -162,7 +162,7 @@ def test_unsupported_source_prints_error_and_hint(
 ) -> None:
     changed = change(source) or source
     store = tmp_path / "store"
-    capfd.readouterr()  # output of writing the checkpoint
+    capfd.readouterr()  # discard the output from the change of the checkpoint
     assert build(changed, store) == 1
     said = capfd.readouterr()
     assert said.out == ""

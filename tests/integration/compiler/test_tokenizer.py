@@ -27,7 +27,7 @@ def read_words(tokenizer: Path) -> list[str]:
 
 @pytest.fixture
 def words_only(tmp_path: Path, embedding_source: Path) -> Path:
-    """The tiny embedding model with `vocab.txt` only, as in BERT of 2018."""
+    """The tiny embedding model with `vocab.txt` only, as in the BERT checkpoints of 2018."""
     directory = tmp_path / "model"
     shutil.copytree(embedding_source, directory)
     words = read_words(directory / "tokenizer.json")

@@ -1,4 +1,4 @@
-"""HAProxy and the actor that configures it end, under Ray Serve's own code for HAProxy."""
+"""HAProxy under Ray Serve's own manager code: crashes, hangs, new routes, ports and sockets."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.ray_cluster import free_port, wait_for
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short path, for sockets."""
+    """A directory with a short path, because paths of Unix sockets have a maximum length."""
     with tempfile.TemporaryDirectory(prefix="edge-") as name:
         yield Path(name)
 
 
 @pytest.fixture
 def edge(directory: Path) -> Iterator[EdgeHarness]:
-    """An edge with one replica."""
+    """HAProxy with a manager and one replica."""
     with run_harness(directory) as harness:
         harness.start_manager()
         harness.route(harness.backend.port)
@@ -56,7 +56,7 @@ def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
         for _ in range(3):
             for process in edge.haproxies():
                 process.kill()
-            # New connections only: those of the killed process are lost.
+            # `post` opens a new connection, because those of the killed process are lost.
             replies = list(pool.map(lambda _: edge.post(), range(8)))
             assert [reply.status_code for reply in replies] == [200] * 8
     (current,) = edge.haproxies()
@@ -77,7 +77,7 @@ def test_stopped_haproxy_is_replaced(edge: EdgeHarness) -> None:
 def test_busy_haproxy_that_misses_probes_is_kept(
     edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its requests in flight would be lost, as in a flood that leaves it too few cores."""
+    """An overloaded HAProxy may miss probes. Its replacement would lose requests in flight."""
     before = edge.haproxies()
 
     async def time_out(_process: HaproxyProcess, timeout_s: float = 1.0) -> bool:
@@ -88,9 +88,11 @@ def test_busy_haproxy_that_misses_probes_is_kept(
     end_s = time.monotonic() + 3 * (HEALTH_PERIOD_S + 2 * HEALTH_TIMEOUT_S)
     with httpx.Client(base_url=edge.url) as client:
         while time.monotonic() < end_s:
-            assert client.get("/metrics").status_code == 404  # by HAProxy itself, so often
+            # HAProxy itself answers, which shows that it is busy and does not hang.
+            assert client.get("/metrics").status_code == 404
     assert (edge.haproxies(), edge.reports) == (before, [])
-    wait_for(lambda: edge.reports[:1] == ["HAProxy does not answer"], 10)  # idle: it hangs
+    # Without requests, missed probes count as a hang.
+    wait_for(lambda: edge.reports[:1] == ["HAProxy does not answer"], 10)
 
 
 def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:
@@ -98,7 +100,7 @@ def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:
     edge.replace_manager()
     assert edge.post().status_code == 200
     wait_for(lambda: not edge.is_healthy(), 5)  # so that Ray Serve replaces the manager
-    edge.start_manager()  # without routes
+    edge.start_manager()  # the new manager has no routes yet
     assert edge.post().status_code == 200
     edge.route(edge.backend.port)
     assert edge.is_healthy()
@@ -120,7 +122,7 @@ def test_new_routes_replace_haproxy(edge: EdgeHarness) -> None:
 def test_replaced_haproxy_keeps_its_requests_although_it_does_not_answer_a_probe(
     edge: EdgeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe begins before the replacement, and ends when the process drains."""
+    """The probe starts before the replacement and fails while the old process drains."""
     (old,) = edge.haproxies()
     is_serving = HaproxyProcess.is_serving
     waits, is_replaced = threading.Event(), threading.Event()
@@ -174,7 +176,7 @@ def test_sockets_are_private_and_on_loopback(edge: EdgeHarness, directory: Path)
 
 def test_metrics_have_a_port_of_their_own(edge: EdgeHarness) -> None:
     own = f"http://127.0.0.1:{edge.ports.metrics}"
-    assert httpx.get(f"{own}/metrics").text == "/metrics"  # of the replica
+    assert httpx.get(f"{own}/metrics").text == "/metrics"  # the replica answers with the path
     assert "haproxy_process_nbproc" in httpx.get(f"{own}/haproxy").text
     for url in (f"{own}/models", f"{own}/", f"{edge.url}/metrics"):
         reply = httpx.get(url)
@@ -213,7 +215,7 @@ def test_stopped_edge_closes_the_port(directory: Path) -> None:
 def test_edge_that_stops_while_haproxy_starts_leaves_no_process(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that begins after its thread ended is not killed with it."""
+    """The kernel kills HAProxy when its parent thread ends, but not if HAProxy starts later."""
     setpriv = directory / "setpriv"
     setpriv.write_text(f'#!/bin/sh\nsleep 0.3\nexec {shutil.which("setpriv")} "$@"\n')
     setpriv.chmod(0o700)

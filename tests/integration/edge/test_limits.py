@@ -1,4 +1,4 @@
-"""Slow and greedy clients, and replicas that end or hang, behind HAProxy."""
+"""Limits of HAProxy on slow and greedy clients, and lost replicas behind HAProxy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def connect(edge: EdgeHarness, source: str = "127.0.0.1") -> socket.socket:
 
 
 def hold_request(edge: EdgeHarness, source: str = "127.0.0.1") -> socket.socket:
-    """Send a request that takes until its connection closes, and wait until a replica has it."""
+    """Send a request that runs until its connection closes; wait until a replica receives it."""
     seen = edge.backend.seen.count("/slow")
     peer = connect(edge, source)
     peer.sendall(HEAD.replace(b"/echo", b"/slow") + b"\r\ntext")
@@ -52,7 +52,7 @@ def hold_request(edge: EdgeHarness, source: str = "127.0.0.1") -> socket.socket:
 
 
 def send_short(edge: EdgeHarness, source: str) -> bytes:
-    """Return the response to a request that takes no time."""
+    """Send a request that the replica answers at once; return the response."""
     with connect(edge, source) as peer:
         peer.sendall(HEAD.replace(b"host: x", b"host: x\r\nconnection: close") + b"\r\ntext")
         return read_all(peer)
@@ -104,7 +104,7 @@ def test_connections_of_one_address_are_limited(edge: EdgeHarness) -> None:
 
 
 def test_requests_in_flight_are_limited_and_shared() -> None:
-    """One address has three quarters of them; what is refused never reaches a replica."""
+    """One address gets at most 3/4 of the limit. Refused requests do not reach a replica."""
     loud, quiet = "127.0.0.1", "127.0.0.2"
     with run_edge(ClientLimits(requests=4)) as edge:
         with ExitStack() as stack:
@@ -124,7 +124,7 @@ def test_requests_in_flight_are_limited_and_shared() -> None:
 
 
 def test_refusals_are_repeated_for_alike_requests_only() -> None:
-    """What a client sends otherwise, and other clients, reach the replica."""
+    """HAProxy repeats a refusal only for like requests. All other requests reach the replica."""
     with run_edge(ClientLimits(refusals=5)) as edge:
         with httpx.Client(base_url=edge.url, timeout=20) as client:
             replies = [client.post("/full", content=b"text") for _ in range(30)]
@@ -143,7 +143,7 @@ def test_refusals_are_repeated_for_alike_requests_only() -> None:
 
 
 def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> None:
-    """Each answer makes room for a request, however many were refused just before."""
+    """After each answer one more request is accepted, even directly after many refusals."""
     with run_edge(ClientLimits(refusals=5)) as edge, ThreadPoolExecutor(5) as pool:
         answers = edge.backend.answers
         accepted = [pool.submit(edge.post, "/places") for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The same tiny model for every installed engine."""
+"""Fixtures that open the same tiny model with every installed engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OpenRows = Callable[..., DecoderEngine]
 
 @contextmanager
 def rows_of(engine: DecoderFactory, spec: DecoderSpec) -> Iterator[OpenRows]:
-    """Opens decoders of one spec with a few short slots; closes them at the end."""
+    """Yield a function that opens decoders of `spec`. Close all of them at the end."""
     with ExitStack() as opened:
 
         def open_(slots: int = 3, context: int = 128) -> DecoderEngine:
@@ -38,7 +38,7 @@ def rows_of(engine: DecoderFactory, spec: DecoderSpec) -> Iterator[OpenRows]:
 
 
 class ContractEngine(NamedTuple):
-    """An engine of the contract suite."""
+    """An engine under test, with the function that writes its tiny model."""
 
     engine: str
     write: Callable[[Path, ModelHead], None]
@@ -79,7 +79,7 @@ def spec_of(kind: ContractEngine, path: Path, head: ModelHead = ModelHead.VECTOR
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Write the tiny model of an engine kind once. Tests must not change the file."""
+    """Return a function that writes the tiny model of an engine once. Tests share the file."""
     directory = tmp_path_factory.mktemp("programs")
 
     def write(kind: ContractEngine, head: ModelHead) -> Path:
@@ -95,7 +95,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def open_tiny(
     kind: ContractEngine, written: Written
 ) -> Iterator[Callable[[ModelHead], EncoderEngine]]:
-    """Open the tiny model with a head. Closed at the end of the test."""
+    """Yield a function that opens the tiny model with a head. Close engines after the test."""
     with ExitStack() as opened:
 
         def opener(head: ModelHead) -> EncoderEngine:

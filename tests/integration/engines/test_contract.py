@@ -22,7 +22,7 @@ from tests.support.engine_programs import MASK_TOKEN, NAN_WORD, WORDS, expected,
 from tests.support.fakes import build_item, item
 from tests.support.tiny_encoders import ENCODER_HEADS
 
-# fp32 sums of at most 20 values of size 1.
+# For fp32 sums of at most 20 values of size 1.
 TOLERANCE = 1e-5
 OpenTiny = Callable[[ModelHead], EncoderEngine]
 
@@ -104,7 +104,8 @@ def test_pooling_model_supports_unpooled_batches(kind: ContractEngine, open_tiny
 
 
 def test_unpooled_batch_without_support_fails(open_tiny: OpenTiny) -> None:
-    engine = open_tiny(ModelHead.LABELS)  # as older builds of embedding models do
+    # Embedding models of older builds lack support, too.
+    engine = open_tiny(ModelHead.LABELS)
     assert not engine.info.supports_unpooled
     with pytest.raises(EngineFailed):
         engine.run(collate(ITEMS, unpooled=True))

@@ -76,7 +76,7 @@ def test_exact_int8_is_enabled_on_cpus_with_overflow(
 
 
 def test_disabled_optimizer_does_not_run(tmp_path: Path) -> None:
-    """Adding zero turns -0 into +0, unless an optimizer removes the addition."""
+    """The graph adds zero, which turns -0 into +0 unless the optimizer removes the addition."""
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["zero"], to=1),
         helper.make_node("Neg", ["zero"], ["minus"]),

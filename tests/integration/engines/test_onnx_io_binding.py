@@ -1,4 +1,4 @@
-"""Buckets of ONNX Runtime with preallocated buffers: outputs equal those of unbound passes."""
+"""ONNX Runtime with IO binding and one set of preallocated buffers per bucket of shapes."""
 
 from __future__ import annotations
 

@@ -65,11 +65,11 @@ def test_fp32_is_not_computed_in_bf16(tmp_path: Path) -> None:
         pytest.skip(reason)
     with closing(open_engine(half, SETTINGS)) as engine:
         (row,) = engine.run(collate([item(1, 8)])).items
-        assert row[0] == 8  # rounds to 1 in bf16
+        assert row[0] == 8  # bf16 rounds each weight 1 + 2**-12 to 1
 
 
 def test_attention_operator_and_static_int8_are_supported(tmp_path: Path) -> None:
-    """Q = K = V = one number per token; the weights of 0 and 1 go through int8 exactly."""
+    """Q, K and V are equal, with one number per token. The int8 weight of 1 is exact."""
     node = helper.make_node
     nodes = [
         node("Cast", ["input_ids"], ["ids"], to=1),

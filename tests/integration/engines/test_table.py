@@ -1,4 +1,4 @@
-"""The table of engines: requirements, errors, and adding an engine."""
+"""The table of encoder engines: requirements, errors, and adding an engine."""
 
 from __future__ import annotations
 

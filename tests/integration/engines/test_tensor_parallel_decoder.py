@@ -1,4 +1,4 @@
-"""A decoder sharded over two processes on CPU cores instead of GPUs."""
+"""Tensor-parallel decoder with two processes, each on CPU cores instead of a GPU."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_each_process_uses_its_own_gpu(
 ) -> None:
     """Devices and backend are checked by configuration only, because no GPU is present."""
     taken: dict[str, Any] = {}
-    monkeypatch.setenv("LOCAL_RANK", "7")  # of another process
+    monkeypatch.setenv("LOCAL_RANK", "7")  # an inherited value, which the process must replace
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(device=device))
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **how: taken.update(how))
     monkeypatch.setattr(tensor_parallel_decoder, "TorchDecoder", lambda *given, **room: None)

@@ -1,4 +1,4 @@
-"""Torch programs as files: allowed content and errors."""
+"""Torch programs, the graph files of the torch engine: allowed content and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Nodes = list[dict[str, Any]]
 
 @pytest.fixture
 def rewritten(written: Written, tmp_path: Path) -> Callable[[Callable[[Nodes], None]], Path]:
-    """The tiny program with modified calls."""
+    """Return a function that modifies the calls of the tiny program in a copy of its file."""
 
     def rewrite(change: Callable[[Nodes], None]) -> Path:
         with safe_open(written(TORCH, ModelHead.VECTOR), framework="pt") as file:

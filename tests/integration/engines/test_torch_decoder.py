@@ -36,7 +36,7 @@ from tests.support.tiny_decoders import tiny_llama  # noqa: E402
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))
-# A product with one row rounds differently from a product with several.
+# Matrix products round differently for one row than for several rows.
 CLOSE = 1e-4
 
 
@@ -58,7 +58,7 @@ RECIPES = {
 def _flash_attention() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         flash_attention.install(patch)
-        patch.setattr(transformers_engine, "uses_cuda", lambda _: True)  # which it would need
+        patch.setattr(transformers_engine, "uses_cuda", lambda _: True)  # required by flash
         yield
 
 
@@ -130,7 +130,7 @@ def test_tokens_beyond_the_valid_length_are_ignored(open_rows: OpenRows) -> None
 def test_compiled_steps_match_those_of_the_program(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backend `aot_eager` traces as `inductor` does and generates no code, for a minute."""
+    """The backend `aot_eager` traces like `inductor`, but skips a minute of code generation."""
     monkeypatch.setattr(torch_decoder, "_COMPILER", "aot_eager")
     plain = program_spec(checkpoint, tmp_path)
     compiled = replace(plain, options=EngineOptions(compile=True))

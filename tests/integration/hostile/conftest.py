@@ -17,13 +17,13 @@ SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=1.0))
 
 @pytest.fixture(scope="session")
 def all_models_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with all of ALL_MODELS."""
+    """A store with a tiny model for every task."""
     return seal_all_models(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="session")
 def server(all_models_store: Path) -> Iterator[HttpServer]:
-    """All models behind HTTP. A bug returns status 500, as in production."""
+    """A server of all models. An unexpected exception returns status 500, as in production."""
     app = InProcess(
         all_models_store,
         models=ALL_MODELS,

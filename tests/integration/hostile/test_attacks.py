@@ -33,11 +33,11 @@ MODELS = {
     "text-generation": DECODER,
 }
 ATTACKS = list(build_attacks(MODELS))
-# Without attacks on grammars: only in these tests, the ingress process compiles them.
+# Attacks on grammars are left out, because here the ingress process itself compiles grammars.
 CONCURRENT_ATTACKS = [a for a in ATTACKS if not a.name.endswith(tuple([*EXPRESSIONS, *SCHEMAS]))]
-# Grammars of the maximum size take a second each, one after the other.
+# Grammars of the maximum size are compiled one after the other, in a second each.
 WAIT_S = 120.0
-# An error does not contain the request.
+# Error bodies stay small, because they do not repeat the request.
 MAX_ERROR_BYTES = 5_000
 MAX_GROWTH_BYTES = 200_000_000  # 80 MB of caches, and memory that the allocator retains
 

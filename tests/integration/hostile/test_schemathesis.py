@@ -32,11 +32,11 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def operations(server: HttpServer) -> list[APIOperation]:
-    """All operations of the OpenAPI document but DELETE: the tests share the models."""
+    """All operations of the OpenAPI document except DELETE, because the tests share the models."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
-    # schemathesis leaves out the document itself.
+    # schemathesis leaves out the route of the OpenAPI document itself.
     assert len(found) == sum(len(item) for item in paths.values()) - 1
     return [operation for operation in found if operation.method != "delete"]
 
@@ -73,7 +73,7 @@ def test_responses_conform_to_the_document(
             nonlocal sent
             sent += 1
             response = case.call()
-            # 504 is right if the client says a deadline of microseconds.
+            # 504 is right if the request has a deadline of microseconds.
             if response.status_code != 504 or not says_deadline(case):
                 case.validate_response(response, checks=CHECKS)
 
@@ -89,5 +89,5 @@ def says_deadline(case: schemathesis.Case) -> bool:
 
 
 def can_be_negated(operation: APIOperation) -> bool:
-    """Whether an invalid request exists: any text is an id, so only a body can be invalid."""
+    """Whether an invalid request exists. Only a body can be invalid: any text is a valid id."""
     return bool(operation.body)

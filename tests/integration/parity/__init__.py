@@ -1,1 +1,1 @@
-"""The same weights behind transformers and behind this server, and what each answers."""
+"""Comparison of this server's answers with those of transformers on the same weights."""

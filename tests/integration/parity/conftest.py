@@ -15,7 +15,7 @@ LABELS = ("SAD", "GLAD", "MAD")
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads of torch that wait for each other make tiny models slow where others work too."""
+    """Limit torch to one thread. On a busy machine, more threads make tiny models slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

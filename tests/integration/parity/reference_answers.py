@@ -1,6 +1,6 @@
 """Record the answers of transformers' question-answering pipeline to a tiny seeded checkpoint.
 
-transformers 5 has no such pipeline. Install 4.57 in a directory of its own:
+transformers 5 has no such pipeline. Install version 4.57 in a separate directory:
 
     pip install --no-deps --target DIR transformers==4.57.1 \\
         tokenizers==0.22.1 huggingface_hub==0.36.0
@@ -26,10 +26,10 @@ from tests.support.parity_texts import varied_texts
 
 RECORD = Path(__file__).parent / "data" / "question_answering.json"
 WEIGHTS = "model.safetensors"
-SHORT, LONG = 200, 40  # questions whose context fits into one window, and others
-# Rounding may swap answers whose scores differ by less. They are not recorded.
+SHORT, LONG = 200, 40  # number of questions with a context of one window, and of several windows
+# Answers whose scores differ by less are not recorded, because rounding may swap them.
 MIN_LEAD = 1e-4
-# (n, parameters): every n-th short question runs with these parameters. Long ones need windows.
+# (n, parameters): every n-th short question runs with these parameters.
 SHORT_RUNS: tuple[tuple[int, Mapping[str, Any]], ...] = (
     (1, {}),
     (2, {"top_k": 4}),
@@ -47,7 +47,7 @@ LONG_RUNS: tuple[Mapping[str, Any], ...] = (
 
 
 def main(installed: Path) -> None:
-    """Write RECORD with the answers of the transformers in the directory `installed`."""
+    """Write RECORD with the answers of transformers, installed in the directory `installed`."""
     with TemporaryDirectory() as scratch:
         models = ParityModel.make(Path(scratch), TaskName.QUESTION_ANSWERING)
         questions = make_questions(models.checkpoint, SHORT, seed=2)
@@ -65,7 +65,7 @@ def main(installed: Path) -> None:
 def make_questions(
     tokenizer: Path, count: int, *, seed: int, tokens: tuple[int, int] = (12, 51)
 ) -> list[dict[str, str]]:
-    """Make questions of up to 10 tokens with contexts of `tokens`, a minimum and a maximum."""
+    """Make questions of up to 10 tokens. `tokens` is the minimum and maximum of their contexts."""
     min_tokens, max_tokens = tokens
     questions = varied_texts(tokenizer, count, min_tokens=2, max_tokens=10, seed=seed)
     contexts = varied_texts(
@@ -92,7 +92,7 @@ def add_answers(checkpoint: str, path: Path) -> None:
 
     pipeline = transformers.pipeline("question-answering", model=checkpoint, device="cpu")
     pipeline.tokenizer.model_max_length = pipeline.model.config.max_position_embeddings
-    # Set in the files of real checkpoints. The pipeline needs them for the null answer.
+    # The pipeline needs these tokens for the null answer. Real checkpoints define them.
     pipeline.tokenizer.add_special_tokens({"cls_token": "[CLS]", "unk_token": "[UNK]"})
     record = json.loads(path.read_bytes())
     for run in record["runs"]:
@@ -124,7 +124,7 @@ def _clear_answers(
 
 def _list_spans(answers: Any) -> list[list[float]]:
     many = answers if isinstance(answers, list) else [answers]
-    # The pipeline adds spans outside of the context, with the score 0.
+    # Spans with the score 0 lie outside the context.
     return [[round(a["score"], 7), a["start"], a["end"]] for a in many if a["score"] > 0]
 
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders as they are served, against transformers' `generate`: greedy and with beams."""
+"""Served encoder-decoders equal `generate` of transformers, greedily and with beams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOURCES = [[*np.random.default_rng(n).integers(4, 80, 3 + 4 * n).tolist(), END] 
 
 
 class ServedCheckpoint:
-    """One tiny checkpoint, in transformers and behind a loop."""
+    """A tiny checkpoint, loaded in transformers and exported for a generation loop."""
 
     def __init__(self, family: str, directory: Path) -> None:
         self.model = saved(ENCODER_DECODERS[family], directory / "checkpoint")
@@ -90,7 +90,7 @@ class ServedCheckpoint:
             self._changed.notify_all()
 
     def answers(self, beams: Sequence[BeamSearchParams | None]) -> list[list[int]]:
-        """To all sources at once, each with its own number of beams."""
+        """Return the tokens generated for all SOURCES concurrently; `beams` has one entry each."""
         jobs = [self._job(source, own) for source, own in zip(SOURCES, beams, strict=True)]
         for job in jobs:
             self.loop.submit(job)
@@ -116,14 +116,14 @@ class ServedCheckpoint:
             sampling=SamplingParams(temperature=0),
             beam_search=beams,
             max_new_tokens=NEW_TOKENS,
-            no_repeat_ngram_size=2,  # random weights would say one thing for ever
+            no_repeat_ngram_size=2,  # random weights would repeat the same tokens
         )
         if beams is not None:
             return BeamSearchJob(source, options, beams, self._model, far_deadline())
         return SamplingJob(source, options, self._model, None, far_deadline())
 
     def expected(self, source: list[int], beams: BeamSearchParams | None) -> list[int]:
-        """What `generate` says, its start token left out."""
+        """Return the tokens of transformers' `generate` without the start token."""
         wanted = beams or BeamSearchParams(1)
         with torch.inference_mode():
             (answer,) = self.model.generate(

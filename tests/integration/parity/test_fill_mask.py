@@ -19,7 +19,7 @@ from tests.support.parity_models import (
 from tests.support.parity_texts import varied_texts, with_masks
 
 INPUTS = 240
-# Two ways to sum the same float32 numbers.
+# The order of float32 sums differs.
 TOLERANCE = 2e-6
 TARGETS = ["film", "Food", "zebra", "東京", "##s", "film", "[SEP]"]
 
@@ -31,7 +31,7 @@ def pipeline(mask_filler: ParityModel) -> Any:
 
 @pytest.fixture(scope="module")
 def texts(mask_filler: ParityModel) -> list[str]:
-    """Each with one mask, the longest as long as the model reads."""
+    """Texts with one mask each. The longest text has the model's maximum length."""
     plain = varied_texts(mask_filler.checkpoint, INPUTS, max_tokens=61)
     return [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]
 
@@ -49,7 +49,7 @@ async def app(mask_filler: ParityModel) -> AsyncIterator[ServedModel]:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """The same proposals in the same order; lists of them too."""
+    """Assert the same predictions in the same order, also in nested lists."""
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs, strict=True):
         if isinstance(their, list):
@@ -122,10 +122,10 @@ async def test_local_model_equals_the_server(
 
 
 async def test_int8_first_proposals_agree_with_fp32(mask_filler: ParityModel) -> None:
-    """Against fp32, which the tests above hold to the pipeline.
+    """fp32 is the reference, because the tests above compare it with the pipeline.
 
-    With random weights most leads are as small as int8's noise, so that 95 % of all texts agree:
-    what is asked for is the share of decided ones, and enough of these.
+    With random weights many best scores lead by less than int8's rounding error, so 95 % of all
+    texts agree. The strict limit applies only to texts with a clear lead.
     """
     plain = varied_texts(mask_filler.checkpoint, 900, max_tokens=61, seed=2)
     texts = [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]

@@ -1,4 +1,4 @@
-"""The model that writes numbers in words: as transformers generates it, and right."""
+"""The demo model that writes numbers in words: equality with transformers, and accuracy."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.support.parity_models import UNTUNED
 MODEL = find_demo_model("hundredfold/number-words")
 CHECKPOINT = Path(MODEL.ref)
 EXPRESSIONS = 60
-RIGHT = 0.95  # share of held-out expressions; README.md of the checkpoint has the measured one
+RIGHT = 0.95  # minimum accuracy on held-out expressions; README.md of the checkpoint has figures
 DATE, DATE_WORDS = "21 june 1984 14:30", "june twenty-first, nineteen eighty-four, fourteen thirty"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model in fp32 and as `hundredfold demo --all` builds it, under one id each."""
+    """A store with two builds: one as `hundredfold demo --all` makes it, and one in fp32."""
     store = tmp_path_factory.mktemp("words")
     request = replace(MODEL.request(store), budget=UNTUNED)
     fp32 = replace(request.recipe, decoders=(DECODER_FP32,))

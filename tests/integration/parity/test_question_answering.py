@@ -18,8 +18,8 @@ from tests.integration.parity.reference_answers import (
 )
 from tests.support.parity_models import ParityModel, agreement
 
-TOLERANCE = 1e-5  # of a score
-INT8_AGREEMENT = 0.98  # of best answers with a clear lead
+TOLERANCE = 1e-5  # for scores
+INT8_AGREEMENT = 0.98  # minimum share of equal best answers, among those with a clear lead
 RUNS = [parameters for _, parameters in SHORT_RUNS] + list(LONG_RUNS)
 RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
 
@@ -35,7 +35,7 @@ def parity_model(tmp_path_factory: pytest.TempPathFactory) -> ParityModel:
 
 
 def recorded(run: int) -> tuple[list[dict[str, str]], list[list[list[float]]]]:
-    """The questions of a run, and the pipeline's answers to each: [score, start, end]."""
+    """Return the questions of a run, and for each the pipeline's answers [score, start, end]."""
     answers = RECORDED["runs"][run]["answers"]
     return [RECORDED["questions"][int(i)] for i in answers], list(answers.values())
 
@@ -46,7 +46,7 @@ def as_list(answer: Any) -> list[dict[str, Any]]:
 
 def assert_same(questions: Any, ours: list[Any], theirs: list[list[list[float]]]) -> None:
     for asked, answer, expected in zip(questions, ours, theirs, strict=True):
-        # One answer is an object.
+        # A single answer is an object instead of a list.
         assert isinstance(answer, dict) is (len(expected) == 1)
         found = as_list(answer)
         assert [[a["start"], a["end"]] for a in found] == [span for _, *span in expected]
@@ -87,10 +87,10 @@ async def test_lists_of_questions_and_contexts_equal_the_record(parity_model: Pa
 
 @pytest.mark.slow
 async def test_int8_answers_agree_with_fp32(parity_model: ParityModel) -> None:
-    """Against fp32, which the tests above hold to the pipeline.
+    """fp32 is the reference, because the tests above compare it with the pipeline.
 
-    With random weights a span's score is hundredths, and most leads are as small as int8's noise:
-    asked for is the share of answers that lead by one hundredth, and enough of these.
+    With random weights the scores of spans are a few hundredths, and most leads are as small as
+    int8's rounding error. The strict limit applies only to answers that lead by 0.01.
     """
     questions = make_questions(parity_model.checkpoint, 1_200, seed=5)
     async with parity_model.serving() as served:

@@ -1,4 +1,4 @@
-"""Rankings equal logits or cosines of torch on the same weights."""
+"""Scores and order of text-ranking equal logits or cosines of torch on the same weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.parity_models import ParityModel, ServedModel, agreement
 from tests.support.parity_texts import varied_texts
 from tests.support.tiny_encoders import write_json
 
-READS = 64  # tokens, of a pair three of them special
+READS = 64  # maximum tokens of the model; a pair has three special ones
 QUERY_TOKENS, TEXT_TOKENS = 20, 40
-QUERIES, TEXTS_EACH = 20, 12  # 240 scores
+QUERIES, TEXTS_EACH = 20, 12
 PROMPTS = {"query": "good film ", "document": "that was "}
 LOGIT_TOLERANCE = 1e-4
-SCORE_TOLERANCE = 1e-5  # of a probability or a cosine
-# Share of equally ordered pairs of texts. Pairs whose scores differ by less than the gap do not
-# count, because int8 may swap them.
+SCORE_TOLERANCE = 1e-5  # for probabilities and cosines
+# Minimum share of equally ordered pairs of texts. Pairs whose scores differ by less than CLEAR_GAP
+# do not count, because int8 may swap them.
 INT8_AGREEMENT, CLEAR_GAP = 0.98, 0.1
 
 
@@ -56,7 +56,7 @@ def long_searches(cross_encoder: ParityModel) -> list[dict[str, Any]]:
 def create_searches(
     parity_model: ParityModel, query_tokens: int, text_tokens: int
 ) -> list[dict[str, Any]]:
-    """Each query with texts of its own."""
+    """Return rerank requests, each with one query and TEXTS_EACH different texts."""
     queries = varied_texts(parity_model.checkpoint, QUERIES, max_tokens=query_tokens, seed=1)
     count = QUERIES * TEXTS_EACH
     texts = varied_texts(parity_model.checkpoint, count, max_tokens=text_tokens, seed=2)
@@ -67,7 +67,7 @@ def create_searches(
 
 
 def compute_logits(parity_model: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
-    """[queries, texts] of the torch model, pair by pair."""
+    """Return the logits [queries, texts] of the torch model, which reads one pair at a time."""
     import torch
 
     model, tokenizer = parity_model.model(), parity_model.tokenizer()
@@ -81,7 +81,7 @@ def compute_logits(parity_model: ParityModel, searches: Sequence[Any]) -> NDArra
 
 
 def compute_cosines(parity_model: ParityModel, searches: Sequence[Any]) -> NDArray[np.float64]:
-    """[queries, texts] of the torch model's mean token vectors, text by text."""
+    """Return the cosines [queries, texts] of the torch model's mean token vectors."""
     import torch
 
     model, tokenizer = parity_model.model(), parity_model.tokenizer()
@@ -110,14 +110,14 @@ def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 async def ask_concurrently(
     served: ServedModel, searches: Sequence[Any], **parameters: Any
 ) -> list[Any]:
-    """Every search a request of its own, all at once."""
+    """Send one request per search, all concurrently."""
     return list(await asyncio.gather(*(served.ask(search, parameters) for search in searches)))
 
 
 async def ask_text_by_text(
     served: ServedModel, searches: Sequence[Any], **parameters: Any
 ) -> NDArray[np.float64]:
-    """Scores [queries, texts] of requests with one text, one after the other."""
+    """Return the scores [queries, texts] of sequential requests with one text each."""
     answers = [
         await served.ask({"query": search["query"], "texts": [text]}, parameters)
         for search in searches
@@ -127,14 +127,17 @@ async def ask_text_by_text(
 
 
 def collect_scores(answers: Sequence[Any]) -> NDArray[np.float64]:
-    """[queries, texts], in the order of the requests."""
+    """Return the scores [queries, texts], with the texts in the order of the requests."""
     return np.array(
         [[e["score"] for e in sorted(answer, key=lambda e: e["index"])] for answer in answers]
     )
 
 
 def assert_same_order(answers: Sequence[Any], keys: NDArray[np.float64], tolerance: float) -> None:
-    """The order of the reference's `keys` [queries, texts], but for what is as near as that."""
+    """Assert that answers are in descending order of `keys` [queries, texts], up to near ties.
+
+    `keys` are reference scores. Near ties differ by less than twice the tolerance.
+    """
     ours = [[entry["index"] for entry in answer] for answer in answers]
     for order, row in zip(ours, keys, strict=True):
         assert all(row[a] > row[b] - 2 * tolerance for a, b in pairwise(order))

@@ -1,4 +1,4 @@
-"""Demo models equal transformers, or torch, on their fp32 weights."""
+"""Answers of trained demo models equal transformers, or torch, on the same fp32 weights."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.support.parity_models import ParityModel, ServedModel, agreement, dec
 from tests.support.parity_texts import pair_texts, varied_texts
 
 INPUTS = 300
-# Two ways to sum the same float32 numbers; logits reach 10.
+# The order of float32 sums differs. Logits reach 10.
 TOLERANCE = 2e-6
 LOGIT_TOLERANCE = 2e-5
 
@@ -29,7 +29,7 @@ def texts(classifier: ParityModel) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pairs(classifier: ParityModel) -> list[dict[str, str]]:
-    """Both texts together as long as the model reads, at most."""
+    """Pairs of texts that together have at most the model's maximum length."""
     return pair_texts(varied_texts(classifier.checkpoint, 2 * 200, max_tokens=30, seed=1))
 
 
@@ -46,7 +46,7 @@ async def app(classifier: ParityModel) -> AsyncIterator[ServedModel]:
 
 
 def assert_same(ours: list[Any], theirs: list[Any], tolerance: float = TOLERANCE) -> None:
-    """Per text the same labels in the same order, and scores within the tolerance."""
+    """Assert the same labels in the same order for each text, with scores within the tolerance."""
     assert [[entry["label"] for entry in one] for one in ours] == [
         [entry["label"] for entry in one] for one in theirs
     ]
@@ -60,7 +60,7 @@ async def test_single_texts_equal_the_pipeline(
     app: ServedModel, texts: list[str], expected: list[Any]
 ) -> None:
     assert {answer[0]["label"] for answer in expected} == set(LABELS)
-    # One text gets a list of one answer, which clients expect.
+    # For one text, clients expect a list with one answer.
     assert_same([answer for (answer,) in await app.alone(texts)], expected)
 
 
@@ -110,9 +110,10 @@ async def test_mixed_texts_and_pairs_equal_the_pipeline(
 async def test_int8_labels_agree_with_the_pipeline(
     classifier: ParityModel, texts: list[str], expected: list[Any]
 ) -> None:
-    """With random weights some leads are as small as int8's noise: 97 % of all texts agree.
+    """The strict limit applies only to texts whose best label has a clear lead.
 
-    What is asked for is the share of decided ones, and enough of these.
+    With random weights some leads are as small as int8's rounding error, so 97 % of all texts
+    agree.
     """
     async with classifier.serving("int8") as app:
         alone = [answer for (answer,) in await app.alone(texts)]

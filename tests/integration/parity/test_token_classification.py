@@ -15,12 +15,12 @@ from tests.support.parity_texts import varied_texts
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 STRATEGIES = ("none", "simple", "first", "average", "max")
 TEXTS = 220
-FEWER = 60  # where one of the other tests reads them all
-READS = 64  # tokens, two of them special
-TOLERANCE = 1e-5  # of a probability
-INT8_AGREEMENT = 0.98  # of the labels of decided tokens
-LOGIT_FACTOR = 4  # times larger logits, near to those of a trained model
-DECIDED = 0.55  # the next label has 0.45 at most: as far apart as the gate of a build asks
+FEWER = 60  # texts for the tests that do not need all TEXTS
+READS = 64  # maximum tokens of the model, with two special ones
+TOLERANCE = 1e-5  # for probabilities
+INT8_AGREEMENT = 0.98  # minimum share of equal labels, among decided tokens
+LOGIT_FACTOR = 4  # scales the logits to about those of a trained model
+DECIDED = 0.55  # the other labels then have at most 0.45; builds ignore the same gap as a near tie
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def balance_labels(parity_model: ParityModel) -> None:
 def reference(parity_model: ParityModel) -> Iterator[Any]:
     pipeline = parity_model.pipeline()
     pipeline.tokenizer.model_max_length = READS
-    # As in the files of real checkpoints.
+    # Real checkpoints define these tokens in their files.
     pipeline.tokenizer.unk_token, pipeline.tokenizer.pad_token = "[UNK]", "[PAD]"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads slow down a small model

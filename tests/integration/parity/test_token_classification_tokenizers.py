@@ -36,11 +36,11 @@ from tests.support.artifacts import tiny_manifest
 from tests.support.parity_texts import varied_texts
 from tests.support.tiny_encoders import tiny_tokenizer
 
-# What the pipeline says of tokenizers that do not mark the tokens inside words.
+# The pipeline warns about tokenizers that do not mark the tokens inside words.
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 
 TEXTS = 45
-SIZE = 600  # tokens of a vocabulary, about
+SIZE = 600  # approximate size of a vocabulary in tokens
 START, END, PAD, UNKNOWN = SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
 
 
@@ -51,7 +51,10 @@ def cased_wordpiece(texts: list[str]) -> Tokenizer:
 
 
 def lowercasing_wordpiece(texts: list[str]) -> Tokenizer:
-    """Drops accents, so that tokens and their text differ in characters; knows few letters."""
+    """Train a WordPiece tokenizer with few letters that lowercases texts and removes accents.
+
+    Tokens and their text therefore differ in characters.
+    """
     tokenizer = _wordpiece(normalizers.BertNormalizer(lowercase=True))
     trainer = trainers.WordPieceTrainer(
         vocab_size=SIZE, special_tokens=[*SPECIAL], limit_alphabet=40
@@ -69,7 +72,10 @@ def _wordpiece(normalizer: Any) -> Tokenizer:
 
 
 def bytes_bpe(texts: list[str]) -> Tokenizer:
-    """RoBERTa's and GPT's kind: several tokens to one character, and no unknown one."""
+    """Train a tokenizer like those of RoBERTa and GPT.
+
+    One character may have several tokens, and none is unknown.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -83,7 +89,10 @@ def bytes_bpe(texts: list[str]) -> Tokenizer:
 
 
 def unigram(texts: list[str]) -> Tokenizer:
-    """XLM-R's kind: a token begins with the space before it, and text is composed first."""
+    """Train a tokenizer like that of XLM-R.
+
+    It normalizes text to NFKC. A token includes the space before it.
+    """
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -109,14 +118,14 @@ KINDS = (cased_wordpiece, lowercasing_wordpiece, bytes_bpe, unigram)
 
 @dataclass(frozen=True)
 class ParityPair:
-    """transformers' pipeline and this package's parts around one model and one tokenizer."""
+    """The pipeline of transformers and this package's code, with the same model and tokenizer."""
 
     pipeline: Any
     directory: Path
     manifest: ArtifactManifest
 
     def ours(self, text: str, parameters: Mapping[str, Any]) -> Any:
-        """What the task answers to the logits of the pipeline's model."""
+        """Return this package's answer, computed from the logits of the pipeline's model."""
         parsed = TokenClassification().parse(text, parameters, self.manifest)
         assert parsed.windowing is not None
         windows, _ = WindowTokenizer(self.directory, READS).windows(

@@ -18,12 +18,13 @@ from tests.support.parity_texts import varied_texts
 NLI = ("contradiction", "neutral", "entailment")
 CANDIDATES = ("film", "the city at night", "東京", "crème brûlée")
 TEXTS = 220
-READS = 64  # tokens, three of them special
-LONGEST_HYPOTHESIS = 24  # tokens, for CANDIDATES in TEMPLATES
+READS = 64  # maximum tokens of the model, with three special ones
+LONGEST_HYPOTHESIS = 24  # maximum tokens of a hypothesis made from TEMPLATES and CANDIDATES
 TEMPLATES = (None, "{}", "It was a {{good}} day for {0}, and the train is lovely!")
-TOLERANCE = 1e-5  # of a probability
-DECIDED_GAP = 0.1  # between entailment and contradiction; below, int8 may take either
-INT8_AGREEMENT = 0.98  # of the decided labels of all texts
+TOLERANCE = 1e-5  # for probabilities
+# If entailment and contradiction differ by less, int8 may decide either way.
+DECIDED_GAP = 0.1
+INT8_AGREEMENT = 0.98  # minimum share of equal decisions, among decided labels
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def texts(parity_model: ParityModel) -> list[str]:
 def build_parameters(
     candidates: Sequence[str], multi_label: bool, template: str | None
 ) -> dict[str, Any]:
-    """Build parameters of the server and the pipeline."""
+    """Build parameters that the server and the pipeline both accept."""
     parameters = {"candidate_labels": list(candidates), "multi_label": multi_label}
     return parameters if template is None else {**parameters, "hypothesis_template": template}
 
@@ -63,7 +64,7 @@ def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
         assert our["sequence"] == their["sequence"]
         due = scores_by_label(their)
         assert scores_by_label(our) == pytest.approx(due, abs=TOLERANCE)
-        # Labels that differ in the pipeline must not have the opposite order.
+        # Labels with different scores in the pipeline must not have the opposite order.
         assert all(due[a] > due[b] - 2 * TOLERANCE for a, b in pairwise(our["labels"]))
         assert our["scores"] == sorted(our["scores"], reverse=True)
     clear = [i for i, their in enumerate(theirs) if smallest_gap(their) > 2 * TOLERANCE]
@@ -169,6 +170,6 @@ async def test_int8_decisions_agree_with_the_pipeline(
         np.array([[scores_by_label(answer)[label] for label in CANDIDATES] for answer in side])
         for side in (theirs, ours)
     )
-    decided = np.abs(2 * due - 1) > DECIDED_GAP  # entailment less contradiction
+    decided = np.abs(2 * due - 1) > DECIDED_GAP  # entailment minus contradiction
     assert decided.mean() > 0.5
     assert ((due > 0.5) == (found > 0.5))[decided].mean() >= INT8_AGREEMENT

@@ -1,4 +1,7 @@
-"""Tables that the code defines. tests/unit/benchmarks/test_tables.py finds outdated documents."""
+"""Document tables that are built from the code, such as those of settings, tasks and routes.
+
+tests/unit/benchmarks/test_tables.py checks that the documents contain the current tables.
+"""
 
 from __future__ import annotations
 

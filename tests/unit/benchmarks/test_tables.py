@@ -32,7 +32,7 @@ def test_every_committed_table_is_in_a_document() -> None:
             assert f"<!-- results: {path.name} {table['name']} -->" in text
 
 
-# Their commits are not known. Another file needs one.
+# Result files whose commits are not known. Every other result file must name its commit.
 WITHOUT_COMMIT = {
     f"{name}.json"
     for name in (
@@ -77,7 +77,7 @@ def test_every_table_of_figures_comes_from_a_result_file() -> None:
     typed = re.sub(r"<!-- results: .*?<!-- end of results -->", "", text, flags=re.DOTALL)
     rows = [line for line in typed.splitlines() if line.startswith("|")]
     headers = [row for row, below in pairwise(rows) if set(below) <= set("|- ")]
-    assert headers == [  # tables without figures
+    assert headers == [  # these tables have no figures
         "| rival | serves |",
         "| measurement | options of `python -m benchmarks generation` |",
     ]

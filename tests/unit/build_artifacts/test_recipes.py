@@ -1,4 +1,4 @@
-"""What the search presets may seal."""
+"""Quantization methods and accuracy gates of the search presets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of smoothed int8: evened channels, copies of neurons, rounding."""
+"""Activation ranges of smoothed int8: equalized channels, copies of neurons, rounding."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_conflicting_settings_are_reported(
             f"{TOKENIZER}.request_router_config": {},
             f"{CPU_ENCODER}.autoscaling_config.policy": {},
         },
-        # The limit above these is derived.
+        # build_app sets max_ongoing_requests of the generators above these values.
         {f"{APP}.args.generators.cpu.kv_slots": 512},
         {f"{CPU_GENERATOR}.user_config.scheduling.max_waiting_requests": 5_000},
     ],
@@ -322,7 +322,7 @@ def test_other_hosts_need_keys_or_a_statement(
 ) -> None:
     monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
     config = create_config({})
-    config["http_options"].pop("host")  # Serve's default is every host
+    config["http_options"].pop("host")  # without it, Serve listens on all hosts
     config["http_options"] |= {} if host is None else {"host": host}
     settings = config["applications"][0]["deployments"][0]["user_config"]
     (problem,) = check_text(yaml.safe_dump(config))

@@ -1,4 +1,4 @@
-"""Lint of shares and budgets of GPUs."""
+"""The linter checks GPU shares and GPU memory budgets of deployments."""
 
 from typing import Any
 

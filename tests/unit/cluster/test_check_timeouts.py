@@ -1,4 +1,4 @@
-"""The linter reports timeouts that end before what they wait for."""
+"""The linter reports timeouts that end before the work or the timeouts they must outlast."""
 
 from __future__ import annotations
 

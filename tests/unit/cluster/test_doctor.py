@@ -106,7 +106,7 @@ def test_packages_are_mended_by_a_command_that_installs(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (finding,) = (f for f in diagnose(replace(GOOD, **changes)) if f.name == name)
     advice = format_findings([finding])
-    # `make serve` installs nothing into an environment that exists.
+    # `make serve` installs nothing into an existing virtual environment.
     assert f"run `{sys.executable} -m cluster.installation serve` in the checkout" in advice
     assert "make serve" not in advice
 

@@ -1,4 +1,7 @@
-"""The variables exist in the pinned Ray, which ignores unknown names silently."""
+"""The RAY_SERVE_ variables that the cluster sets exist in the pinned Ray.
+
+Ray ignores unknown names silently.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Dockerfiles fulfill the requirements of the cluster; the tests read them without a build."""
+"""The text of the Dockerfiles meets the requirements of the cluster. No image is built."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ IMAGES = ("cpu", "gpu")
 
 
 def read_dockerfile(image: str) -> list[str]:
-    """Read instructions without comments, with continued lines joined."""
+    """Return the instructions without comments. Continued lines are joined."""
     text = (REPOSITORY / f"cluster/images/Dockerfile.{image}").read_text()
     included = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     return [line for line in included.replace("\\\n", " ").splitlines() if line.strip()]
@@ -59,7 +59,7 @@ def test_image_installs_its_extra_without_torch(image: str) -> None:
 
 
 def test_cuda_base_fits_the_pinned_onnxruntime() -> None:
-    # Another onnxruntime-gpu may need another CUDA: check its wheel, then change both.
+    # A new onnxruntime-gpu may need another CUDA version: read it from the wheel, change both pins.
     assert "onnxruntime-gpu==1.31.1" in (REPOSITORY / "constraints.txt").read_text().splitlines()
     assert find_arguments("gpu", "FROM")[-1].startswith("nvidia/cuda:13.0.")
     assert "-cudnn-runtime-" in find_arguments("gpu", "FROM")[-1]

@@ -74,7 +74,7 @@ def test_families_that_met_are_separated_and_written_again() -> None:
 
 
 def packages_of(extra: str) -> set[str]:
-    """Names of the packages that an extra installs, with those of the extras it names."""
+    """Return the packages that an extra installs, including those of extras that it refers to."""
     names: set[str] = set()
     for requirement in EXTRAS[extra]:
         name, inner = re.match(r"([A-Za-z0-9_.-]+)(?:\[(.*?)\])?", requirement).groups()

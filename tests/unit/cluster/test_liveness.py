@@ -1,4 +1,4 @@
-"""Servers that answer, are stopped, or have ended."""
+"""Liveness probes of servers that answer, are stopped (SIGSTOP) or have ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.ray_cluster import wait_for
 
 @pytest.fixture
 def grpc_port() -> Iterator[int]:
-    """The port of a gRPC server, as GCS and raylet have."""
+    """The port of a gRPC server. Ray's GCS and raylet are such servers."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -32,7 +32,7 @@ def grpc_port() -> Iterator[int]:
 
 @pytest.fixture
 def stopped_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A port whose connections wait in the backlog, as that of a stopped process."""
+    """A port on which connections stay in the backlog, as those to a stopped process do."""
     monkeypatch.setattr(liveness, "ANSWER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]

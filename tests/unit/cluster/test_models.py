@@ -1,4 +1,4 @@
-"""`hundredfold models` on a store."""
+"""Subcommands of `hundredfold models` that work on a store, without a server."""
 
 from __future__ import annotations
 

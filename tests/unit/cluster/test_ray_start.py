@@ -1,4 +1,4 @@
-"""The dashboard of a node is started again; other processes end `ray start`."""
+"""`ray start` restarts a dead dashboard. The death of another process ends `ray start`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FakeProcess:
 
 
 class FakeNode:
-    """As much of a node as `ray start` asks in its loop."""
+    """The part of a Ray node that the loop of `ray start` uses; an exit code per process."""
 
     def __init__(self, **codes: int | None) -> None:
         self.all_processes: dict[str, Any] = {k: [FakeProcess(v)] for k, v in codes.items()}
@@ -31,7 +31,7 @@ class FakeNode:
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeNode]:
-    """Nodes that started a dashboard."""
+    """Return the nodes on which a dashboard was started."""
     nodes: list[FakeNode] = []
 
     def start(node: FakeNode, *, include_dashboard: bool, raise_on_failure: bool) -> None:

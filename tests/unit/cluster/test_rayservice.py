@@ -41,7 +41,7 @@ def read_documents(name: str) -> list[dict[str, Any]]:
 
 
 def forbid_unknown_keys(schema: Any) -> Any:
-    """Reject unknown keys in the schema, because Kubernetes drops them silently."""
+    """Return a stricter schema without unknown keys. Kubernetes drops such keys silently."""
     if isinstance(schema, list):
         return [forbid_unknown_keys(part) for part in schema]
     if not isinstance(schema, dict):
@@ -103,7 +103,7 @@ def test_head_offers_no_cpus_and_no_gpus() -> None:
     assert HEAD["rayStartParams"]["num-cpus"] == "0"
     assert "nvidia.com/gpu" not in json.dumps(HEAD)
     assert SERVICE["spec"]["excludeHeadPodFromServeSvc"] is True
-    assert "labels" not in HEAD  # so that no label_selector matches it
+    assert "labels" not in HEAD  # no label_selector may match the head
 
 
 @every_pod
@@ -184,7 +184,7 @@ def test_gpu_pods_scale_from_zero_and_cpu_pods_do_not() -> None:
     assert gpu["template"]["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert CLUSTER["enableInTreeAutoscaling"] is True
     assert CLUSTER["autoscalerOptions"]["version"] == "v2"
-    # Version 2 of the autoscaler sets the policy Never and rejects any other.
+    # Version 2 of the autoscaler sets restartPolicy to Never and rejects any other value.
     assert all("restartPolicy" not in pod["spec"] for pod in PODS.values())
 
 

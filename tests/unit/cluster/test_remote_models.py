@@ -28,7 +28,7 @@ ENTRY = {
 
 
 class ModelListServer(HTTPServer):
-    """Answers every request with `status` and `body`, and keeps what it was asked."""
+    """Answers every request with `status` and `body`. `asked` records the requests."""
 
     status, body = 200, json.dumps([ENTRY]).encode()
 
@@ -50,7 +50,7 @@ class ModelListHandler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Stay quiet."""
+        """Suppress the access log."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The shipped unit, as far as a machine without a running systemd can check it."""
+"""Static check of the shipped systemd unit, without a running systemd."""
 
 from __future__ import annotations
 

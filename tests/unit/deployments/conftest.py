@@ -13,7 +13,7 @@ from deployments.tuning.host import read_host
 def fake_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], None]]:
-    """Create an `nvidia-smi` with the given shell lines, first in PATH."""
+    """Return a function that creates a fake `nvidia-smi` from shell lines, first in PATH."""
 
     def create(lines: str) -> None:
         executable = tmp_path / "nvidia-smi"

@@ -27,8 +27,8 @@ class FakeContext(NamedTuple):
         (0.0, 0.0, 1, 0),  # Serve's min_replicas keeps the last one
         (0.7, 0.0, 1, 1),
         (0.71, 0.0, 1, 2),
-        (1.0, 0.0, 1, 2),  # saturated, and nothing known of its queue
-        (1.0, 10.0, 1, 5),  # (1 + 10 / 5) / 0.7
+        (1.0, 0.0, 1, 2),  # saturated, without a reported queue
+        (1.0, 10.0, 1, 5),  # (busy 1 + 10 s / drain_s 5) / target_busy 0.7
         (2.0, 60.0, 2, 20),
         (8.0, 0.0, 8, 12),
         (0.0, 3.5, 1, 1),
@@ -49,14 +49,14 @@ def test_removal_needs_less_load_than_no_addition(busy: float, replicas: int) ->
 
 @pytest.mark.parametrize("busy", [step / 20 for step in range(1, 161)])
 def test_result_is_stable(busy: float) -> None:
-    """Neither the chosen number nor any in the band asks for another at the same load."""
+    """At the same load, the chosen number of replicas asks for no further change."""
     for current in range(1, 15):
         chosen = count_replicas(busy, 0.0, current, TARGETS)
         assert count_replicas(busy, 0.0, chosen, TARGETS) == chosen
 
 
 def test_one_hot_model_reaches_the_maximum_with_a_hidden_queue() -> None:
-    """Replicas that are full ask for more, however little of the queue they see."""
+    """A saturated deployment grows at every decision, even if its replicas report no queue."""
     counts = [1]
     while counts[-1] < 8:
         counts.append(min(count_replicas(counts[-1], 0.0, counts[-1], TARGETS), 8))
@@ -108,7 +108,7 @@ def test_invalid_targets_are_rejected(targets: dict[str, float], message: str) -
         (2, 1, 1),
         (1, 0, 1),  # one replica runs even if it shares its cores
         (4, 3, 3),  # a cluster that lost cores keeps its replicas
-        (64, 1, 10),  # all that the load needs
+        (64, 1, 10),  # limited by the load, not by the cores
     ],
 )
 def test_replicas_are_added_only_up_to_the_cores_of_the_cluster(
@@ -138,7 +138,7 @@ def test_serve_loads_the_policy_by_its_name() -> None:
 
 
 def test_serve_gives_the_policy_what_it_reads() -> None:
-    """`AutoscalingContext` has the fields of `ScalingContext`."""
+    """Serve's `AutoscalingContext` has the fields of `ScalingContext`, which the policy reads."""
     missing: Any = None
     context = AutoscalingContext(
         **dict.fromkeys(("deployment_id", "deployment_name", "app_name"), missing),

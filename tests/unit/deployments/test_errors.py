@@ -49,7 +49,7 @@ CONTRACT = [
 
 
 def list_raised_errors(root: type[ServeError]) -> list[type[ServeError]]:
-    """Return the leaf classes below `root` in its module, and Overloaded, which is raised too."""
+    """Return the leaf classes below `root` in its module. Add Overloaded, which is also raised."""
     below = [kind for kind in root.__subclasses__() if kind.__module__ == root.__module__]
     raised = [root] if not below or root is errors.Overloaded else []
     return raised + [leaf for kind in below for leaf in list_raised_errors(kind)]
@@ -97,7 +97,7 @@ def test_retry_after_is_set_for_temporary_errors_only() -> None:
     seconds_by_error = {kind: build_error(kind).retry_after_s for kind in RAISED}
     assert {kind: seconds for kind, seconds in seconds_by_error.items() if seconds is not None} == {
         errors.Overloaded: 1.0,
-        errors.RateLimited: 1.0,  # without the wait that is known
+        errors.RateLimited: 1.0,  # default, if the raising code gives no wait
         errors.ModelLoading: 12.5,
         errors.ModelUnavailable: 5.0,
         errors.ReplicasLost: 5.0,

@@ -90,7 +90,7 @@ def test_cost_is_that_of_the_queued_items() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_clients_get_equal_shares_of_cost(seed: int) -> None:
-    """Clients with items of different cost, all with more than their share queued."""
+    """Every client always has items in the queue. The items of the clients differ in cost."""
     chance = random.Random(seed)
     sizes = {"small": 1.0, "medium": 7.0, "large": 30.0}
     queue: FairQueue[tuple[str, float]] = FairQueue()

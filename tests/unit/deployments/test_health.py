@@ -1,4 +1,4 @@
-"""Health of a worker."""
+"""Health of a worker: quarantine after failures, probes, and calls that hang."""
 
 import pytest
 

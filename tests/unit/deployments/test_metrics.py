@@ -15,7 +15,8 @@ from deployments.metrics import (
 )
 from deployments.records import ForwardPassRecord, RequestRecord, TokenizeRecord
 
-# Ray's metrics reject undeclared labels and counts below 1. Without a cluster they are dropped.
+# The tests only record values, because Ray's metrics reject undeclared labels and counts below 1.
+# Without a cluster, Ray drops the values.
 
 
 @pytest.mark.parametrize(("status", "compute"), [(200, "cpu-int8"), (200, "cache"), (404, "none")])
@@ -37,8 +38,8 @@ def test_ingress_metrics_accept_requests_with_a_key(timings: EncoderTimings) -> 
     ("items", "timings", "seconds"),
     [
         (1, EncoderTimings(forward_s=0.8, batch_items=8), 0.1),
-        (64, EncoderTimings(forward_s=0.8, batch_items=32), 1.6),  # two passes
-        (1, EncoderTimings(forward_s=0.8), 0.8),  # generation
+        (64, EncoderTimings(forward_s=0.8, batch_items=32), 1.6),  # two passes of 32 items
+        (1, EncoderTimings(forward_s=0.8), 0.8),  # generation, without a batch size
     ],
 )
 def test_seconds_of_hardware_are_the_share_of_a_request(

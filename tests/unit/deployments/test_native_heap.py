@@ -9,7 +9,7 @@ import pytest
 from deployments.native_heap import return_free_memory
 
 BLOCKS = 4_096
-BLOCK_BYTES = 16_384  # small enough for the heap; larger blocks have mappings of their own
+BLOCK_BYTES = 16_384  # small enough for the heap; malloc maps larger blocks separately
 
 
 def resident_bytes() -> int:
@@ -23,7 +23,7 @@ def test_freed_memory_leaves_the_process() -> None:
     blocks = [c.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]
     for block in blocks:
         ctypes.memset(block, 1, BLOCK_BYTES)
-    for block in blocks[:-1]:  # the last one keeps the heap from shrinking from its end
+    for block in blocks[:-1]:  # the last block keeps free() from shrinking the heap
         c.free(block)
     kept = resident_bytes()
     return_free_memory()

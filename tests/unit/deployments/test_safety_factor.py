@@ -41,7 +41,7 @@ def test_factor_is_bounded(actual_s: float, expected: float) -> None:
 
 
 def test_jobs_far_from_their_deadline_teach_nothing() -> None:
-    """While nothing waits, others that join double the time of a short job: no overload."""
+    """Jobs that join later can double the time of a short job. That is no overload."""
     factor = SafetyFactor()
     end_job(factor, predicted_s=0.5, actual_s=9.0)
     assert factor.value == MIN_FACTOR

@@ -1,4 +1,4 @@
-"""Version of the package."""
+"""The version in the package equals the version in pyproject.toml."""
 
 import tomllib
 from pathlib import Path

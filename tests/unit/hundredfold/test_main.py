@@ -33,7 +33,7 @@ class InterruptedCommand(FailingCommand):
 FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
 
 
-# They run until they are stopped, or print a path, a line or a program text.
+# Commands without `--json`: they run until they are stopped, or print a path, a line or a script.
 WITHOUT_RESULT = {
     *("serve", "build", "demo", "models drain", "models migrate", "render", "env", "completion"),
     "bench tables",

@@ -1,4 +1,4 @@
-"""Schemas of an OpenAPI document: each is named once and referenced from all places."""
+"""Schemas of an OpenAPI document. Each schema is stored once and referenced by its name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Components:
         return free_name, True
 
     def _hoist(self, node: JsonSchema, names: Mapping[str, str]) -> JsonSchema:
-        """Move `$defs` of `node` to the components; `names` has the components of outer `$defs`."""
+        """Return `node` with its `$defs` moved to the components.
+
+        `names` maps the definitions of enclosing schemas to component names.
+        """
         definitions = node.get("$defs")
         if isinstance(definitions, dict):
             names = {**names, **self._adopt(definitions)}
@@ -49,7 +52,7 @@ class Components:
         }
 
     def _hoist_value(self, node: Any, names: Mapping[str, str]) -> Any:
-        """Return `node`, or a reference if it is a schema with a title and properties."""
+        """Return `node`, with schemas that have title and properties replaced by references."""
         if isinstance(node, list):
             return [self._hoist_value(child, names) for child in node]
         if not isinstance(node, dict):
@@ -61,7 +64,7 @@ class Components:
         return self._hoist(node, names)
 
     def _adopt(self, definitions: Mapping[str, JsonSchema]) -> dict[str, str]:
-        """Return the component name of each definition.
+        """Add definitions to the components; return their component names.
 
         Definitions may reference each other, so all are named before any is hoisted.
         """

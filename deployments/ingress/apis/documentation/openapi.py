@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, built from the operations of every API.
 
-Request and response schemas come from the types that validate the bodies. The error format of each
-operation builds its error examples.
+Request and response schemas come from the types that validate the bodies. The error format of an
+operation builds the examples of its error responses.
 """
 
 from __future__ import annotations

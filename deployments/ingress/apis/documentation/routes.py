@@ -1,4 +1,4 @@
-"""Routes of the documentation: GET /openapi.json, and GET /docs for browsers without internet.
+"""Routes of the documentation: GET /openapi.json, and GET /docs, which needs no internet access.
 
 The page is Swagger UI 5.35.0, copied unchanged into `swagger_ui/` with its license (Apache-2.0).
 """
@@ -71,11 +71,11 @@ class DocumentationRoutes:
         )
 
     async def document(self, request: Request) -> Response:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         return Response(self._document, media_type="application/json")
 
     async def page(self, request: Request) -> Response:
-        """The page for people."""
+        """Return the HTML page that shows the OpenAPI document."""
         return await self._own_files.respond("index.html", request)
 
     async def asset(self, request: Request) -> Response:

@@ -6,8 +6,8 @@ POST /models/{id}/pipeline/{task}       the task of the path
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
 
-Requests and responses of decoder models have the format of text_generation. Encoder-decoder models
-have the format of text2text.
+Requests and responses of generative models have the formats of two other packages: of
+text_generation for decoder models, of text2text for encoder-decoder models.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ EXAMPLES: Mapping[str, Any] = {
 
 
 class HuggingFaceRoutes:
-    """Handlers of the API."""
+    """Handlers of the Hugging Face Inference API."""
 
     name: ClassVar = "Hugging Face"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT
@@ -113,7 +113,10 @@ class HuggingFaceRoutes:
         self._text2text = TextToTextHandler(self._text_generation, context)
 
     def operations(self) -> Sequence[Operation]:
-        """Return the operations, longest path suffix first: a model id may contain slashes."""
+        """Return the operations, longest path suffix first.
+
+        A model id may contain slashes, so a path without suffix also matches longer paths.
+        """
         return (
             self._task_operation("Run the default model", "/", "/v1", "/invocations"),
             self._task_operation(
@@ -253,7 +256,10 @@ class HuggingFaceRoutes:
             yield build_event(status.model_dump_json().encode())
 
     def _describe_status(self, model_id: str, build: BuildStatus | None) -> ModelStatus:
-        """Raises UnknownModel or ArtifactMissing for a model that has no version and no build."""
+        """Describe a model and its build.
+
+        Raises UnknownModel or ArtifactMissing for a model that has no version and no build.
+        """
         try:
             model = self._pipeline.registry.find(model_id)
         except (UnknownModel, ArtifactMissing):
@@ -296,7 +302,7 @@ def envelope_schema(name: str) -> JsonSchema:
 
 
 def format_for_client(response: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
-    """Return the value as this client version reads it. Only zero-shot values have two forms."""
+    """Return the value in the form that the client reads. Only zero-shot values have two forms."""
     value = response.result.value
     if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # `!=`: tasks from paths are plain str
         return value

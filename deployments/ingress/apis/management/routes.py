@@ -53,7 +53,7 @@ class RemovedVersions(BaseModel):
 
 
 class ManagementRoutes:
-    """Handlers of the routes. They change files of the store in threads, off the event loop."""
+    """Handlers of the routes. They change files of the store in threads, not in the event loop."""
 
     name: ClassVar = "Management"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT
@@ -156,7 +156,7 @@ class ManagementRoutes:
         return _entry_response(await asyncio.to_thread(action.run, self._store, name, arguments))
 
     def _permitted_name(self, request: Request) -> str:
-        """Return the name in the path. Raises Forbidden if the key does not permit the model."""
+        """Return the model name in the path. Raises Forbidden if the key does not permit it."""
         name = model_in_path(request) or ""
         current_caller().require_model(split_name(name)[0])
         return name

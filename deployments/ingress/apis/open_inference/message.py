@@ -1,4 +1,4 @@
-"""Messages of `infer`: a JSON header, followed by raw tensors in order."""
+"""Bodies of the route `infer`: a JSON header, then the raw tensors in the order of the header."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deployments.ingress.apis.open_inference.tensors import (
 from deployments.ingress.http.bodies import json_response
 from deployments.tasks.inputs import FailFastList, Many
 
-# Length of the JSON. Without this header the whole body is JSON.
+# HTTP header with the length of the JSON in bytes. Without it, the whole body is JSON.
 LENGTH_HEADER = "inference-header-content-length"
 # Maximum digits of a length: int() raises for thousands of digits.
 LENGTH_DIGITS = 18
@@ -77,14 +77,14 @@ class InferResponse(_ProtocolModel):
 
 @dataclass(frozen=True, slots=True)
 class OutputSelection:
-    """A requested output and its form."""
+    """A requested output, and whether it is sent as raw bytes or in the JSON."""
 
     name: str
     binary: bool
 
 
 def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
-    """Split into JSON and raw tensors. Raises MalformedBody for an invalid length."""
+    """Split a body into JSON and raw tensors. Raises MalformedBody for an invalid length."""
     if header_length is None:
         return body, memoryview(b"")
     digits = header_length.strip()

@@ -39,12 +39,12 @@ IGNORED_PARAMETERS = frozenset(
 IGNORED_PREFIX = "triton_"
 TASK = "task"
 OPTION_NAMES = frozenset(OPTION_HEADERS.values())
-OPTION_FIELD_NAMES = {"options": "parameters"}  # this API has options among its parameters
+OPTION_FIELD_NAMES = {"options": "parameters"}  # clients send options in `parameters`
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """An inference request, and the names of its fields in the tensor request."""
+    """A parsed request. `names` maps fields of `inference_request` to names in the body."""
 
     inference_request: InferenceRequest
     task: str
@@ -57,7 +57,7 @@ def parse_tensor_request(
     tensors: Mapping[str, Tensor],
     headers: Mapping[str, str],
 ) -> TensorRequest:
-    """Parse all rows into one request.
+    """Parse the tensors of a request, all rows together, into one inference request.
 
     Raises InvalidField, EmptyInput, UnknownParameter or WrongTask.
     """
@@ -96,8 +96,8 @@ def parse_tensor_request(
 def _parse_triton_options(options: Mapping[str, Any], used: dict[str, Any]) -> dict[str, Any]:
     """Convert Triton's `priority` and `timeout` to options.
 
-    `used` has the request's other parameters and `timeout`, which is removed from it. Priority 0 is
-    the default and 1 the highest. The timeout is in microseconds.
+    `used` has the parameters that are not in `options`. This function removes `timeout` from
+    `used`. Priority 0 is the default and 1 the highest. The timeout is in microseconds.
 
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
     """

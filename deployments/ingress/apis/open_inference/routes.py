@@ -85,7 +85,10 @@ EXAMPLES: Mapping[str, Any] = {
 
 
 def open_inference_error(error: ServeError) -> Response:
-    """Build the error: text under `error`, the only key that clients read. 422 becomes 400."""
+    """Build the error response. Status 422 becomes 400.
+
+    Clients read only the text under `error`.
+    """
     status = 400 if error.status == 422 else error.status
     return json_response(
         {"error": error.message, "code": error.code},
@@ -98,7 +101,7 @@ OPEN_INFERENCE_ERROR_FORMAT = ErrorFormat("Open Inference Protocol", open_infere
 
 
 class OpenInferenceRoutes:
-    """Handlers of the API."""
+    """Handlers of the Open Inference Protocol."""
 
     name: ClassVar = "Open Inference Protocol"
     error_format: ClassVar = OPEN_INFERENCE_ERROR_FORMAT
@@ -110,7 +113,10 @@ class OpenInferenceRoutes:
         self._pipeline.add_recorder(self._statistics)
 
     def operations(self) -> Sequence[Operation]:
-        """Return the operations, longest path suffix first: a model id may contain slashes."""
+        """Return the operations, longest path suffix first.
+
+        A model id may contain slashes, so a path without suffix also matches longer paths.
+        """
         return (
             _get_operation(
                 "Name, version and extensions of the server",

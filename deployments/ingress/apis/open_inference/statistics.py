@@ -1,4 +1,4 @@
-"""Statistics per model of the Open Inference Protocol."""
+"""Statistics of each model for the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _ModelCounts:
 
 
 class ModelStatistics:
-    """A RequestRecorder that sums this ingress replica's requests per version, over all APIs.
+    """A RequestRecorder that counts this ingress replica's requests in all APIs by model version.
 
     `clock` returns seconds since the epoch.
     """

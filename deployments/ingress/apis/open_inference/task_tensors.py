@@ -18,7 +18,7 @@ from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # texts by input name
 
-# Names of the text input. The metadata has the first; clients of other servers send the others.
+# Names of the text input. The metadata has the first. Clients of other servers send the others.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
 # MLServer's content type of BYTES tensors whose elements are JSON values.
 JSON_ROWS = "hg_jsonlist"
@@ -26,7 +26,7 @@ JSON_ROWS = "hg_jsonlist"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output in the metadata. A size of -1 means any size."""
+    """An input or output of a task, for the metadata. A size of -1 means any size."""
 
     name: str
     datatype: Datatype
@@ -38,11 +38,11 @@ class TensorSpec:
 class TaskTensors:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    rows: str  # relation of input rows to output rows
+    rows: str  # relation of input rows to output rows, as a text for the metadata
     to_inputs: Callable[[InputTexts], Any]  # raises InvalidField
     to_outputs: Callable[[Any], tuple[Tensor, ...]]
     batched: bool = True  # row i of the outputs belongs to row i of the inputs
-    # Prefix of the task's field paths, and the text that replaces it in errors.
+    # Prefix of field paths in errors of the task, and the text that replaces this prefix.
     field_name: tuple[str, str] = ("inputs.", "")
 
 
@@ -227,7 +227,7 @@ def _accepts_list(schema: Mapping[str, Any]) -> bool:
 def bind_tensors(task: str, tensors: Mapping[str, Tensor]) -> BoundTensors:
     """Assign each tensor to an input or a parameter of the task.
 
-    Raises InvalidField or EmptyInput, also for unknown tensors.
+    Raises InvalidField for an unknown, missing or invalid tensor, EmptyInput for an empty one.
     """
     task_tensors, remaining = find_task_tensors(task), dict(tensors)
     input_names = {spec.name for spec in task_tensors.inputs}
@@ -254,7 +254,10 @@ def bind_tensors(task: str, tensors: Mapping[str, Tensor]) -> BoundTensors:
 
 
 def _find_text_name(tensors: Mapping[str, Tensor]) -> str:
-    """Return the first of TEXT_NAMES among the tensors, else the name of the only BYTES tensor."""
+    """Return the name of the tensor with the texts.
+
+    It is the first of TEXT_NAMES among the tensors, else the name of the only BYTES tensor.
+    """
     known_name = next((name for name in TEXT_NAMES if name in tensors), None)
     if known_name is not None:
         return known_name

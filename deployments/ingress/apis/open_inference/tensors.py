@@ -103,7 +103,7 @@ def parse_json_tensor(
 def parse_binary_tensor(
     name: str, datatype: Datatype, shape: Sequence[int], raw: memoryview
 ) -> Tensor:
-    """Parse raw bytes of exactly the size of the tensor. Raises InvalidField."""
+    """Parse raw bytes. Raises InvalidField if they do not fit the shape and the datatype."""
     count = math.prod(shape)
     if datatype == "BYTES":
         return Tensor(name, datatype, tuple(shape), _texts(name, count, raw))
@@ -142,7 +142,7 @@ def _numbers(name: str, kind: np.dtype[Any], values: list[Any]) -> NDArray[Any]:
             numbers = np.array(values, kind)
     except OverflowError as exc:
         raise _tensor_error(name, f"has a value that is too large for {kind.name}") from exc
-    # JSON has no infinity: an infinite value is out of range of the type.
+    # JSON has no infinity, so an infinite value is a number beyond the range of the type.
     if kind.kind == "f" and not np.isfinite(numbers).all():
         raise _tensor_error(name, f"has a value that is too large for {kind.name}")
     return numbers

@@ -1,1 +1,1 @@
-"""OpenAI's API."""
+"""OpenAI's API: chat, completions, embeddings and the model list."""

@@ -61,7 +61,7 @@ def encode_chat_stream(stream: GenerationStream, body: ChatBody) -> AsyncGenerat
 
 
 def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
-    """Return None if the request offers no tools."""
+    """Build a parser for the offered tools; None if the request offers no tools."""
     tools = offered_tools(body)
     return ToolCallParser(frozenset(tool.function.name for tool in tools)) if tools else None
 
@@ -69,7 +69,7 @@ def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
 def build_choice(
     index: int, completion: Completion, parser: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
-    """Tool calls replace the content if the whole text consists of them."""
+    """Build a choice. If the text consists only of tool calls, they replace the content."""
     calls = parser.parse_tool_calls(completion.text) if parser is not None else ()
     message = ChatMessage(role="assistant", content=None if calls else completion.text)
     if calls:
@@ -87,7 +87,7 @@ def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> Fi
 
 
 def build_tool_call(call: FunctionCall) -> ResponseToolCall:
-    """Assign a new id, to which the message with the result refers."""
+    """Build a tool call with a new id. The client's message with the result refers to this id."""
     return ResponseToolCall(
         id=f"call_{uuid.uuid4().hex[:24]}",
         type="function",
@@ -96,7 +96,7 @@ def build_tool_call(call: FunctionCall) -> ResponseToolCall:
 
 
 def build_logprobs(tokens: Sequence[Token]) -> ChatLogprobs:
-    """Special tokens are left out: they are not part of the text."""
+    """Build the logprobs. Special tokens are omitted, because they are not part of the text."""
     content = [
         ChatTokenLogprob(
             **build_token_logprob(token),

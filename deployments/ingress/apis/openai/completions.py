@@ -27,7 +27,7 @@ OBJECT, ID_PREFIX = "text_completion", "cmpl"
 def build_completion_response(
     response: GenerationResponse, generation_request: GenerationRequest, body: CompletionBody
 ) -> CompletionResponse:
-    """`max_tokens` 0 returns the echoed prompt only."""
+    """Build the response. With `max_tokens` 0 it has only the echoed prompt."""
     completions = response.completions
     usage = build_response_usage(response, generation_request.choices)
     if body.max_tokens == 0:
@@ -80,7 +80,7 @@ class CompletionStreamChoice:
         self._index = index
         self._with_logprobs = body.logprobs is not None
         self._pending_prompt = started.prompt if body.echo else ()  # put before the next logprobs
-        self._offset = 0  # characters before the next token
+        self._offset = 0  # characters of text before the next token
         self._echoed_text = ""
         if body.echo:
             is_text = isinstance(prompt, str)
@@ -132,7 +132,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
     """Return the alternatives and the token itself; None for the first token of a prompt."""
     if token.logprob is None:
         return None
-    # Several tokens may have the same text. The most likely comes first and is kept.
+    # Several tokens may have the same text. Keep the most likely of them, which comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
         top.setdefault(alternative.text, clamp_logprob(alternative.logprob))

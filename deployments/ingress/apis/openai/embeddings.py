@@ -15,16 +15,16 @@ from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
 
-# Fields of an InferenceRequest and their names in the body.
+# Fields of an InferenceRequest and their names in the body, for errors.
 EMBEDDING_FIELDS = {"inputs": "input", "parameters.": ""}
 
 
 class EmbeddingsRequest(EmbeddingParameters):
-    """Body of `/v1/embeddings`. Unknown keys are ignored, as by OpenAI."""
+    """Body of `/v1/embeddings`. Unknown keys are ignored, as OpenAI does."""
 
     model_config = LENIENT
 
-    # Validated by the task, which names the invalid element.
+    # The task validates this field, because its errors name the invalid element.
     input: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]]))
     ]
@@ -65,13 +65,13 @@ class EmbeddingsResponse(BaseModel):
 
 
 def build_embeddings_usage(response: InferenceResponse) -> Usage:
-    """Nothing is generated, so all tokens belong to the prompt."""
+    """Count the tokens. All of them belong to the prompt, because nothing is generated."""
     tokens = response.result.timings.tokens
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def build_embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:
-    """Build an object per row of [texts, dimensions]."""
+    """Build one object per row of `rows` [texts, dimensions]."""
     return [
         {
             "object": "embedding",

@@ -70,7 +70,7 @@ def parse_grammar(response_format: Any) -> Grammar | None:
 
 
 def build_schema_grammar(schema: Any, path: str) -> Grammar:
-    """Raises InvalidField with `path`."""
+    """Build the grammar of a JSON schema. Raises InvalidField with `path`."""
     if not isinstance(schema, dict):
         raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
     return Grammar("json_schema", orjson.dumps(schema).decode())
@@ -96,7 +96,7 @@ def _find_schema(response_format: dict[str, Any]) -> tuple[Any, str]:
 def parse_completion_request(
     body: CompletionBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
-    """Raises InvalidField or EmptyInput."""
+    """Parse a body of `/v1/completions`. Raises InvalidField or EmptyInput."""
     prompts = parse_prompts(body.prompt)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and (not body.echo or body.stream):
@@ -104,8 +104,8 @@ def parse_completion_request(
             "`max_tokens` must be at least 1. 0 needs `echo` and excludes `stream`.",
             field="max_tokens",
         )
-    # Only the generator knows the text of a prompt of token ids. It returns this text only together
-    # with the logprobs of the prompt. An echo of token ids therefore requests these logprobs.
+    # Only the generator can decode a prompt of token ids. It returns the text only together with
+    # the logprobs of the prompt. An echo of token ids therefore requests these logprobs.
     has_token_ids = any(isinstance(prompt, tuple) for prompt in prompts)
     return GenerationRequest(
         prompt=prompts[0],
@@ -125,7 +125,7 @@ def parse_completion_request(
 def parse_chat_request(
     body: ChatBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
-    """Raises InvalidField or EmptyInput."""
+    """Parse a body of `/v1/chat/completions`. Raises InvalidField or EmptyInput."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
@@ -147,7 +147,7 @@ def parse_chat_request(
 
 
 def parse_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
-    """Build the options. `defaults` come from the checkpoint. Raises InvalidField."""
+    """Build the options. `defaults` are those of the checkpoint. Raises InvalidField."""
     return GenerationOptions(
         sampling=parse_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
@@ -157,7 +157,7 @@ def parse_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
 
 
 def parse_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:
-    """Raises InvalidField for an invalid `logit_bias`."""
+    """Build the sampling parameters. Raises InvalidField for an invalid `logit_bias`."""
     top_k = defaults.top_k if body.top_k is None else body.top_k
     top_p = defaults.top_p if body.top_p is None else max(body.top_p, MIN_TOP_P)
     penalty = body.repetition_penalty
@@ -176,7 +176,7 @@ def parse_sampling(body: GenerationBody, defaults: GenerationDefaults) -> Sampli
 
 
 def parse_stops(value: Any) -> tuple[str, ...]:
-    """Raises InvalidField or EmptyInput."""
+    """Return the stop strings. Raises InvalidField or EmptyInput."""
     if value is None or value == []:
         return ()
     parsed = STOPS.read(value, "stop")
@@ -249,7 +249,10 @@ def _parse_content(message: ChatRequestMessage, index: int) -> str:
 
 
 def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
-    """Chat templates expect arguments as an object, clients send them as JSON text."""
+    """Convert a tool call for the chat template.
+
+    Chat templates expect `arguments` as an object. Clients send JSON text.
+    """
     arguments = call.function.arguments
     function = {"name": call.function.name, "arguments": arguments}
     if isinstance(arguments, str):
@@ -261,7 +264,7 @@ def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def field_names(body: GenerationBody) -> dict[str, str]:
-    """Map the fields of a GenerationRequest to their names in the body."""
+    """Map the fields of a GenerationRequest to their names in the body, for errors."""
     names = {"choices": "n", "grammar": "response_format", "max_new_tokens": "max_tokens"}
     if isinstance(body, CompletionBody):
         return names | {"inputs": "prompt", "prompt_logprobs": "echo"}

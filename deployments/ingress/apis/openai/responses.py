@@ -61,7 +61,10 @@ def build_usage(
 
 
 def build_timings(finished: Sequence[Finished]) -> StreamTimings:
-    """Return the phases of the slowest choice. They replace `server-timing`, which streams lack."""
+    """Return the longest time of each phase among the choices.
+
+    These times replace the header `server-timing`, which streams lack.
+    """
     slowest = GenerationTimings(*map(max, zip(*(f.timings for f in finished), strict=True)))
     return {
         "tokenize_ms": round(slowest.tokenize_s * 1e3, 2),
@@ -72,7 +75,7 @@ def build_timings(finished: Sequence[Finished]) -> StreamTimings:
 
 
 def build_response_usage(response: GenerationResponse, choices_per_prompt: int) -> GenerationUsage:
-    """Like `build_usage`, including the completions that `best_of` discarded."""
+    """Count the tokens of a response, including the completions that `best_of` discarded."""
     started = [completion.started for completion in response.completions]
     completions = (*response.completions, *response.discarded)
     finished = [completion.finished for completion in completions]

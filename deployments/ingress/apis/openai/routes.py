@@ -85,7 +85,7 @@ OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error)
 
 
 class OpenAIRoutes:
-    """Handlers of the API."""
+    """Handlers of OpenAI's API."""
 
     name: ClassVar = "OpenAI"
     error_format: ClassVar = OPENAI_ERROR_FORMAT
@@ -95,7 +95,10 @@ class OpenAIRoutes:
         self._store = context.services.builds.store
 
     def operations(self) -> Sequence[Operation]:
-        """Register before the Hugging Face API, whose model paths match these paths too."""
+        """Return the operations.
+
+        `app.py` lists them before the Hugging Face API, whose model paths also match these paths.
+        """
         return (
             Operation(
                 method="POST",
@@ -208,7 +211,10 @@ class OpenAIRoutes:
         return json_response(content, headers=generation_headers(response))
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], RegisteredModel]:
-        """Return body and model. The body is validated later, so an unknown model fails first."""
+        """Return the body, which is not validated yet, and the model.
+
+        An error for an unknown model therefore takes precedence over errors in the body.
+        """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
         return raw, await self._pipeline.find_generator(model_id)

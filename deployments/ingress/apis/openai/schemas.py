@@ -19,7 +19,7 @@ Alternatives = Annotated[int, Field(ge=0, le=20)]
 # Clients in all languages send seeds as signed 64-bit integers.
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
-# Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
+# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PARTS = "<text>", "<parts>"
 
 
@@ -30,7 +30,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(BaseModel):
-    """Fields that chat and completion requests share. As at OpenAI, unknown keys are ignored."""
+    """Fields that chat and completion requests share. Unknown keys are ignored, as OpenAI does."""
 
     model_config = LENIENT
 
@@ -62,7 +62,7 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     """Body of `/v1/completions`."""
 
-    # Validated in requests.py, which names the invalid element.
+    # requests.py validates this field, because its errors name the invalid element.
     prompt: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]] | None))
     ] = None
@@ -176,7 +176,7 @@ class GenerationUsage(TypedDict):
 
 
 class StreamTimings(TypedDict):
-    """Milliseconds of each phase, in the chunk with the usage. Not a field of OpenAI."""
+    """Milliseconds of each phase, in the chunk with the usage. OpenAI has no such field."""
 
     tokenize_ms: float
     queue_ms: float
@@ -185,7 +185,7 @@ class StreamTimings(TypedDict):
 
 
 class ResponseEnvelope(TypedDict):
-    """Fields that a response shares with the chunks of a stream."""
+    """Fields that responses and the chunks of streams share."""
 
     id: str
     object: str

@@ -19,7 +19,7 @@ DONE = build_event(b"[DONE]")
 
 
 class StreamChoice(Protocol):
-    """Builder of the objects that `choices` of a stream has for one choice."""
+    """Builds the objects of one choice for the list `choices` in the chunks of a stream."""
 
     def open(self) -> Iterator[Mapping[str, Any]]:
         """Yield the objects that precede the first token."""
@@ -38,11 +38,11 @@ async def encode_stream(
     choices_per_prompt: int,
     includes_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event per object, then the usage if requested, then `[DONE]`.
+    """Yield an event per object of a choice, then the usage if requested, then `[DONE]`.
 
     Events that are ready at the same time are yielded as one piece of bytes.
     """
-    # As at OpenAI: `usage` is null in all chunks before the one that has it.
+    # As in OpenAI's streams, `usage` is null in all chunks except the one that has the usage.
     usage = {"usage": None} if includes_usage else {}
 
     def encode(objects: Iterable[Mapping[str, Any]]) -> bytes:
@@ -64,7 +64,7 @@ async def encode_stream(
 
 
 def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
-    """Return an encoder for the error event of a stream. It renames error fields by `names`."""
+    """Return a function that encodes the error event of a stream. It applies `rename_field`."""
 
     def encode(error: ServeError) -> bytes:
         return build_event(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))

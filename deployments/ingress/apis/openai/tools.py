@@ -15,7 +15,7 @@ from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MAX_PREFIX_CHARS = 1_000  # characters of a text that decide whether it may be a call
+MAX_PREFIX_CHARS = 1_000  # first characters of a text, which decide whether it may be a call
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -31,8 +31,8 @@ class FunctionCall:
 class ToolCallParser:
     """Parser of texts that consist of calls of the named functions.
 
-    A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of these,
-    with or without marks. A text with anything else is no call.
+    A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
+    objects. The marks OPEN and CLOSE may enclose a call. A text with anything else is no call.
     """
 
     names: frozenset[str]
@@ -74,7 +74,7 @@ class ToolCallParser:
 
 
 def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
-    """Yield the possible starts of a call, without spaces. Texts are compared without them too."""
+    """Yield the possible starts of a call. They are compared with texts without white space."""
     for mark in ("", OPEN):
         for bracket in ("", "["):
             start = f"{mark}{bracket}{{"
@@ -89,7 +89,7 @@ def offered_tools(body: ChatBody) -> Sequence[Tool]:
 
 
 def forced_tools(body: ChatBody) -> Sequence[Tool]:
-    """Return the tools of which the model must call one; empty if a call is optional.
+    """Return the tools from which the model must call one; empty if a call is optional.
 
     Raises InvalidField.
     """
@@ -114,7 +114,7 @@ def forced_tools(body: ChatBody) -> Sequence[Tool]:
 
 
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
-    """Build the grammar of a call of one of the tools."""
+    """Build the grammar of a call to one of the tools."""
     definitions: dict[str, Any] = {}
     schemas = [_build_call_schema(tool, definitions) for tool in tools]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
@@ -126,7 +126,7 @@ def call_grammar(tools: Sequence[Tool]) -> Grammar:
 def _build_call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     """Build the schema of a call; move the definitions of the tool into `definitions`.
 
-    References are resolved from the root, which has the definitions of all tools.
+    References point to the root of the whole schema, which has the definitions of all tools.
     """
     function = tool.function
     parameters = function.parameters or {"type": "object", "properties": {}}

@@ -1,7 +1,7 @@
 """Live figures of GET /stats: requests of this ingress replica, replicas and load of the cluster.
 
-Requests are kept for WINDOW_S. The load of the replicas comes from Ray's metrics agents, which
-collect every few seconds.
+Records of requests are kept for WINDOW_S. The load of the replicas comes from Ray's metrics agents,
+which collect metrics every few seconds.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from deployments.metrics import PREFIX
 from deployments.records import RequestRecord
 
 WINDOW_S = 60.0
-# Limit of the kept requests. A busier server keeps only the latest, and its window is shorter.
+# Limit of the kept records. With more requests only the latest are kept, so the window is shorter.
 MAX_REQUESTS = 8192
-MAX_AGE_S = 1.0  # of an answer
-MAX_LOAD_AGE_S = 5.0  # of the load: parsing the text of all metrics takes milliseconds
+MAX_AGE_S = 1.0  # how long an answer is reused
+MAX_LOAD_AGE_S = 5.0  # how long the load is reused; parsing all metrics takes milliseconds
 PERCENTILES = (50, 90, 99)
 LOAD = re.compile(rf"^{PREFIX}_(busy_ratio|queued_seconds){{(.*)}} (\S+)$", re.MULTILINE)
-NO_MODEL = RequestContext().model  # of requests that failed before a model was chosen
+NO_MODEL = RequestContext().model  # model of requests that failed before a model was chosen
 DEPLOYMENT = re.compile(r'\bdeployment="(\w+)"')
 
 
@@ -76,7 +76,7 @@ class DeploymentFigures(TypedDict):
     starting: int
     scaling: ScalingFigures | None  # null before the first status of Ray Serve
     busy_ratio: float | None  # mean share of the capacity in use
-    queued_s: float | None  # time for the waiting work of the replica that has the most
+    queued_s: float | None  # predicted time of the waiting work, maximum of the replicas
 
 
 class LiveStatistics(RequestFigures):
@@ -85,7 +85,7 @@ class LiveStatistics(RequestFigures):
     window_s: float
     ingress_replicas: int
     queue_ms: Percentiles  # wait for an engine thread
-    cache_hit_ratio: float | None  # of the look-ups
+    cache_hit_ratio: float | None  # share of the look-ups in the response cache
     in_flight: InFlight
     models: list[ModelFigures]  # models with requests in the window, the busiest first
     deployments: dict[str, DeploymentFigures]
@@ -119,7 +119,7 @@ class RecentRequests:
 
 
 class LiveStatisticsReader:
-    """Reader that computes the answer at most once in MAX_AGE_S, for all callers."""
+    """Builds the response of /stats at most once in MAX_AGE_S, and shares it among callers."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
 
 
 def read_load(exposition: str) -> dict[str, dict[str, list[float]]]:
-    """Read the values of all replicas from Prometheus text: by metric, then by deployment."""
+    """Read the load of all replicas from Prometheus text: values by metric, then by deployment."""
     values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for metric, labels, value in LOAD.findall(exposition):
         if found := DEPLOYMENT.search(labels):

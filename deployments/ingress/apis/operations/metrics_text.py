@@ -1,7 +1,7 @@
 """Prometheus text of the whole cluster, scraped from the metrics agent of Ray on each node.
 
-An agent has the metrics of its node only. Scraping all agents makes the result independent of the
-ingress replica.
+An agent has only the metrics of its node. Scraping all agents makes the result independent of the
+ingress replica that answers.
 """
 
 from __future__ import annotations
@@ -104,16 +104,16 @@ ALIASES = (
 
 AGENT_PREFIX = f"ray_{PREFIX}_"
 AGENT_TIMEOUT_S = 2.0
-MAX_AGE_S = 1.0  # of a scrape; the agents collect only every few seconds
+MAX_AGE_S = 1.0  # how long a scrape is reused; the agents collect only every few seconds
 # The agents are inside the cluster, so the proxy settings of the environment do not apply.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# Labels of Ray without information about requests. `WorkerId` becomes `replica`, which separates
-# the series of two replicas.
+# Labels of Ray that say nothing about requests, so they are removed. `WorkerId` becomes `replica`,
+# which separates the series of two replicas.
 AGENT_LABELS = re.compile(r'\b(?:Component|NodeAddress|SessionName|Version|otel_\w+)="[^"]*",?')
 
 
 class SharedScrape:
-    """Scrape that all callers share: one at a time, and at most one in MAX_AGE_S."""
+    """Scrape whose result all callers share. It runs at most once in MAX_AGE_S."""
 
     def __init__(self, scrape: Callable[[], Awaitable[str]]) -> None:
         self._scrape = scrape
@@ -156,7 +156,7 @@ def _fetch(url: str) -> str:
 
 
 def merge_expositions(expositions: Iterable[str]) -> str:
-    """Merge this project's metrics: per metric one HELP and one TYPE, then all samples."""
+    """Merge this project's metrics. Each metric has one HELP and one TYPE, then all samples."""
     headers: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     metric = ""

@@ -23,7 +23,7 @@ EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class OperationsRoutes:
-    """Handlers of the API."""
+    """Handlers of the routes for operators."""
 
     name: ClassVar = "Operations"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT
@@ -88,7 +88,7 @@ class OperationsRoutes:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Ready if requests without `options` can be answered."""
+        """Answer 200 if requests without `options` can be answered, else 503 with the reasons."""
         pipeline = self._pipeline
         missing = pipeline.list_missing()
         body = {

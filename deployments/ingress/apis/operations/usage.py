@@ -1,7 +1,7 @@
 """Usage per API key, summed over the ingress replicas of the whole cluster.
 
-The usage is read from the metrics, which already cover every replica. It counts from the start of
-the running processes. Prometheus keeps the history.
+The usage is read from the metrics of all replicas. It counts from the start of the running
+processes. Prometheus keeps the history.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _KeyCounts:
 
 
 def read_usage(exposition: str) -> list[KeyUsage]:
-    """Return the usage of every key in Prometheus text, by name."""
+    """Return the usage of every key in Prometheus text, sorted by key name."""
     counts: defaultdict[str, _KeyCounts] = defaultdict(_KeyCounts)
     for kind, text, value in SAMPLE.findall(exposition):
         labels = dict(LABEL.findall(text))

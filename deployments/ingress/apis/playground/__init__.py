@@ -1,1 +1,1 @@
-"""The page that people open in a browser."""
+"""The playground: a web page to try and manage the models."""

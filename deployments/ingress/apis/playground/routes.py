@@ -1,4 +1,4 @@
-"""Routes of the page: GET / for browsers, the files that it loads, and reports of models.
+"""Routes of the playground page: GET / for browsers, the files of the page, and model reports.
 
 The page is static: HTML, CSS and modules of JavaScript, served as they are. It calls the same
 routes as every other client.
@@ -30,7 +30,7 @@ ASSETS = tuple(sorted(path.name for path in PAGE.iterdir() if path.name != INDEX
 
 
 class PlaygroundRoutes:
-    """Handlers of the page."""
+    """Handlers of the playground page."""
 
     name: ClassVar = "Playground"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT

@@ -51,12 +51,12 @@ from deployments.ingress.http.request_options import model_in_body, model_in_pat
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.tasks.ranking import RankedText, RankingParameters
 
-# Fields of an InferenceRequest and their names in the body.
+# Fields of an InferenceRequest and their names in the body, for errors.
 TEXTS_FIELDS = {"inputs.": "", "parameters.": ""}
 DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
 CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
 VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
-# Paths that text-embeddings-inference has too. Errors have its format unless the body has
+# Paths that text-embeddings-inference (TEI) also has. Errors have TEI's format unless the body has
 # `documents`.
 TEI_PATHS = ("/rerank",)
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
@@ -64,7 +64,7 @@ ANIMALS = ["A dog barks.", "A cat purrs."]
 
 
 def rerank_error(error: ServeError) -> Response:
-    """Cohere's clients read `message`, the others `error`."""
+    """Build the error response. Cohere's clients read `message`, other clients `error`."""
     body = {"message": error.message, "error": build_openai_error(error)}
     return json_response(body, status=error.status, headers=retry_headers(error))
 
@@ -73,7 +73,7 @@ RERANK_ERROR_FORMAT = ErrorFormat("Rerank", rerank_error)
 
 
 class RerankRoutes:
-    """Handlers of the API."""
+    """Handlers of the rerank APIs and of `/classify`."""
 
     name: ClassVar = "Rerank"
     error_format: ClassVar = RERANK_ERROR_FORMAT
@@ -82,7 +82,10 @@ class RerankRoutes:
         self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
-        """Register before the Hugging Face API, whose model paths match these paths too."""
+        """Return the operations.
+
+        `app.py` lists them before the Hugging Face API, whose model paths also match these paths.
+        """
         return (
             self._rerank_operation(VERSIONED_PATHS, RERANK_ERROR_FORMAT),
             self._rerank_operation(TEI_PATHS, TEI_ERROR_FORMAT, RERANK_ERROR_FORMAT),

@@ -43,7 +43,7 @@ class DocumentsBody(BaseModel):
     top_n: Annotated[int, Field(ge=1)] | None = None  # default: all
     return_documents: bool | None = None
     raw_scores: bool | None = None
-    # Ignored: documents are truncated to the maximum of the model, which is lower.
+    # Ignored: documents are truncated to the maximum length of the model, which is lower.
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -62,7 +62,7 @@ class DocumentText(TypedDict):
 
 
 class RankedDocument(TypedDict):
-    """`index` is the position of the document in the request."""
+    """A scored document. `index` is the position of the document in the request."""
 
     index: int
     relevance_score: float
@@ -79,7 +79,7 @@ class RerankEnvelope(TypedDict):
 
 
 class RerankResponse(RerankEnvelope):
-    """Response to `documents`."""
+    """Response to a body with `documents`."""
 
     object: Literal["rerank"]
     results: list[RankedDocument]
@@ -100,7 +100,10 @@ def document_text(document: str | RerankDocument) -> str:
 def build_ranked_document(
     ranked: RankedText, texts: list[str] | None, *, bare: bool
 ) -> RankedDocument:
-    """Include the document if `texts` are given: as a string if `bare`, else as an object."""
+    """Build one result. It has the document if `texts` is not None.
+
+    The document is a string if `bare`, else an object.
+    """
     document = RankedDocument(index=ranked["index"], relevance_score=ranked["score"])
     if texts is not None:
         text = texts[ranked["index"]]

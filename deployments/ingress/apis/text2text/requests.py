@@ -53,7 +53,7 @@ class TextToTextRequest:
     def parse(
         cls, body: Mapping[str, Any], model: RegisteredModel, task: str, *, streams: bool
     ) -> TextToTextRequest:
-        """Raises InvalidField, EmptyInput or UnknownParameter."""
+        """Parse and check a body. Raises InvalidField, EmptyInput or UnknownParameter."""
         defaults = RouteDefaults(many=True, streams=streams)
         inputs = parse_inputs(body, defaults)
         parameters = parse_text2text_parameters(merge_parameters(body))
@@ -88,7 +88,10 @@ class TextToTextRequest:
         )
 
     def to_generation_request(self, request_options: RequestOptions) -> GenerationRequest:
-        """Raises InvalidField for an invalid grammar or conflicting lengths."""
+        """Build the generation request.
+
+        Raises InvalidField for an invalid grammar or conflicting lengths.
+        """
         prefix = self.model.generation_config.task_prefixes.get(self.task, "")
         first, *further = (
             prompt if prompt.startswith(prefix) else prefix + prompt
@@ -141,7 +144,7 @@ def parse_languages(parameters: TextToTextParameters, model: RegisteredModel) ->
 def parse_lengths(
     parameters: TextToTextParameters, defaults: GenerationDefaults
 ) -> tuple[int, int | None]:
-    """Return minimum and maximum of new tokens. Raises InvalidField for minimum > maximum.
+    """Return minimum and maximum of new tokens. Raises InvalidField if minimum > maximum.
 
     A requested bound replaces a default that conflicts with it.
     """
@@ -168,7 +171,10 @@ def parse_lengths(
 def parse_beam_search(
     parameters: TextToTextParameters, defaults: GenerationDefaults, *, streams: bool
 ) -> BeamSearchParams | None:
-    """Return None for one beam, or if streaming, sampling or a token-level parameter is set."""
+    """Return the parameters of beam search; None for another decoding method.
+
+    Another method is used for one beam, a stream, sampling or a token-level parameter.
+    """
     num_beams = defaults.num_beams if parameters.num_beams is None else parameters.num_beams
     is_token_level = streams or parameters.samples or _find_token_level(parameters) is not None
     if num_beams == 1 or is_token_level:
@@ -195,7 +201,7 @@ def adapt_sampling(sampling: SamplingParams, parameters: TextToTextParameters) -
 
 
 def parse_truncation(parameters: TextToTextParameters) -> Truncation:
-    """Reject long inputs by default, as the pipelines of transformers do."""
+    """Return how to truncate long inputs. By default they are rejected, as in transformers."""
     is_truncated = parameters.truncation in (True, "longest_first", "only_first")
     return Truncation.KEEP_START if is_truncated else Truncation.REFUSE
 

@@ -37,7 +37,7 @@ from deployments.ingress.requests import GenerationRequest, GenerationResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
-# Strings whose spaces `clean_up_tokenization_spaces` removes, in the order of transformers.
+# Strings from which `clean_up_tokenization_spaces` removes spaces, in the order of transformers.
 SPACED_MARKS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 PLAIN_KEY = "generated_text"
 
@@ -132,7 +132,10 @@ class TextToTextHandler:
     async def _search_beams(
         self, parsed: TextToTextRequest, generation_request: GenerationRequest
     ) -> GenerationResponse:
-        """Raises DeadlineExceeded after `max_time`, because beam search has no partial result."""
+        """Generate by beam search.
+
+        Raises DeadlineExceeded after `max_time`, because beam search has no partial result.
+        """
         max_time_s = parsed.parameters.max_time
         deadline_s = math.inf if max_time_s is None else deadline_after(max_time_s)
         async with enforce_max_time(
@@ -144,7 +147,7 @@ class TextToTextHandler:
 
 
 def text2text_body_schemas() -> list[JsonSchema]:
-    """One schema per task."""
+    """Return one body schema per task."""
     schema = body_schema(PROMPTS, envelope=True)
     parameters = build_schema(TextToTextParameters)
     nested = {"type": "object", "description": "The same parameters, for `generate`."}

@@ -101,7 +101,7 @@ class GeneratedText(TypedDict):
 
 
 class Summary(TypedDict):
-    """`generated_text` repeats the text for clients that read only this key."""
+    """A summary. `generated_text` repeats the text for clients that read only this key."""
 
     summary_text: str
     generated_text: NotRequired[str]
@@ -109,7 +109,7 @@ class Summary(TypedDict):
 
 
 class Translation(TypedDict):
-    """`generated_text` repeats the text for clients that read only this key."""
+    """A translation. `generated_text` repeats the text for clients that read only this key."""
 
     translation_text: str
     generated_text: NotRequired[str]
@@ -118,7 +118,7 @@ class Translation(TypedDict):
 
 TextToTextAnswer = GeneratedText | Summary | Translation
 
-# Keys of the text in a response.
+# Key of the text in a response, by task.
 TEXT_KEYS: Mapping[str, str] = {
     TaskName.TEXT2TEXT_GENERATION: "generated_text",
     TaskName.SUMMARIZATION: "summary_text",

@@ -95,7 +95,10 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 
 def build_tei_error(error: ServeError) -> Response:
-    """Build the error. `error_type` is in Title Case, as TEI sends it, not as TEI documents it."""
+    """Build the error response.
+
+    `error_type` is in Title Case. TEI sends it so, although its documentation differs.
+    """
     status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
     body = {"error": error.message, "error_type": kind, "code": error.code}
     return json_response(body, status=status, headers=retry_headers(error))
@@ -124,14 +127,14 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
-# Routes that run a model: their responses have `x-compute-type` and the like.
+# Routes that run a model, so that their responses have INFERENCE_HEADERS.
 INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
 # The rerank API serves `/rerank`. Its errors have TEI's format unless the body has `documents`.
 OWN_NAMES = frozenset({*SUFFIXES, "rerank"})
 
 
 class TextEmbeddingsRoutes:
-    """Handlers of the API."""
+    """Handlers of text-embeddings-inference's API."""
 
     name: ClassVar = "text-embeddings-inference"
     error_format: ClassVar = TEI_ERROR_FORMAT
@@ -140,7 +143,10 @@ class TextEmbeddingsRoutes:
         self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
-        """Register before the Hugging Face API, whose model paths match these paths too."""
+        """Return the operations.
+
+        `app.py` lists them before the Hugging Face API, whose model paths also match these paths.
+        """
         embeddings, unpooled = (
             list[list[float]],
             "Embed texts without pooling, one vector per token",
@@ -335,7 +341,7 @@ class TextEmbeddingsRoutes:
 
 
 def select_model_id(request: Request, named: str | None) -> str | None:
-    """Return the model id of the path, else of the body."""
+    """Return the model id in the path, else `named`, the model in the body."""
     return model_in_path(request) or model_in_body(named)
 
 

@@ -18,7 +18,7 @@ from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many
 
-# Union tags; tasks/inputs.py removes tags in angle brackets from error paths.
+# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
 
 DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -152,13 +152,13 @@ def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
 
 
 def model_dtype(manifest: ArtifactManifest) -> str:
-    """Return the data type of the CPU candidate, else of the first candidate."""
+    """Return the data type of the compiled variant for the CPU, else of the first variant."""
     candidate = manifest.candidate_for(Device.CPU) or manifest.candidates[0]
     return DTYPE_NAMES.get(candidate.precision, candidate.precision)
 
 
 def task_parameters(body: TextParameters, kind: type[TextParameters]) -> dict[str, Any]:
-    """Return the parameters of a task. `truncate` is true by default."""
+    """Return the fields of `body` that are in `kind`. `truncate` is true by default."""
     parameters = body.model_dump(include=set(kind.model_fields), exclude_none=True)
     return {"truncate": True, **parameters}
 

@@ -26,7 +26,7 @@ PROMPT = Inputs[str](NonEmptyText, "a text")
 PROMPTS = Inputs[str | list[str]](one_or_many(NonEmptyText), "a text or a list of texts")
 GRAMMAR_VALUE = "parameters.grammar.value"
 
-# Fields of a GenerationRequest and their names in the body.
+# Fields of a GenerationRequest and their names in the body, for errors.
 TGI_FIELD_NAMES = {
     "prompt": "inputs",
     "prompt_logprobs": "parameters.decoder_input_details",
@@ -54,7 +54,7 @@ class RouteDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """A parsed and checked body."""
+    """A parsed and checked body of text-generation-inference's API."""
 
     prompts: tuple[str, ...]
     is_list: bool  # `inputs` is a list; the response is a list of the same length
@@ -77,7 +77,7 @@ class GenerateRequest:
         model: RegisteredModel | None = None,
         model_id: str | None = None,
     ) -> GenerationRequest:
-        """Raises InvalidField for an invalid grammar."""
+        """Build the generation request. Raises InvalidField for an invalid grammar."""
         first, *further = self.prompts
         return GenerationRequest(
             prompt=first,
@@ -92,14 +92,14 @@ class GenerateRequest:
 
 
 def parse_generate_request(body: Mapping[str, Any], defaults: RouteDefaults) -> GenerateRequest:
-    """Raises InvalidField, EmptyInput or UnknownParameter."""
+    """Parse and check a body. Raises InvalidField, EmptyInput or UnknownParameter."""
     inputs = parse_inputs(body, defaults)
     parameters = parse_generate_parameters(merge_parameters(body))
     return build_generate_request(inputs, parameters, defaults)
 
 
 def parse_inputs(body: Mapping[str, Any], defaults: RouteDefaults) -> str | list[str]:
-    """Raises InvalidField or EmptyInput."""
+    """Return the prompts of a body. Raises InvalidField or EmptyInput."""
     if body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")
     return (PROMPTS if defaults.many else PROMPT).read(body["inputs"])
@@ -108,7 +108,7 @@ def parse_inputs(body: Mapping[str, Any], defaults: RouteDefaults) -> str | list
 def build_generate_request(
     inputs: str | list[str], parameters: GenerateParameters, defaults: RouteDefaults
 ) -> GenerateRequest:
-    """Raises InvalidField for parameters that conflict."""
+    """Build the request. Raises InvalidField for parameters that conflict."""
     is_list = isinstance(inputs, list)
     _reject_unsupported(parameters)
     if defaults.streams:
@@ -162,8 +162,8 @@ def _reject_unstreamable(parameters: GenerateParameters, *, is_list: bool) -> No
 
 
 def parse_options(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
-    """Raises InvalidField for an invalid grammar."""
-    # Each event of a stream has a log-probability: typed clients require a number there.
+    """Build the options. Raises InvalidField for an invalid grammar."""
+    # Events of a stream always have a log-probability, because typed clients require a number.
     includes_tokens = streams or parameters.includes_details
     return GenerationOptions(
         sampling=parse_sampling(parameters),
@@ -179,7 +179,7 @@ def parse_options(parameters: GenerateParameters, *, streams: bool) -> Generatio
 
 
 def parse_sampling(parameters: GenerateParameters) -> SamplingParams:
-    """Greedy decoding (temperature 0) unless a parameter requests sampling."""
+    """Return greedy decoding (temperature 0), unless a parameter requests sampling."""
     temperature, penalty = parameters.temperature, parameters.repetition_penalty
     if temperature is None:
         temperature = 1.0 if parameters.samples else 0.0
@@ -213,7 +213,7 @@ def parse_grammar(grammar: GrammarParameter) -> Grammar:
 
 
 def parse_schema(text: str) -> JsonSchema:
-    """Raises InvalidField."""
+    """Parse a JSON schema given as text. Raises InvalidField."""
     try:
         value = parse_json(text.encode())
     except MalformedBody:

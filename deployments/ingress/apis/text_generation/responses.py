@@ -72,7 +72,7 @@ FINISH_REASONS: Mapping[FinishReason, FinishWord] = {
 def tgi_response_headers(
     response: GenerationResponse, tgi_request: GenerateRequest
 ) -> dict[str, str]:
-    """Token counts cover all sequences; times are those of the slowest sequence."""
+    """Build the headers. Token counts cover all sequences. Times are of the slowest sequence."""
     completions = (*response.completions, *response.discarded)
     slowest = max((c.finished for c in completions), key=lambda finished: sum(finished.timings))
     inference_s = slowest.timings.prefill_s + slowest.timings.decode_s
@@ -133,7 +133,7 @@ def split_evenly(completions: Sequence[Completion], count: int) -> list[Sequence
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponseBuilder:
-    """Response objects for one prompt."""
+    """Builds the response objects for one prompt."""
 
     prompt: str
     tgi_request: GenerateRequest
@@ -180,14 +180,15 @@ def build_token_details(token: Token | TopLogprob) -> TokenDetails:
 
 
 def build_top_tokens(token: Token) -> list[TokenDetails]:
-    """The most likely tokens at the position of `token`."""
+    """Return the most likely tokens at the position of `token`."""
     return [build_token_details(alternative) for alternative in token.alternatives]
 
 
 VALIDATION_ERROR, GENERATION_ERROR = "validation", "generation"
 INCOMPLETE_ERROR, OVERLOADED_ERROR = "incomplete_generation", "overloaded"
 
-# Status and `error_type` by error class. huggingface_hub has exceptions for these four types only.
+# Status and `error_type` by error class. huggingface_hub has exceptions only for the four types
+# above.
 ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
     # 400 makes huggingface_hub retry without the unknown parameter; no other status does.
     UnknownParameter: (400, VALIDATION_ERROR),
@@ -210,7 +211,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 
 
 def build_tgi_error(error: ServeError) -> tuple[int, dict[str, Any]]:
-    """Return status and body. Within a stream the body is an event."""
+    """Return the status and the body of an error. A stream sends the body as an event."""
     status, kind = status_and_type(error, ERRORS, refused=VALIDATION_ERROR, failed=INCOMPLETE_ERROR)
     body: dict[str, Any] = {"error": error.message, "error_type": kind, "code": error.code}
     if isinstance(error, ModelLoading) and error.estimated_time_s is not None:

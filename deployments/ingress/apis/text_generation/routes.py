@@ -74,7 +74,7 @@ EVENT_SCHEMA = build_schema(TokenEvent | TgiErrorEvent)
 
 
 class TextGenerationRoutes:
-    """Handlers of the API."""
+    """Handlers of text-generation-inference's API."""
 
     name: ClassVar = "text-generation-inference"
     error_format: ClassVar = TGI_ERROR_FORMAT
@@ -83,7 +83,10 @@ class TextGenerationRoutes:
         self._pipeline = context.pipeline
 
     def operations(self) -> Sequence[Operation]:
-        """Register before the Hugging Face API, whose model paths match these paths too."""
+        """Return the operations.
+
+        `app.py` lists them before the Hugging Face API, whose model paths also match these paths.
+        """
         return (
             _generate_operation(
                 "generate", self.generate, "Generate text", response=build_schema(Generated)
@@ -188,7 +191,7 @@ def body_schema(inputs: Inputs[Any], *, envelope: bool) -> JsonSchema:
 
 
 def envelope_body_schema() -> JsonSchema:
-    """Schema of a body of the Hugging Face routes."""
+    """Return the schema of a body on the Hugging Face routes."""
     return body_schema(PROMPTS, envelope=True)
 
 

@@ -126,7 +126,7 @@ class Generated(TypedDict):
 
 
 class StreamDetails(TypedDict):
-    """Details of the last event."""
+    """`details` of the last event of a stream."""
 
     finish_reason: FinishWord
     generated_tokens: int
@@ -153,10 +153,11 @@ class TgiErrorEvent(TypedDict):
 
 
 def parse_generate_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
-    """Raises UnknownParameter, EmptyInput or InvalidField with the name of the key.
+    """Parse parameters. Raises UnknownParameter, EmptyInput or InvalidField naming the key.
 
-    Unknown keys are rejected because ignoring them hides typing errors. huggingface_hub parses
-    the error message and retries without the unknown keys. It adds no unknown key by itself.
+    Unknown keys are rejected, because ignoring them would hide typing errors. huggingface_hub
+    parses the error message and retries without the unknown keys. It adds no unknown keys to
+    those of the user.
     """
     unknown = [key for key in raw if key not in GenerateParameters.model_fields]
     if unknown:

@@ -29,7 +29,10 @@ from deployments.messages import Chunk, Completion, Finished, Started, Token, me
 
 @asynccontextmanager
 async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator[None]:
-    """Cancel the block at `deadline_s`; raise DeadlineExceeded. `description` ends its message."""
+    """Cancel the block at `deadline_s`, and raise DeadlineExceeded.
+
+    The message of the error ends with `description`.
+    """
     message = f"`parameters.max_time` ended {description}"
     try:
         async with enforce_deadline(deadline_s, message) as timeout:
@@ -114,7 +117,7 @@ def encode_error_event(error: ServeError) -> bytes:
 async def encode_events(
     batches: AsyncIterator[list[ChoiceChunk]], started: Started, tgi_request: GenerateRequest
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of each batch as one piece. Raises ServeError with TGI's field names."""
+    """Yield the events of each batch as one piece of bytes. Raises ServeError with TGI's fields."""
     builder = EventBuilder(started, tgi_request)
     with rename_error_fields(TGI_FIELD_NAMES):
         async for parts in batches:

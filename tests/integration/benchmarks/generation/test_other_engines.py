@@ -1,4 +1,4 @@
-"""Baselines: a tiny model with transformers and onnxruntime-genai, and a scripted llama.cpp."""
+"""Baselines of the generation benchmark: transformers, onnxruntime-genai, a fake llama.cpp."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROMPTS = [(5, 6, 7, 8), (9, 10, 11, 12)]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with random weights that prefers its end token."""
+    """A Llama with random weights that almost always predicts its end-of-sequence token."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -66,7 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
-    """A store with an artifact whose manifest names `checkpoint` as source."""
+    """A decoder artifact whose manifest names `checkpoint` as its source."""
     store = tmp_path_factory.mktemp("store")
     directory = seal_tiny_decoder(store)
     path = directory / MANIFEST_NAME
@@ -75,7 +75,7 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalMo
 
 
 def right_answers(checkpoint: Path, new_tokens: int, dtype: str) -> list[tuple[int, ...]]:
-    """Decode greedily without a KV cache and without the end token."""
+    """Decode PROMPTS greedily without a KV cache. Never choose the end-of-sequence token."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -129,7 +129,7 @@ def test_genai_directory_is_built_from_the_source(
 
 
 class TalkingLlama:
-    """A fake llama.cpp: generates consecutive ids after the last prompt token, keeps its state."""
+    """A fake llama.cpp that generates the ids after the last prompt token and keeps its state."""
 
     def __init__(self) -> None:
         self.read: list[int] = []

@@ -1,4 +1,4 @@
-"""The `hostile` command with a server in this process."""
+"""The benchmark command `hostile` with a server in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole command with toy rivals: real processes, this Python environment."""
+"""The benchmark command `rivals` with toy servers, which run as processes of this environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def toy(name: str, *options: str) -> Rival:
 def vectors(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> dict[str, list[float]]:
-    """Embeddings of WORDS. They are also the reference: the tiny model has no checkpoint."""
+    """Embeddings of WORDS. They replace the reference, because the tiny model has no checkpoint."""
     model = LocalModel.open(tiny_store, EMBEDDER)
     values = model.unbatched_values(WORDS, threads=1)
     known = {text: to_vector(v).tolist() for text, v in zip(WORDS, values, strict=True)}

@@ -31,7 +31,8 @@ def test_open_environment_states_why_pip_failed(tmp_path: Path) -> None:
     (lists / "broken.txt").write_text(f"missing @ file://{tmp_path}/missing.whl\n")
     with pytest.raises(BenchmarkError, match=r"pip cannot install broken\.txt: .*missing\.whl"):
         open_environment("broken", tmp_path, lists)
-    assert not list(tmp_path.glob("broken-*/complete"))  # so that the next run installs it again
+    # Without this mark, the next run installs the environment again.
+    assert not list(tmp_path.glob("broken-*/complete"))
 
 
 def test_current_environment_is_that_of_this_process() -> None:

@@ -51,7 +51,7 @@ PROMPT = list(range(20, 60))
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # bitsandbytes quantizes blocks of 64.
+    # A multiple of 64, the block size of bitsandbytes.
     return tiny_llama(tmp_path_factory.mktemp("source") / "llama", inner=128)
 
 
@@ -190,7 +190,7 @@ def test_attention_replaces_that_of_torch_recipes(monkeypatch: pytest.MonkeyPatc
     assert for_gpu["gpu-fp16-torch-eager"].run.attention == "eager"
     assert for_gpu["gpu-fp16-compiled-eager"].run.compile
     assert "gpu-fp16-torch" not in for_gpu
-    assert for_gpu["gpu-fp16"].run.attention == "sdpa"  # its graph has an attention of its own
+    assert for_gpu["gpu-fp16"].run.attention == "sdpa"  # the ONNX graph contains its attention
     with pytest.raises(BuildError, match="`--attention eager` changes nothing"):
         with_gpu_attention(QUICK, "eager")
     with pytest.raises(BuildError, match="needs the package `flash_attn`"):
@@ -228,7 +228,7 @@ def test_low_memory_rejects_gpu_placement(tensor_parallel_size: int, kv_offload:
 
 @pytest.fixture(scope="module")
 def _forked_processes() -> Iterator[None]:
-    """Start the processes of tensor parallelism without their seconds of imports."""
+    """Fork the processes of tensor parallelism, because their imports take seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_parallel_decoder, "_PROCESSES", forked_programs.PROCESSES)
         yield
@@ -238,11 +238,12 @@ def _forked_processes() -> Iterator[None]:
 def built(
     llama: Path, tmp_path_factory: pytest.TempPathFactory, _forked_processes: None
 ) -> BuildResult:
-    """Simulate a machine with two GPUs; the CPU does the work."""
+    """A build on a simulated machine with two GPUs. The CPU does the work."""
     store = tmp_path_factory.mktemp("store")
     spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
     recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
-    # Logits of random weights are closer together than those of trained ones.
+    # Logits of random weights lie closer together than those of trained weights, so quantization
+    # changes more of the next tokens.
     gate = LENIENT.model_copy(update={"next_token_agreement": 0.3})
     with pytest.MonkeyPatch.context() as patch:
         for module in (accuracy_gate, decoder_family):

@@ -39,7 +39,7 @@ HOPELESS = Gate(perplexity_increase=-0.5)
 
 
 class Builder:
-    """Model builder that writes the tiny graph for any recipe and records the requests."""
+    """Fake model builder that writes the same tiny graph for any recipe and records its calls."""
 
     def __init__(self) -> None:
         self.gate_inputs: list[tuple[tuple[str, ...], KvCacheDtype | None]] = []

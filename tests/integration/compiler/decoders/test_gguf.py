@@ -35,7 +35,7 @@ def file(llama: Path) -> Path:
 
 
 class OneFileHub:
-    """Hub with one repository of one file."""
+    """Fake hub with one repository of one file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Comparison of RoPE tables with transformers up to the last position."""
+"""Check of RoPE tables in exported graphs against transformers, up to the last position."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def build_metadata(tokens: int = POSITIONS) -> CheckpointMetadata:
 
 
 def tables_of(module: Any, layer_type: str | None = None) -> ExpectedTables:
-    """Return the tables of a transformers module at all positions, without the second half."""
+    """Return cosines and sines [positions, HEAD / 2] of a transformers module.
+
+    The module repeats each of them in a second half, which graphs leave out.
+    """
     how = {} if layer_type is None else {"layer_type": layer_type}
     with torch.inference_mode():
         tables = module(torch.zeros(1), torch.arange(POSITIONS)[None], **how)
@@ -74,7 +77,10 @@ def write_graph(
     tables: Mapping[str, ExpectedTables],
     dtype: type = np.float32,
 ) -> Path:
-    """Write a graph of attention nodes only, with the named tables or without."""
+    """Write a graph of one attention node per entry of `layers`.
+
+    An entry is the name of the layer's RoPE tables, or None for a layer without tables.
+    """
     stored = {
         f"{part}_{name}": table.astype(dtype)
         for name, both in tables.items()

@@ -1,4 +1,4 @@
-"""Traced torch programs of decoders, rejections, and a build with both GPU candidates."""
+"""Traced torch programs of decoders, rejected checkpoints, and a build with GPU candidates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def logits_of(checkpoint: Path) -> np.ndarray:
 
 
 def check(spec: DecoderSpec, expected: np.ndarray) -> None:
-    """Prefill a prompt in two chunks, then decode two tokens, next to another slot."""
+    """Compare logits of a prefill in two chunks and two decode steps, while another slot runs."""
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=2, context=128)
     try:
         decoder.prefill(0, PROMPT[::-1], 0)
@@ -67,7 +67,7 @@ def check(spec: DecoderSpec, expected: np.ndarray) -> None:
 
 
 def check_step(decoder: DecoderEngine) -> None:
-    """A decode step next to another slot equals the prefill of the same tokens."""
+    """Check that a decode step of two slots equals the prefill of the same tokens."""
     expected = decoder.prefill(1, [5, 6, 7], 0).copy()
     decoder.prefill(0, [5, 6], 0)
     result = decoder.decode(np.array([7, 7]), np.array([2, 2]))
@@ -142,7 +142,7 @@ def test_tracing_failure_names_architecture(
 
 @pytest.fixture(scope="module")
 def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
-    """Simulate a machine with a GPU; the CPU runs the graphs."""
+    """A build on a simulated machine with a GPU. The CPU runs the graphs."""
     store = tmp_path_factory.mktemp("store")
     recipes = (DECODER_INT8, DECODER_FP16, DECODER_FP16_TORCH)
     with pytest.MonkeyPatch.context() as patch:

@@ -30,9 +30,9 @@ from tests.support.prepared_build import (
     unreadable,
 )
 
-# Between int8 as it is (mean cosine 0.79) and with two MatMuls excluded (0.95).
+# Rejects int8 of all MatMuls (mean cosine 0.79) and accepts it with two MatMuls excluded (0.95).
 INT8_WITH_EXCLUSIONS_GATE = Gate(cosine_mean=0.9, cosine_worst=-2, batched_cosine_worst=-2)
-# Above the accuracy of int8 with any exclusions.
+# Rejects int8 with any exclusions.
 FP32_GATE = Gate(cosine_mean=0.9999)
 
 
@@ -83,7 +83,7 @@ def test_fallbacks_exclude_at_most_a_quarter_of_matmuls(
 ) -> None:
     assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8_DYNAMIC) is None
     candidates = [line.partition(" against")[0] for line in runner.lines("verify")]
-    # Two of twelve MatMuls; the next step, four, exceeds a quarter.
+    # Two of twelve MatMuls. The next step would exclude four, more than a quarter.
     assert candidates == ["cpu-int8-dynamic", "cpu-int8-dynamic, 2 MatMuls excluded"]
 
 
@@ -179,9 +179,10 @@ def test_failed_fallback_is_skipped(prepared_build: PreparedBuild, runner: Recor
 
 
 def prepare_with_data(prepared_build: PreparedBuild, directory: Path) -> PreparedModel:
-    """Return the model with two scored pairs whose order its graphs reverse.
+    """Return the prepared model with evaluation data that its graphs fail.
 
-    The stored score of the reference model is perfect.
+    The data has two scored pairs, whose order the graphs reverse. The stored score of the
+    reference model is perfect.
     """
     directory.mkdir()
     for file in prepared_build.prepared.reference_dir.iterdir():

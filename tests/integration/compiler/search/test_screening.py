@@ -57,7 +57,7 @@ def test_screening_round_trips_json() -> None:
 
 
 def named_specs(prepared_build: PreparedBuild, *names: str) -> dict[str, GraphSpec]:
-    """Return one graph under several names."""
+    """Return specs of these names, all of the same graph."""
     graph = prepared_build.graphs.graph(CPU_FP32)
     return {name: build_graph_spec(CPU_FP32, graph, prepared_build.prepared) for name in names}
 
@@ -92,7 +92,7 @@ def test_broken_graph_does_not_reduce_memory_for_others(
     broken = replace(working["first"], path=unreadable(tmp_path / "graph.onnx"))
     size = working["first"].path.stat().st_size
     (tmp_path / "graph.onnx.data").write_bytes(bytes(size))
-    set_available_memory(monkeypatch, 13 * size)  # enough for two
+    set_available_memory(monkeypatch, 13 * size)  # enough for two graphs
     screening = screen(prepared_build, {"broken": broken, **working})
     assert list(screening.times_ms) == ["first", "second"]
 

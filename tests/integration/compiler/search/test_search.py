@@ -35,7 +35,7 @@ from tests.support.prepared_build import (
     unreadable,
 )
 
-# Recipes that differ in name only; the tests provide their graphs.
+# Recipes that differ only in name. The tests provide their graphs.
 FAST, SLOW, SLOWER, BROKEN = (
     replace(CPU_FP32, name=name) for name in ("fast", "slow", "slower", "broken")
 )
@@ -50,7 +50,11 @@ def runner(tmp_path: Path) -> RecordingRunner:
 def files(
     prepared_build: PreparedBuild, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Path]:
-    """Graphs with equal outputs; each exceeds the slowdown limit relative to the previous graph."""
+    """Graphs by name.
+
+    `fast`, `slow` and `slower` have equal outputs. Each exceeds the slowdown limit of the search
+    relative to the previous one. `broken` is unreadable, and `nan` outputs NaN.
+    """
     root = tmp_path_factory.mktemp("graphs")
     fast = prepared_build.graphs.graph(CPU_FP32)
     return {
@@ -63,7 +67,7 @@ def files(
 
 
 class LenientGate(AccuracyGate[CandidateRecipe, GraphSpec]):
-    """Records whether fallbacks are allowed and accepts every candidate as FAST."""
+    """Gate that evaluates FAST for every candidate and records whether fallbacks are allowed."""
 
     fallbacks: list[bool]
 
@@ -136,7 +140,7 @@ def no_gpu() -> None:
 
 
 def as_gpu(*candidates: CandidateRecipe) -> list[CandidateRecipe]:
-    """Return GPU candidates; without a GPU they are evaluated in this order."""
+    """Return the candidates for the GPU. Without a GPU, a search evaluates them in this order."""
     return [replace(recipe, device=Device.GPU) for recipe in candidates]
 
 

@@ -36,7 +36,7 @@ def read_checkpoint_metadata(source: Path) -> CheckpointMetadata:
 
 @pytest.mark.parametrize("head", [ModelHead.MASKS, ModelHead.SPAN])
 def test_half_precision_graph_matches_fp32(head: ModelHead, tmp_path: Path) -> None:
-    """The GPU encoder's graph, on the CPU provider."""
+    """The graph of the candidate GPU_FP16 runs here on the CPU provider."""
     assert isinstance(GPU_FP16.source, ExportRecipe)
     source = tiny_checkpoint(tmp_path / "model", head=head, layers=1)
     metadata = read_checkpoint_metadata(source)

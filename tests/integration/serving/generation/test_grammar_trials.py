@@ -15,7 +15,8 @@ from deployments.generation.grammar_trials import FULL, QUICK, GrammarTrials, Tr
 from tests.support.fakes import wait_until
 from tests.support.small_tokenizers import byte_level
 
-# Takes minutes and gigabytes without limits, and little of the fuel that llguidance counts.
+# Without limits, compilation takes minutes and gigabytes. llguidance's own limit, its fuel, does
+# not stop it in time.
 COSTLY = LLMatcher.grammar_from_json_schema('{"type": "integer", "multipleOf": 9999991}')
 SIMPLE = LLMatcher.grammar_from_json_schema('{"type": "boolean"}')
 ENDLESS = TrialLimits(cpu_s=100.0, memory_bytes=16 << 30, nice=19)
@@ -29,7 +30,7 @@ def trials() -> Iterator[GrammarTrials]:
 
 
 class Processes:
-    """Processes that a test started; engines of other tests may keep their own servers."""
+    """Processes that a test started, without the grammar servers that other tests left running."""
 
     def __init__(self) -> None:
         self._before = set(psutil.Process().children())

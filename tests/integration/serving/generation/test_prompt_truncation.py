@@ -1,4 +1,4 @@
-"""Prompts of too many tokens, refused or cut."""
+"""Preparation of generation requests: rejected or truncated long prompts, and further checks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.support.small_tokenizers import END, byte_level
 CONTEXT, SOURCE = 12, 8
 TOKENIZER = byte_level()
 END_ID = TOKENIZER.token_to_id(END)
-LONG = "bcdfghjklmnpqrstvwxz"  # hardly two letters are one token
+LONG = "bcdfghjklmnpqrstvwxz"  # nearly every letter is one token
 LONG_IDS = TOKENIZER.encode(LONG).ids
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A model whose tokenizer puts END behind every text."""
+    """An artifact whose tokenizer appends END to every text."""
     directory = seal_tiny_decoder(tmp_path)
     tokenizer = byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -52,7 +52,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: Any) -> list[int]:
-    """The prompt's tokens, as a job has them."""
+    """Return the prompt tokens of the job that the preparer builds."""
     call = GenerationCall(
         ModelRef("tiny/model", "1"),
         prompt,
@@ -65,9 +65,10 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
 def preparation(
     directory: Path, *, encoder: bool = False, slots: int = 4, unknown: int = 0
 ) -> RequestPreparer:
-    """Of a model that reads SOURCE tokens with its encoder, or else has CONTEXT for all.
+    """Return the preparer of a decoder with CONTEXT tokens.
 
-    The last `unknown` tokens of its tokenizer it does not know.
+    With `encoder`, the model has an encoder for SOURCE tokens. The model's vocabulary lacks the
+    last `unknown` tokens of its tokenizer.
     """
     manifest = ArtifactManifest.model_validate_json((directory / "manifest.json").read_bytes())
     assert manifest.generation_config is not None
@@ -142,7 +143,7 @@ def test_prompt_logprobs_of_encoder_decoder_are_rejected(directory: Path) -> Non
 
 
 def test_tokenizer_without_grammar_support_serves_other_requests(directory: Path) -> None:
-    words = word_tokenizer()  # with a decoder for which there are no grammars
+    words = word_tokenizer()  # llguidance does not support the decoder of this tokenizer
     words.save(str(directory / TOKENIZER_NAME))
     assert prepared(directory, "the river") == words.encode("the river").ids
     with pytest.raises(InvalidField, match="does not support grammars") as refused:

@@ -31,7 +31,7 @@ from tests.support.tuning_artifacts import seal_tunable, write_table
 
 RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 TOLERANCE = 1e-5
-# Enough for a real process to start, measure 0.2 s and end, on a machine with other work.
+# Enough for a tuning process to start, measure for 0.2 s and end, even on a busy machine.
 TIMEOUT_S = 60.0
 UNTUNED, TUNED = "cpu-fp32", "cpu-int8"
 STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> TuningTarget:
 
 
 class TuningEncoderHarness:
-    """A replica that was started, asked for one text of three tokens."""
+    """A running encoder replica. Requests have one text of three tokens."""
 
     def __init__(
         self, store: Path, version: str, *, is_pinned: bool = True, **encoder: object
@@ -71,7 +71,7 @@ class TuningEncoderHarness:
         return answer
 
     def plan(self) -> LonePass:
-        """Plan a pass of the text of `ask`."""
+        """Plan a forward pass of the text that `ask` sends."""
         return self.replica._lone_passes.plan(self._key.model, 1, 3)
 
     async def ask_until(self, compute_type: str) -> list[CallResult]:
@@ -147,7 +147,7 @@ async def test_second_replica_uses_the_table_of_the_first(
     async with running(target) as first, running(target) as second:
         await asyncio.gather(first.ask_until(TUNED), second.ask_until(TUNED))
         kept = target.costs_path.read_bytes()
-        # Whatever a second process had measured would have other figures.
+        # A second measurement would have changed the figures in the file.
         await wait_until(lambda: tuning_threads() == 0)
         assert target.costs_path.read_bytes() == kept
     async with running(target) as third:

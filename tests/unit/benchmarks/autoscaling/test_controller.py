@@ -1,4 +1,4 @@
-"""The replayed controller decides as Serve's own, whose clock is replaced here."""
+"""The simulated controller decides like Ray Serve's own, which runs on a fake clock here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_removal_waits_until_every_decision_agreed_for_the_delay() -> None:
     controller = create()
     controller.target = 4
     assert {controller.decide(second, observe(4, 0.1)) for second in range(100)} == {4}
-    assert controller.decide(100, observe(4, 0.7)) == 4  # starts the delay again
+    assert controller.decide(100, observe(4, 0.7)) == 4  # restarts the downscale delay
     assert {controller.decide(second, observe(4, 0.1)) for second in range(101, 221)} == {4}
     assert controller.decide(221, observe(4, 0.1)) == 1
 

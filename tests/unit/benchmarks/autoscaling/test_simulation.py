@@ -17,7 +17,7 @@ REQUEST_S = 0.01
 
 
 def constant(work: float, seconds: int, models: int = 1) -> Day:
-    """A day of `work` replicas by each model."""
+    """Return a day on which each model needs `work` replicas in every second."""
     requests = np.full((models, seconds), round(work / REQUEST_S))
     return Day(np.full(models, REQUEST_S), requests)
 
@@ -71,7 +71,7 @@ def test_load_adds_replicas_after_their_start() -> None:
     assert trace.replicas[0] == 1
     first = next(second for second, count in enumerate(trace.replicas) if count > 1)
     assert 10 < first < 20, "delay, look-back and start of a replica"
-    assert trace.replicas[-1] >= 5  # 3 / 0.7
+    assert trace.replicas[-1] >= 5  # work 3.0 / target_busy 0.7
     assert trace.queued_s[-1] == 0
 
 

@@ -1,4 +1,4 @@
-"""Steady load on a small server: open loop, known answers."""
+"""Open-loop load on a small server: times of sending, and checks against known answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.fakes import wait_until
 
 @dataclass
 class SmallServer:
-    """Answers every request with `body` when `may_answer` is set; closes if `body` is empty."""
+    """Sends `body` once `may_answer` is set; closes without an answer if `body` is empty."""
 
     body: bytes = b"[1]"
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,4 +1,4 @@
-"""Summary, goals and table of a fault."""
+"""Summary, goals and table of injected process faults."""
 
 from __future__ import annotations
 

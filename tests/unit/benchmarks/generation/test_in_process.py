@@ -1,4 +1,7 @@
-"""The in-process generation loop with a tiny sealed decoder, and the churn test."""
+"""In-process generation with a tiny decoder, and the churn test.
+
+In the churn test, half of the requests disconnect before their last token.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ async def test_churn_is_clean(model: LocalModel) -> None:
 
 
 class Leaky:
-    """A service that leaks a slot and returns other tokens for concurrent requests."""
+    """Generator that never frees its slot, and whose tokens depend on concurrent requests."""
 
     def __init__(self) -> None:
         self._running = 0

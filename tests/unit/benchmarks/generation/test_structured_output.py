@@ -1,4 +1,4 @@
-"""Structured output of a scripted server: valid, invalid, truncated or missing."""
+"""Check of structured output against JSON schemas, on scripted answers of a fake server."""
 
 from __future__ import annotations
 

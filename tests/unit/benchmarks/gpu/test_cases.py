@@ -93,7 +93,8 @@ def test_smollm_runs_all_numbers_of_streams_beside_transformers() -> None:
 
 
 def test_flops_are_those_of_the_products() -> None:
-    # One layer, hidden 2, inner 4, three tokens: 2 x 3 x (4 x 4 + 2 x 8) + 4 x 9 x 2.
+    # Hidden size 2, inner size 4, three tokens. Weights: 2 * 3 * (4 * 2 * 2 + 2 * 2 * 4) = 192.
+    # Attention: 4 * 3 * 3 * 2 = 72.
     assert count_flops((2, 1, 1, 4), 3) == 264
 
 

@@ -17,14 +17,15 @@ from benchmarks.gpu.suite import summarize_report
 
 ROOT = Path(__file__).parents[4]
 RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
-# Packages that a machine with only torch and transformers lacks. The command imports none of them.
+# Packages that `bench gpu --list` must not import. A GPU machine may have only torch and
+# transformers, and only the cases import these two.
 ABSENT = ("ray", "msgspec", "starlette", "llguidance", "nncf", "openvino", "httptools", "uvloop",
           "shtab", "torch", "transformers", "onnxruntime", "onnx", "hundredfold.none")  # fmt: skip
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of cases that a fake worker ran; it ends before the last case of a part."""
+    """Return the names of the cases that a fake worker ran. It omits the last case of a part."""
     names: list[str] = []
 
     def run_worker(
@@ -41,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-# A worker that crashes or hangs in the cases of these names.
+# Worker program that crashes in a case named `crash` and hangs in a case named `hang`.
 WORKER = """
 import json, os, sys, time
 part, request = sys.argv[1], json.loads(sys.argv[2])
@@ -88,7 +89,7 @@ def test_crash_fails_one_case_and_the_others_continue(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("scripted")
 def test_time_limit_leaves_cases_for_the_next_run(tmp_path: Path) -> None:
     assert set(run_cases(["first", "hang", "last"], tmp_path / "out.json", 1.0)) == {"first"}
-    # A case that alone exceeds the limit would never end: it failed.
+    # The first case of a run would exceed the limit in every run: it counts as failed.
     (result,) = run_cases(["hang", "last"], tmp_path / "out.json", 1.0).values()
     assert (result.case, result.state) == ("hang", "failed")
 
@@ -98,7 +99,7 @@ def test_second_run_continues(started: list[str], tmp_path: Path) -> None:
     assert main(arguments) == 0
     assert started == ["description", "matrix-rate"]
     assert main(arguments) == 0
-    assert started == ["description", "matrix-rate"]  # the fake worker never runs the last one
+    assert started == ["description", "matrix-rate"]  # the fake worker omits the last one
 
 
 def test_pattern_and_time_limit_select_cases(started: list[str], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_file_continues_where_it_ended(tmp_path: Path) -> None:
     again = GpuResults.read_or_start(path, RUN)
     assert again.cases == results.cases
     assert again.remaining("device", CASES, "cuda") == ["bandwidth", "matrix-rate"]
-    # A dry run proves nothing on a GPU, and the other way round.
+    # A GPU result does not count for a dry run on the CPU, and vice versa.
     assert again.remaining("device", CASES, "cpu") == [case.name for case in CASES]
 
 
@@ -92,7 +92,7 @@ def test_dry_streams_count_for_those_of_a_gpu_with_other_numbers(tmp_path: Path)
     streams = dict(zip(table.columns, row, strict=True))
     total = len(PARTS["streams"].cases(Target(is_cuda=True)))
     assert streams["proven on a GPU"] == f"1 of {total}"
-    # On a GPU: 1, 8, 32 and 128 streams each, of flash attention 1 and 32.
+    # A system has four GPU cases (1, 8, 32 and 128 streams), but flash attention has two (1, 32).
     assert streams["of the rest"] == (
         f"7 passed on cpu, 4 failed on cpu, 2 blocked on cpu, {total - 14} never run"
     )

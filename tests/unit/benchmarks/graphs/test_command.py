@@ -45,7 +45,7 @@ ITEMS = tuple(item(i + 1, 2 + i % 3) for i in range(70))
 
 
 class Sums:
-    """Returns two numbers per item: `sign` times the reference output."""
+    """Engine that returns `sign` times the reference output, two numbers per item."""
 
     def __init__(self, sign: float = 1.0) -> None:
         self.info = EngineInfo(compute_type="cpu-fp32")
@@ -128,7 +128,7 @@ def graph_results(*parity: ParityRow) -> GraphResults:
 
 
 def test_compute_ratios_divides_round_by_round() -> None:
-    # The machine is half as fast in round 2; a ratio of medians would hide that round.
+    # The machine is half as fast in round 2. The ratio of the two medians would mix rounds 1 and 3.
     ratios = compute_ratios([latency(TORCH, 20.0, 44.0, 24.0), latency(SEALED, 10.0, 20.0, 8.0)])
     (ratio,) = ratios
     assert (ratio.name, ratio.shape) == ("torch / sealed", SHAPE)

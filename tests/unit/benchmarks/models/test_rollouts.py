@@ -34,7 +34,7 @@ def exchange(version: str, body: bytes, status: int = 200) -> HttpExchange:
 async def outcomes(
     monkeypatch: pytest.MonkeyPatch, answer: HttpExchange, *, grace_s: float = 3.0
 ) -> set[str]:
-    """Answer all requests of a load after its name moved from OLD to NEW."""
+    """Return how a load classifies `answer` after its model name moved from version OLD to NEW."""
 
     async def send(_address: ServerAddress, _raw: bytes, _timeout_s: float) -> HttpExchange:
         return answer
@@ -55,7 +55,7 @@ async def outcomes(
     ("answer", "grace_s", "expected"),
     [
         (exchange(NEW, BODIES[NEW]), 0.0, "right"),
-        (exchange(OLD, BODIES[OLD]), 60.0, "right"),  # a moment after the change
+        (exchange(OLD, BODIES[OLD]), 60.0, "right"),  # within GRACE_S after the change
         (exchange(OLD, BODIES[OLD]), 0.0, "stale"),
         (exchange(NEW, BODIES[OLD]), 0.0, "wrong"),
         (exchange("feedfeedfeed", BODIES[NEW]), 0.0, "wrong"),

@@ -15,10 +15,10 @@ from benchmarks.overload.results import (
 from benchmarks.overload.workloads import WORKLOADS
 
 EXCHANGES = [
-    Exchange(0, 0.0, 0.0, 0.5, 200),  # before the window
+    Exchange(0, 0.0, 0.0, 0.5, 200),  # sent before the measured window
     Exchange(1, 1.0, 1.001, 1.5, 200),
     Exchange(0, 1.2, 1.2, 2.9, 200),
-    Exchange(1, 1.3, 1.3, 4.0, 200),  # late
+    Exchange(1, 1.3, 1.3, 4.0, 200),  # answered after the timeout of 2 s
     Exchange(0, 1.4, 1.4, 1.41, 429),
     Exchange(1, 1.5, 1.5, None, 0),
 ]

@@ -28,7 +28,7 @@ RESULTS = PageResults(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[PageResults]:
-    """What the command measures; no browser is started."""
+    """Fake the browser and the measurement. Its result is the last item of the returned list."""
     results = [RESULTS]
     monkeypatch.setattr(command, "find_browser", lambda: "chromium")
     monkeypatch.setattr(command, "open_browser", nullcontext)

@@ -41,7 +41,7 @@ def test_lengths_of_workloads_ignore_padding_and_truncation_of_the_tokenizer_fil
     arguments = argparse.Namespace(data=tmp_path, seed=0, workloads=["sentences", "paragraphs-75"])
     sentences, paragraphs = build_workloads(arguments, model)
     assert sentences.tokens == TOKENS
-    assert paragraphs.tokens == 2 + 4 * 4  # four sentences without their special tokens
+    assert paragraphs.tokens == 2 + 4 * 4  # [CLS], [SEP], and four sentences of four words
     assert {text for (text,) in paragraphs.requests} == {" ".join([SENTENCE] * 4)}
 
 

@@ -1,4 +1,7 @@
-"""The scripts of the rivals' servers run in other environments, where no linter sees them."""
+"""Names that the scripts of rival servers import from each other exist.
+
+The scripts run in other Python environments, so no linter checks these imports.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only processes of the launcher's own sessions are found."""
+"""The search for server processes finds only those that the launcher started."""
 
 from __future__ import annotations
 

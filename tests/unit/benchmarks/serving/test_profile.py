@@ -42,7 +42,7 @@ def test_costs_are_differences_per_request() -> None:
     after = {
         ("Ingress", 1, 1, "main"): ThreadUsage(6.0, 2_700),
         ("Ingress", 1, 2, "io"): ThreadUsage(1.5, 540),
-        ("Ingress", 1, 3, "io"): ThreadUsage(0.5, 500),  # started meanwhile
+        ("Ingress", 1, 3, "io"): ThreadUsage(0.5, 500),  # a thread that started in between
         ("haproxy", 9, 9, "main"): ThreadUsage(0.1, 1_000),
     }
     ingress, haproxy = summarize_costs(before, after, requests=1_000)

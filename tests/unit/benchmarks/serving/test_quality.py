@@ -21,7 +21,7 @@ from build_artifacts.evaluation.similarity import ScoredPair
 from build_artifacts.evaluation.squad import SquadQuestion
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
 
-# Directions of toy embeddings; cosines with "east" fall in this order.
+# Angles of toy embeddings in degrees. Cosines with "east" decrease in this order.
 COMPASS = {"east": 0, "north-east": 45, "north": 90, "north-west": 135, "west": 180}
 LABELS = ["NEGATIVE", "POSITIVE"]
 
@@ -107,7 +107,7 @@ def test_find_squad_logs_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFi
     assert "skipping question answering; see --squad FILE" in capsys.readouterr().err
     (tmp_path / SQUAD_NAME).touch()
     assert find_squad(None, tmp_path) == tmp_path / SQUAD_NAME
-    # A missing file that an option names is reported on reading.
+    # If an option names a missing file, the error comes when the file is read.
     named = tmp_path / "absent.json"
     assert find_squad(named, tmp_path) == named
     with pytest.raises(BenchmarkError, match="cannot be read"):

@@ -30,14 +30,14 @@ from tests.support.decoder_graphs import CONTEXT
 
 LONGEST = max(map(len, OTHERS))
 PROMPTS = OTHERS[0][:17], OTHERS[1][:4], OTHERS[2]  # for three slots
-FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # of one answer
+FOLLOWING = OTHERS[1][10 : 11 + MAX_DRAFT_TOKENS]  # tokens that follow each prompt
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def converted_graph(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A graph with int8 KV cache, with float and with int8 weights."""
+    """Write a graph with int8 KV cache: once with float weights, once with int8 weights."""
     directory = tmp_path_factory.mktemp("kept")
     if request.param == "fp32":
         return int8_graph(directory / "model.onnx")
@@ -77,7 +77,7 @@ def distance(result: FloatArray, expected: FloatArray) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_kv_cache_logits_are_close_to_float(kind: str, tmp_path: Path) -> None:
-    """The difference is 0.0056; 0.008 with 1.5 times the scales and 0.16 with half of them."""
+    """The relative error is 0.0056. It is 0.008 with 1.5 times the scales and 0.16 with half."""
     floats = opened(float_graph(tmp_path / "float.onnx", KINDS[kind]))
     rounded = opened(int8_graph(tmp_path / "int8.onnx", KINDS[kind]))
     for read in (prefill_all, decode_all):
@@ -113,7 +113,7 @@ def test_values_above_scale_are_clipped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def first_layer(decoder: OnnxDecoder) -> Sequence[NDArray[np.generic]]:
-    """Return keys and values of the first layer, [slots, heads, tokens, size], unquantized."""
+    """Return the int8 keys and values of the first layer, each [slots, heads, tokens, size]."""
     arrays = decoder.kv_cache.arrays[:2]
     assert [array.dtype for array in arrays] == [np.int8, np.int8]
     return arrays
@@ -251,6 +251,6 @@ def test_copied_and_swapped_slots_continue_equally(decoder: OnnxDecoder) -> None
     for row, prompt in ((0, second), (1, first), (3, first)):
         result = decoder.verify(row, FOLLOWING, len(prompt))
         np.testing.assert_array_equal(result, expected[prompt])
-    decoder.copy(0, 2, 20)  # a shared prefix; the rest is computed again
+    decoder.copy(0, 2, 20)  # reuse 20 tokens of `second` as a prefix, prefill the rest
     result = decoder.prefill(2, second[20:], 20)
     np.testing.assert_array_equal(result, prefill_all(decoder, second)[-1])

@@ -1,4 +1,4 @@
-"""Scales of the int8 KV cache; a rotated pair of channels shares one."""
+"""Scales of the int8 KV cache: the two channels of a pair that RoPE rotates share a scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.attention_graphs import KINDS, int8_graph
 
 
 def scales_of(values: FloatArray, pairs: int = 0, *, interleaved: bool = False) -> FloatArray:
-    """Compute the scales of one text, [tokens, heads, size]."""
+    """Return the scales [heads, size] of a text with cache values [tokens, heads, size]."""
     scales = ChannelScales(pairs, interleaved=interleaved)
     scales.update(values.swapaxes(0, 1))
     return scales.table
@@ -97,7 +97,7 @@ def test_scales_follow_rope_attributes(
 
 
 def shared(scales: FloatArray) -> list[tuple[int, int]]:
-    """Return the channels that share a scale, in all heads."""
+    """Return the pairs of channels that share a scale in every head."""
     heads = scales.reshape(-1, scales.shape[-1])
     size = heads.shape[1]
     return [

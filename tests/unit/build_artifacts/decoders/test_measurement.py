@@ -81,7 +81,7 @@ def test_limits_match_effective_gate_fields(
 
 
 class SlotSwappingDecoder:
-    """Engine with correct prefill that swaps the logits of neighboring slots in a batch."""
+    """Engine whose prefill is correct, but whose decode steps return logits of another slot."""
 
     def __init__(self, inner: OnnxDecoder) -> None:
         self._inner = inner
@@ -112,9 +112,9 @@ def test_batch_dependent_engine_is_rejected(graph: Path, reference: DecoderRefer
 
 
 class NonfiniteSingleDecoder(SlotSwappingDecoder):
-    """Engine that returns NaN for the first token of a single slot.
+    """Engine that returns the logit `wrong` for the first token of a slot decoded alone.
 
-    A batch has a second slot at the first token.
+    Steps with several slots are correct.
     """
 
     def __init__(self, inner: OnnxDecoder, wrong: float) -> None:

@@ -34,7 +34,10 @@ def tables() -> dict[str, FloatArray]:
 
 @pytest.fixture(scope="module")
 def graph(tables: dict[str, FloatArray], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ids [B, T] -> embeddings -> two MatMuls of one value, and one of their product -> logits."""
+    """Write a float graph: embeddings, a gated MLP, and two heads.
+
+    The MatMuls `up` and `gate` share an input. `head` has the weights of the embeddings.
+    """
     nodes = [
         helper.make_node("Transpose", ["head"], ["words"], perm=[1, 0]),
         helper.make_node("Gather", ["words", "ids"], ["hidden"]),
@@ -73,7 +76,7 @@ def quantized(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scores(path: Path, ids: NDArray[np.int64]) -> FloatArray:
     options = ort.SessionOptions()
-    # As the engine does on CPUs without VNNI; the entry changes nothing elsewhere.
+    # The engine sets this on CPUs without VNNI; the entry changes nothing on other CPUs.
     options.add_session_config_entry("session.x64quantprecision", "1")
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     result: FloatArray = session.run(["scores"], {"ids": ids})[0]

@@ -37,7 +37,7 @@ def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, FloatArra
 
 
 def spread_of(values: FloatArray) -> float:
-    """Return the ratio of the largest channel to the median."""
+    """Return the ratio of the largest channel to the median channel."""
     sizes = np.abs(values).max(axis=0)
     return float(sizes.max() / np.median(sizes))
 
@@ -70,7 +70,7 @@ def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: 
 
 
 def test_activation_without_scale_target_is_unchanged(tmp_path: Path) -> None:
-    """All norms of the plain graph share a scale, and a Slice precedes its head."""
+    """No tensor can absorb the factors: all norms share a scale, and a Slice precedes the head."""
     model = onnx.load(tiny_graph(tmp_path / "model.onnx"))
     before = {table.name: table.SerializeToString() for table in model.graph.initializer}
     graph = FloatGraph(model)

@@ -78,7 +78,7 @@ def test_multiple_labels_are_scored_together(
     evaluation = load_evaluation(write(name, text), TASK, model)
     assert evaluation.metric == "micro_f1"
     answers = rows([-1, 2, 1], [3, 2, -1], [-1, -1, -2])
-    # Predicted: 1 and 2, 0 and 1, none. Expected: 1 and 2, 0, none.
+    # Labels of the three texts. Predicted: {1, 2}, {0, 1}, {}. Expected: {1, 2}, {0}, {}.
     assert evaluation.score(answers) == {
         "micro_f1": pytest.approx(2 * 3 / (4 + 3)),
         "macro_f1": pytest.approx((1 + 2 / 3 + 1) / 3),

@@ -42,7 +42,8 @@ def test_best_span_is_the_answer(write: WriteFile, make_model: MakeModel) -> Non
     assert (len(item.ids), item.second_segment_start) == (3 + 3 + 8, 5)
     assert evaluation.metric == "f1"
     assert evaluation.score([span(item, 1, 2)]) == {"f1": 1, "exact_match": 1}
-    # "the night train" normalizes to the answer; "train to the city" shares one word of 3 and 2.
+    # "the night train" normalizes to the answer. "train to the city" normalizes to three words
+    # and shares one of them with the two words of the answer.
     assert evaluation.score([span(item, 0, 2)]) == {"f1": 1, "exact_match": 1}
     assert evaluation.score([span(item, 2, 5)]) == {"f1": pytest.approx(0.4), "exact_match": 0}
 

@@ -25,7 +25,7 @@ def test_ranking_metrics_match_hand_calculation(write: WriteFile, make_model: Ma
     evaluation = load_evaluation(write("a.jsonl", TWO), TASK, make_model(labels=("score",)))
     assert evaluation.metric == "mrr"
     assert evaluation.score(scores(0, 5, -1, 0, 1, 2, -1)) == {"mrr": 1, "ndcg@10": 1}
-    # First query: place 2. Second: places 2 and 4.
+    # Relevant documents are at place 2 of the first query, and at places 2 and 4 of the second.
     got = evaluation.score(scores(9, 5, -1, 7, 1, 5, 2))
     second = (1 / math.log2(3) + 1 / math.log2(5)) / (1 + 1 / math.log2(3))
     assert got == {

@@ -1,4 +1,4 @@
-"""Checks of the real data sets; skipped if they are not beside the checkout."""
+"""Evaluations with the real data sets; skipped if the files are not beside the checkout."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def present(name: str) -> Path:
 
 
 def test_every_buildable_task_has_an_evaluation() -> None:
-    # Zero-shot classification is built, and measured, as text classification; the vectors of
-    # tokens come with those of texts.
+    # Zero-shot classification is built and measured as text classification. Models for text
+    # embeddings also return token embeddings.
     built_as_another = {TaskName.ZERO_SHOT_CLASSIFICATION, TaskName.TOKEN_EMBEDDINGS}
-    # What generates is measured by its perplexity.
+    # Generative tasks are measured by perplexity instead.
     assert set(EVALUATIONS) == set(TaskName) - built_as_another - set(GENERATIVE_TASKS)
 
 

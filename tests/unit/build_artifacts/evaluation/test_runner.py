@@ -72,7 +72,7 @@ def test_scores_cover_all_outputs(write: WriteFile, make_model: MakeModel) -> No
         write("a.tsv", "".join(lines)), TaskName.TEXT_CLASSIFICATION, make_model(labels=("s", "l"))
     )
     engine = ScriptedEngine(classify_by_length)
-    # Two words of label 1 and one of label 0 are correct; three words of label 0 are wrong.
+    # Correct: texts of one word (label 0) and two words (label 1). Wrong: three words (label 0).
     scores = score_engine(engine, evaluation)
     assert scores["accuracy"] == pytest.approx(2 / 3)
     assert scores == evaluation.score(run_items(engine, evaluation.items))

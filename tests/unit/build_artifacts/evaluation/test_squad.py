@@ -48,7 +48,7 @@ def test_answer_normalization(answer: str, counts: str) -> None:
         ("the Vistula", ["Vistula", "Vistula River"], 1, 1),
         ("on Vistula River banks", ["Vistula", "Vistula River"], 0, 2 * 2 / (4 + 2)),
         ("Oder", ["Vistula"], 0, 0),
-        # A repeated word counts with its smaller frequency: 1 of 3 and of 2.
+        # A repeated word counts with its smaller frequency: 1 of the 3 and of the 2 words.
         ("New New York", ["New Jersey"], 0, 2 * 1 / (3 + 2)),
         ("", ["Vistula"], 0, 0),
         ("", [], 1, 1),

@@ -71,7 +71,7 @@ def test_runs_are_split_into_blocks(runs: int, blocks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("runs", "budget_s", "expected_runs"),
     [
-        (50, 55.0, 50),  # exactly enough, with one warm-up run per block
+        (50, 55.0, 50),  # exactly enough for 50 runs and a warm-up in each of 5 blocks
         (50, 1e9, 50),
         (50, 30.0, 30 - BLOCKS),
         (50, 3.0, MIN_RUNS),
@@ -92,7 +92,7 @@ def test_engines_alternate_in_blocks_with_rotating_start() -> None:
     for name in log.order:
         if name != turns[-1]:
             turns.append(name)
-    # Adjacent turns of one engine are merged: a b, then ab ba ab ba ab.
+    # Warm-up: a b. Five blocks: ab, ba, ab, ba, ab. Adjacent turns of one engine are merged.
     assert turns == ["a", "b", "a", "b", "a", "b", "a", "b"]
     assert log.order.count("a") == log.order.count("b") == 3 + 5 * (1 + 2)
 

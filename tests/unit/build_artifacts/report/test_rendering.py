@@ -22,7 +22,7 @@ def test_table_has_row_and_speedup_per_stage() -> None:
     assert cells(int8)[-2:] == ["200", "4.00x"]
     assert cells(aside)[:2] == ["fused-int8", "†"]
     assert "† measured for comparison only" in lines
-    # The second table: 8 and 2 per length, their mean 4, and 4 by throughput.
+    # Second table: speed-ups at two lengths (8 and 2), their mean (4), and throughput (4).
     assert ["int8", "8.00x", "2.00x", "4.00x", "4.00x"] in map(cells, lines)
 
 

@@ -28,7 +28,7 @@ def stage(name: str, size_bytes: int) -> Stage:
     ("available_bytes", "groups"),
     [
         (10_000, ["abc"]),
-        (1_300, ["ab", "c"]),  # 3 x 300 bytes are less than 0.7 x 1300
+        (1_300, ["ab", "c"]),  # 3 x (100 + 200) bytes are less than 0.7 x 1300
         (10, ["a", "b", "c"]),
     ],
 )

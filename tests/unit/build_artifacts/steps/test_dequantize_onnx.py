@@ -1,4 +1,4 @@
-"""Weights of ONNX graphs by the names of their torch parameters."""
+"""`read_weights` restores float weights from ONNX graphs, by torch parameter name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_graph(path: Path, nodes: list[onnx.NodeProto], **constants: NDArray[np
 
 
 def pack(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack pairs of 4-bit values of the last axis, the first one in the lower half."""
+    """Pack two 4-bit values of the last axis into a byte, the first in the lower four bits."""
     return (values[..., ::2] | (values[..., 1::2] << 4)).astype(np.uint8)
 
 
@@ -38,7 +38,7 @@ def product(*inputs: str, bits: int = 4, columns: int = 8) -> onnx.NodeProto:
 
 @pytest.fixture
 def values() -> NDArray[np.uint8]:
-    """Three rows of two blocks of four 4-bit values."""
+    """Return three rows of two blocks; a block has four 4-bit values."""
     return np.random.default_rng(0).integers(0, 16, (3, 2, 4), dtype=np.uint8)
 
 

@@ -151,7 +151,7 @@ def test_gc_rechecks_aliases_before_removal(store: Path) -> None:
     set_latest(store, MODEL, OLD)
     assert [item.name for item in remove(garbage)] == [f"{MODEL}@{OTHER}"]
     assert (store / "org--model" / OLD / "graphs" / "cpu.onnx").exists()
-    # It was not listed in the confirmation, so this removal keeps it.
+    # NEW lost its alias after `find_garbage`, so the confirmed list does not contain it.
     assert (store / "org--model" / NEW).exists()
 
 

@@ -79,7 +79,7 @@ def leftovers(store: Path) -> list[str]:
 
 
 def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> None:
-    """Build in two steps; `work` is the second."""
+    """Build in two steps; `work` is the second step."""
     quiet = BuildProgress(io.StringIO())
     with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
         place.run_cached("export", write)

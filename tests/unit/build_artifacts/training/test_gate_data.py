@@ -1,4 +1,4 @@
-"""The labeled data in the package is what its recipes write."""
+"""The generators of labeled data reproduce the files in the package."""
 
 from __future__ import annotations
 

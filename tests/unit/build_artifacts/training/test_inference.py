@@ -1,4 +1,4 @@
-"""Opinions as pairs of premise and hypothesis."""
+"""Rated opinions become labeled pairs of premise and hypothesis."""
 
 from __future__ import annotations
 

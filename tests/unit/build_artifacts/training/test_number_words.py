@@ -1,4 +1,4 @@
-"""Words of numbers, dates, times and amounts; the split of training and held-out expressions."""
+"""Numbers, dates, times and amounts in words; split of training and held-out expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interval of what reranking gains."""
+"""Bootstrap confidence interval of the gain from reranking."""
 
 from __future__ import annotations
 

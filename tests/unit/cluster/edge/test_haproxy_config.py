@@ -1,4 +1,4 @@
-"""Edits of a configuration such as Ray Serve writes it."""
+"""Edits of an HAProxy configuration in the form that Ray Serve writes it."""
 
 from __future__ import annotations
 

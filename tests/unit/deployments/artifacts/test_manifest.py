@@ -95,7 +95,7 @@ def set_option(name: str, value: object) -> ManifestDamage:
         (delete_tokenizer, errors.DigestMismatch, "tokenizer.json"),
         (link_graph_to("elsewhere"), errors.DigestMismatch, GRAPH_NAME),
         (link_graph_to("/etc/passwd"), errors.PathOutsideArtifact, GRAPH_NAME),
-        (link_graph_to("tiny.onnx"), errors.PathOutsideArtifact, GRAPH_NAME),  # to itself
+        (link_graph_to("tiny.onnx"), errors.PathOutsideArtifact, GRAPH_NAME),  # a link to itself
         (link_graph_directory_outside, errors.PathOutsideArtifact, GRAPH_NAME),
         (add_file("../../etc/passwd"), errors.PathOutsideArtifact, "../../etc/passwd"),
         (add_file("/etc/passwd"), errors.PathOutsideArtifact, "/etc/passwd"),

@@ -17,7 +17,7 @@ MakeLoop = Callable[..., BatchScheduler]
 
 @pytest.fixture
 async def make_loop() -> AsyncIterator[MakeLoop]:
-    """Create schedulers over fake engines and drain them at the end."""
+    """Return a factory of schedulers over fake engines. Drain them after the test."""
     created: list[tuple[BatchScheduler, FakeEngine]] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""Which calls the scheduler accepts, in which order it serves them, and which it drops."""
+"""The batch scheduler accepts, orders, rejects and drops calls by predicted time and client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.deployments.batching.conftest import MODEL, OTHER
 
 
 class Busy:
-    """A scheduler whose engine is held by one pass; an item takes `item_s` by its cost table."""
+    """A scheduler whose engine is held in its first pass; `item_s` is the predicted item time."""
 
     def __init__(self, item_s: float = 1.0, **settings: int) -> None:
         self.engine = FakeEngine(held=True)
@@ -70,7 +70,7 @@ async def test_call_whose_predicted_end_is_after_its_deadline_is_refused_at_once
 async def test_pass_that_runs_counts_as_work_before_a_call() -> None:
     async with Busy() as busy:
         waiting = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline())
-        with pytest.raises(Overloaded):  # 21 items without the pass that runs
+        with pytest.raises(Overloaded):  # the running pass adds an item to these 21
             busy.submit(MODEL, [item(99)], deadline_after(MIN_FACTOR * 21.5))
         busy.engine.release()
         await waiting
@@ -84,7 +84,7 @@ async def test_late_call_raises_the_factor_of_later_predictions_once(items: int)
         timeout_s = 1.05 * MIN_FACTOR * predicted_s
         late = busy.submit(MODEL, [item(n) for n in range(items)], deadline_after(timeout_s))
         await asyncio.sleep(timeout_s)
-        late.cancel()  # as the ingress does
+        late.cancel()  # the ingress cancels a call at its deadline
         busy.scheduler.clean()
         await asyncio.sleep(0.01)
         with pytest.raises(Overloaded) as refused:
@@ -142,7 +142,10 @@ async def test_interactive_calls_go_before_batch_calls_which_do_not_starve() -> 
 
 
 async def test_call_that_cannot_end_any_more_is_dropped_before_its_pass() -> None:
-    """As a question over 911,000 tokens: 46 s of work, found out by the first passes."""
+    """The first passes show that the call cannot end before its deadline.
+
+    A real case was a question over 911,000 tokens, with 46 s of work.
+    """
     async with Busy() as busy:
         big = busy.submit(MODEL, [item(n) for n in range(100)], deadline_after(30.0))
         small = busy.submit(MODEL, [item(500)], far_deadline(), client="other")
@@ -194,7 +197,7 @@ async def test_price_follows_the_passes_of_the_model() -> None:
 
 
 async def test_one_client_fills_a_part_of_a_pass_while_several_send() -> None:
-    # An item takes 3 ms, so two fit into the 8 ms of a client.
+    # An item takes 3 ms, so two items fit into the 8 ms that a client gets of each pass.
     async with Busy(item_s=3e-3, max_batch_items=32, client_pass_ms=8) as busy:
         alone = busy.submit(MODEL, [item(n) for n in range(1, 9)], far_deadline())
         busy.engine.release()

@@ -28,7 +28,7 @@ def build_settings(
         ([50, 50, 50], [0, 1]),  # 2 x 50 = 100 fits, 3 x 50 does not
         ([500, 5], [0]),  # an oversize oldest item runs alone
         ([5, 500], [0]),
-        ([10, 60, 12, 9], [3, 0, 2]),  # 4 x 60 does not fit: the long item waits
+        ([10, 60, 12, 9], [3, 0, 2]),  # 4 x 60 tokens do not fit: the long item waits
     ],
 )
 def test_plan_batch_selects_similar_lengths_within_the_budget(
@@ -38,7 +38,7 @@ def test_plan_batch_selects_similar_lengths_within_the_budget(
 
 
 def test_plan_batch_limits_padding_to_the_pass_overhead() -> None:
-    # 20 with 10 pads 10 tokens: within an overhead of 10, beyond 9.
+    # Items of 10 and 20 tokens need 10 padding tokens. An overhead of 10 allows them, 9 does not.
     assert plan_batch([10, 20], build_settings(pass_overhead_tokens=10)) == [0, 1]
     assert plan_batch([10, 20], build_settings(pass_overhead_tokens=9)) == [0]
 
@@ -100,6 +100,6 @@ def test_plan_batch_does_not_starve_old_items(seed: int) -> None:
     while any(name.startswith("first") for name, _ in queue):
         plan = set(plan_batch([length for _, length in queue], limits))
         queue = [entry for i, entry in enumerate(queue) if i not in plan]
-        queue += [("late", 2)] * 4  # fills a pass with short items
+        queue += [("late", 2)] * 4  # as many short items as fit into a pass
         passes += 1
     assert passes <= 10, "an item waits for at most one pass per older item"

@@ -1,4 +1,4 @@
-"""Errors of engines and recorders."""
+"""The batch scheduler handles errors of engines and recorders."""
 
 from __future__ import annotations
 

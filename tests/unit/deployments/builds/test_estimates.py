@@ -1,4 +1,4 @@
-"""Percent and remaining time of builds."""
+"""Estimated percentage and remaining time of builds."""
 
 from __future__ import annotations
 

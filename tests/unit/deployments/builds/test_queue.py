@@ -17,7 +17,7 @@ MODEL, SOURCE = "acme/tiny", "/models/tiny"
 
 
 class Clock:
-    """Seconds that a test moves."""
+    """Clock whose seconds a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -189,7 +189,7 @@ def test_builds_keep_their_order_and_name_what_is_ahead(queue: BuildQueue, clock
 def test_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    queue = BuildQueue(file)  # also root cannot make a directory there
+    queue = BuildQueue(file)  # a file: even root cannot create a directory in it
     with pytest.raises(StoreNotWritable, match="cannot write to the store"):
         queue.submit(MODEL, SOURCE)
     assert queue.read(MODEL) is None

@@ -1,4 +1,4 @@
-"""Kinds of sources and their model ids."""
+"""Sources of builds: hub ids, packages and paths, and the default model id of each kind."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def open_rows(spec: DecoderSpec) -> Iterator[OpenRows]:
 
 
 def tokens_of(decoder: OnnxDecoder, row: int, prompt: list[int], count: int) -> list[int]:
-    """Decode greedily in one slot while all slots take part."""
+    """Decode `count` tokens greedily in the slot `row`. All slots take part in every step."""
     tokens = [int(decoder.prefill(row, prompt, 0).argmax())]
     for step in range(count - 1):
         ids = np.zeros(decoder.info.slots, np.int64)
@@ -111,7 +111,7 @@ def test_swapped_slots_continue(open_rows: OpenRows) -> None:
 
 
 class OnDevice(OnnxDecoder):
-    """Uses the KV cache class for devices with the CPU as device."""
+    """Decoder with DeviceKvCache, the KV cache for GPUs, on the CPU as device."""
 
     def _create_kv_cache(self) -> KvCache:
         return DeviceKvCache(self.layout, "cpu", "CPUExecutionProvider")
@@ -126,7 +126,7 @@ def test_device_kv_cache_matches_host_kv_cache(open_rows: OpenRows, spec: Decode
             decoder.copy(0, 2, len(PROMPT))
             decoder.swap(0, 1, max(len(PROMPT), len(OTHER)))
         lengths = np.array([len(OTHER), len(PROMPT), len(PROMPT)])
-        for step in range(3):  # each slot has other tokens at the same positions
+        for step in range(3):  # the slots decode different tokens
             ids = np.array([5, 6, 7]) + step
             on_device, on_host = (d.decode(ids, lengths + step) for d in (device, host))
             np.testing.assert_array_equal(on_device, on_host)
@@ -203,7 +203,7 @@ def test_threads_are_limited_by_heads(spec: DecoderSpec, heads: int | None, thre
 
 
 class Uneven(OnnxDecoder):
-    """Verification results differ in the last bit of the last token."""
+    """Decoder whose `verify` changes the last bit of a logit of the last token."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         tokens = super().verify(row, ids, start)
@@ -212,7 +212,7 @@ class Uneven(OnnxDecoder):
 
 
 class UnevenPairs(Uneven):
-    """Verification results differ for two tokens only."""
+    """Decoder whose `verify` is inexact for two tokens only."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         return (super() if len(ids) == 2 else super(Uneven, self)).verify(row, ids, start)
@@ -229,7 +229,7 @@ def test_context_is_limited_by_max_tokens(spec: DecoderSpec) -> None:
 
 
 def test_threads_share_out_decode_steps_in_blocks(spec: DecoderSpec) -> None:
-    """Otherwise every operator waits for the slowest thread."""
+    """Without blocks, every operator waits for the slowest thread."""
     decoder = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=2), slots=2, context=64)
     options = decoder.session.get_session_options()
     assert options.get_session_config_entry("session.dynamic_block_base") == "16"

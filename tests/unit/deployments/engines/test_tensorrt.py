@@ -1,4 +1,4 @@
-"""TensorRT through ONNX Runtime, as far as it goes without a GPU: options, caches, refusals."""
+"""TensorRT through ONNX Runtime, without a GPU: options, caches, and errors if it is missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _fresh_caches() -> Iterator[None]:
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """Write the sum of embeddings [B, W] of a vocabulary of ten tokens; the mask is an input."""
+    """Write a graph that sums the embeddings of the unmasked tokens, [B, 2], for ten token ids."""
     ids, mask = (
         helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"])
         for name in ("input_ids", "attention_mask")
@@ -96,7 +96,8 @@ def test_engine_and_times_are_kept_in_the_host_folder(graph: Path, tmp_path: Pat
     folder = Path(options["trt_engine_cache_path"])
     assert folder.is_dir()
     assert folder.parents[2] == tmp_path / "hosts" / "f00"
-    assert folder.parent.name == f"onnxruntime-{ort.__version__}"  # engines of others are invalid
+    # Engines of other onnxruntime versions are invalid.
+    assert folder.parent.name == f"onnxruntime-{ort.__version__}"
     assert folder.name == "gpu-fp16-tensorrt"
     assert options["trt_timing_cache_path"] == str(folder)
     assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "True"
@@ -142,7 +143,7 @@ def test_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_session_gets_the_options_and_computes(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The provider list is faked: a session on the CPU claims to run on the GPU."""
+    """The session runs on the CPU, but `get_providers` reports the GPU providers."""
     given: list[Any] = []
 
     class FakeSession:

@@ -23,7 +23,7 @@ def _toy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_toy_engine(directory: Path) -> None:
-    """Seal the artifact again with all candidates for the toy engine."""
+    """Rewrite a sealed artifact so that all its candidates use the toy engine."""
     manifest = ArtifactManifest.read(directory)
     candidates = tuple(
         candidate.model_copy(update={"engine": "toy"}) for candidate in manifest.candidates

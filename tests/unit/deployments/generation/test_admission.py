@@ -1,4 +1,4 @@
-"""Overload in virtual time: what is admitted ends in time, and the rest is rejected at once."""
+"""Overload in virtual time: admitted requests end in time, and the others are rejected at once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PROMPT_TOKENS = 32
 
 
 def capacity(new_tokens: float) -> float:
-    """Answers per second with all slots used; shared prefixes of prompts may give more."""
+    """Return the answers per second with all slots used, without prompt prefixes from the cache."""
     decode_s = (STEP_S + STEP_SLOT_S * SLOTS) * new_tokens / SLOTS
     return 1 / (decode_s + PROMPT_TOKENS * PREFILL_TOKEN_S)
 
 
 def goodput(outcomes: list[JobOutcome], from_s: float, until_s: float) -> float:
-    """Answers in time per second."""
+    """Return the answers per second that ended within their timeouts."""
     count = sum(each.is_in_time for each in outcomes if from_s <= each.ended_s < until_s)
     return count / (until_s - from_s)
 
@@ -42,7 +42,10 @@ def goodput(outcomes: list[JobOutcome], from_s: float, until_s: float) -> float:
 def test_overload_keeps_goodput(
     monkeypatch, factor: float, new_tokens: int, timeout_s: float, seconds: float
 ) -> None:
-    """In order of arrival, 500 tokens reached 0.75, 0.04 and 0.00 of the capacity here."""
+    """The goodput stays near the capacity at every overload factor.
+
+    With a queue in order of arrival, it was 0.75, 0.04 and 0.00 of the capacity for 500 tokens.
+    """
     loop = VirtualLoop(monkeypatch)
     outcomes = loop.replay(
         poisson_arrivals(
@@ -67,7 +70,7 @@ def test_overload_keeps_goodput(
 
 @pytest.mark.parametrize("factor", [1.2, 10.0])
 def test_overload_keeps_goodput_of_answers_of_unknown_length(monkeypatch, factor: float) -> None:
-    """Answers end by themselves, after 100 tokens on average, and may have 500."""
+    """Answers end after 100 tokens on average. Their limit is 500 tokens."""
     loop = VirtualLoop(monkeypatch, end_probability=0.01)
     arrivals = poisson_arrivals(
         factor * capacity(100), 60, 1, prompt_tokens=PROMPT_TOKENS, new_tokens=500, timeout_s=8.0
@@ -89,7 +92,7 @@ def test_idle_decoder_admits_what_cannot_end_in_time(monkeypatch) -> None:
 
 
 def test_low_load_rejects_nothing(monkeypatch) -> None:
-    """Unbounded answers, before anything is known of their length."""
+    """The token limit is high, and the scheduler has not yet seen the length of an answer."""
     loop = VirtualLoop(monkeypatch, end_probability=0.01)
     arrivals = poisson_arrivals(
         0.5 * capacity(100), 40, 3, prompt_tokens=32, new_tokens=4_000, timeout_s=120.0
@@ -101,7 +104,7 @@ def test_low_load_rejects_nothing(monkeypatch) -> None:
 
 
 def test_quiet_client_is_served_beside_a_greedy_one(monkeypatch) -> None:
-    """The greedy client alone is four times the capacity; the quiet one a fifth of it."""
+    """The greedy client sends four times the capacity, and the quiet client a fifth of it."""
     shape = {"prompt_tokens": 32, "new_tokens": 50, "timeout_s": 10.0}
     greedy = poisson_arrivals(4 * capacity(50), 40, 1, client="greedy", **shape)
     quiet = poisson_arrivals(0.2 * capacity(50), 40, 2, client="quiet", **shape)
@@ -109,7 +112,7 @@ def test_quiet_client_is_served_beside_a_greedy_one(monkeypatch) -> None:
     outcomes = VirtualLoop(monkeypatch).replay(arrivals)
     of_quiet = [each for each in outcomes if each.arrival.client == "quiet"]
     assert all(each.is_in_time for each in of_quiet)
-    # One slot must get free; the greedy client's own queue takes most of its 10 s.
+    # A quiet request waits for a free slot only. Greedy requests queue for most of their 10 s.
     assert max(each.first_token_s - each.arrival.at_s for each in of_quiet) < 2.0
     assert goodput(outcomes, 10, 40) >= 0.95 * capacity(50)
 
@@ -140,13 +143,13 @@ def test_full_queue_drops_the_last_in_turn_not_the_newcomer(monkeypatch) -> None
 
 
 def test_long_prompts_starve_neither_running_answers_nor_short_prompts(monkeypatch) -> None:
-    """Seven prompts of 3,000 tokens: 21 s of prefill in all."""
+    """Six prompts have about 3,000 tokens each: 18 s of prefill in all."""
     running = Arrival(0.0, prompt_tokens=32, new_tokens=100, timeout_s=120.0)
     long = [Arrival(0.5 + 0.01 * n, 3_000 + n, 10, 120.0) for n in range(6)]
     short = Arrival(1.0, prompt_tokens=40, new_tokens=10, timeout_s=120.0)
     answered, *others, quick = VirtualLoop(monkeypatch).replay([running, *long, short])
     assert quick.first_token_s - 1.0 < 1.0
-    # A step takes at most max_prefill_stall_ms and a chunk more than without prompts.
+    # Prefills extend a step by at most max_prefill_stall_ms and one chunk.
     assert answered.ended_s < 100 * 0.2
     assert all(each.is_in_time for each in others)
 

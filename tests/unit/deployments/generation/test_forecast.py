@@ -37,7 +37,7 @@ def test_expected_length_is_learned_from_finished_answers() -> None:
 
 
 def test_cut_answers_count_as_longer() -> None:
-    """Half of the answers have 20 tokens, the others are cut at 50."""
+    """Half of the answers have 20 tokens. The token limit cuts the others at 50."""
     lengths = AnswerLengths()
     for number in range(MAX_ANSWERS):
         lengths.record(20 if number % 2 else 50, is_cut=number % 2 == 0)
@@ -47,7 +47,7 @@ def test_cut_answers_count_as_longer() -> None:
 
 
 def test_limits_do_not_bias_the_distribution() -> None:
-    """Geometric lengths, with the limits of many requests."""
+    """Lengths have a mean of 80 tokens. Random token limits of requests cut some answers."""
     chance = random.Random(1)
     lengths = AnswerLengths()
     for _ in range(MAX_ANSWERS):
@@ -59,7 +59,7 @@ def test_limits_do_not_bias_the_distribution() -> None:
 
 
 def measured(slots: int = 2) -> Forecast:
-    """Steps of 0.1 s for one slot, 0.2 s for two; 10 ms per prompt token."""
+    """Return a forecast from measured steps of 0.1 s per used slot, and 10 ms per prompt token."""
     forecast = Forecast(slots)
     for used in range(1, slots + 1):
         forecast.times.record_step(used, 0.1 * used, 0.0)
@@ -78,10 +78,10 @@ def test_prediction_of_an_idle_decoder_is_the_job_alone() -> None:
 
 
 def test_prediction_waits_for_slots_in_order() -> None:
-    """Two run with 10 and 20 steps left; one waits before, with 5."""
+    """Two jobs run, with 10 and 20 steps left. A job of 5 steps waits before the new one."""
     running = [demand(10), demand(30, generated=10)]
     predicted = measured().predict_end_s(demand(20), running, [demand(5)], 0.1)
-    # After 10 steps the waiting one starts, and ends at 15, when the new one gets its slot.
+    # The waiting job runs from step 10 to step 15. Then the new job gets its slot.
     assert predicted == pytest.approx((15 + 20) * 0.2)
 
 
@@ -90,7 +90,7 @@ def test_prompts_before_a_job_delay_it() -> None:
     alone = measured().predict_end_s(demand(20), [demand(10), demand(10)], [], 0.1)
     assert measured().predict_end_s(demand(20), running, [], 0.1) == pytest.approx(alone + 0.5)
     long = measured().predict_end_s(demand(20, prompt=100), [demand(10)], [], 0.1)
-    # 1 s of prefill in chunks of 0.1 s, each followed by a step of the other.
+    # 1 s of prefill in ten chunks of 0.1 s. A step of the running job follows each chunk.
     assert long == pytest.approx(1 + 10 * 0.1 + 20 * 0.2)
 
 
@@ -122,7 +122,7 @@ def queue_job(queue: AdmissionQueue, number: int, client: str = "", **options: i
 
 
 def test_jobs_queued_before_the_first_measurement_keep_their_turn() -> None:
-    """Their prices are guesses, in the unit of the prices that follow."""
+    """The guessed price of the first job is in seconds, like the later prices from measurements."""
     forecast = Forecast(2)
     queue = AdmissionQueue(forecast, 2)
     queue_job(queue, 0, "first")

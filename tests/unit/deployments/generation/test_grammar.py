@@ -25,7 +25,7 @@ from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
 KNOWN = TOKENIZER.get_vocab_size()
-VOCABULARY = KNOWN + 21  # models are often padded to a round number
+VOCABULARY = KNOWN + 21  # models often pad the vocabulary to a round number
 ENDS = (TOKENIZER.token_to_id(END), TOKENIZER.token_to_id(START))
 
 PERSON = {
@@ -95,7 +95,7 @@ def test_random_allowed_tokens_match_the_json_schema(
     texts = {written(compiler.compile(schema(wanted)), seed) for seed in range(25)}
     assert len(texts) > 5
     for text in texts:
-        # JSON may contain escaped control characters, which random bytes produce.
+        # Random tokens produce escaped control characters, which valid JSON may contain.
         jsonschema.validate(json.loads(text), wanted)
 
 

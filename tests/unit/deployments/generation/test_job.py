@@ -1,4 +1,4 @@
-"""Forced and forbidden tokens of a model in combination with a grammar."""
+"""Forced first and last tokens of a model in combination with a grammar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST, LAST, ALLOWED = 5, 6, 7
 
 @dataclass
 class OneWord:
-    """A grammar that allows one token repeatedly."""
+    """A grammar that allows the token ALLOWED any number of times, and no other token."""
 
     is_complete: bool = False
     accepted: list[int] = field(default_factory=list)

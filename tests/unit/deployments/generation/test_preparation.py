@@ -26,7 +26,7 @@ from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
 START_ID, END_ID = TOKENIZER.token_to_id(START), TOKENIZER.token_to_id(END)
-# The chat template of most models, with the special tokens of this tokenizer.
+# ChatML, the chat template of most models, with the special tokens of this tokenizer.
 CHAT_ML = """\
 {% for message in messages %}
     {% if loop.first and message.role != 'system' %}
@@ -42,7 +42,7 @@ HELLO = Chat(({"role": "user", "content": "hello"},))
 
 
 def reader(directory: Path, template: str | None = CHAT_ML) -> PromptTokenizer:
-    """A prompt reader whose tokenizer prepends START to every text."""
+    """Return a prompt tokenizer that prepends START to every text, but not to chats."""
     tokenizer = byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A", special_tokens=[(START, START_ID)]

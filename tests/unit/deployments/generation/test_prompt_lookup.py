@@ -35,7 +35,7 @@ def test_draft_uses_ngrams_of_the_growing_answer() -> None:
 
 @pytest.mark.parametrize(("longest", "most"), [(2, 0), (3, 0), (4, 1), (5, 2), (50, 4)])
 def test_draft_is_limited_by_max_new_tokens(longest: int, most: int) -> None:
-    """Add one token without a draft."""
+    """A verification step yields one token more than the draft. It counts toward the limit."""
     assert len(drafter([2, 3], longest).draft(4, CHEAP)) == most
 
 

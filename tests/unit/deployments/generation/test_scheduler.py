@@ -46,7 +46,7 @@ def test_answer_is_limited_by_the_context(make_harness) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_answer_is_independent_of_other_jobs(make_harness, seed: int) -> None:
-    """Random prompts with shared prefixes, lengths and cancellations on four slots."""
+    """Random prompts and lengths. Some prompts share a prefix, and six jobs are cancelled."""
     chance = random.Random(seed)
     prompts = [
         [
@@ -192,7 +192,7 @@ def test_expired_jobs_end(make_harness) -> None:
     waiting = harness.job([3, 4], deadline_s=time.monotonic() + 0.1)
     harness.run_jobs(running, waiting)
     assert isinstance(harness.collector.events[running.number][-1], DeadlineExceeded)
-    # Overloaded as soon as the deadline cannot be kept.
+    # Overloaded: the scheduler noticed before the deadline that the job cannot keep it.
     last = harness.collector.events[waiting.number][-1]
     assert isinstance(last, (DeadlineExceeded, Overloaded))
 
@@ -243,5 +243,5 @@ def test_steps_are_recorded(make_harness) -> None:
     (tokens,) = harness.run_jobs(job)
     harness.loop.close()
     assert sum(step.prompt_tokens for step in harness.steps.records) == 3
-    # The prefill yields the first token.
+    # The prefill yields the first token, which `answer_tokens` does not count.
     assert sum(step.answer_tokens for step in harness.steps.records) == len(tokens) - 1

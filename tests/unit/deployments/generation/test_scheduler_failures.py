@@ -28,7 +28,7 @@ def test_step_that_fails_once_changes_no_answer(make_harness) -> None:
 
 
 class PoisonedDecoder(FakeDecoder):
-    """Decode steps fail while a slot in use has one of the `poisons` among its tokens."""
+    """Decoder whose decode steps fail while a slot in use contains one of the tokens `poisons`."""
 
     def __init__(self, poisons: tuple[int, ...], **how: int) -> None:
         super().__init__(**how)
@@ -45,7 +45,7 @@ class PoisonedDecoder(FakeDecoder):
 
 @pytest.mark.parametrize("poisoned", [(0,), (2,), (5,), (1, 4)])
 def test_failing_step_ends_only_the_jobs_that_cause_it(make_harness, poisoned) -> None:
-    """Poisons are tokens of prompts that no answer contains."""
+    """Token 50 makes steps fail. The logit bias keeps it out of the answers."""
     options = GenerationOptions(
         sampling=SamplingParams(temperature=0, logit_bias=((50, -100.0),)),
         min_new_tokens=12,

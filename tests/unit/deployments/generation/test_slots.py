@@ -186,7 +186,7 @@ def test_saved_prefix_keeps_its_scope() -> None:
     rows.append_prompt(0, SYSTEM)
     rows.release(1)
     rows.acquire(2)
-    # Overwrites the slot of the first prompt, which moves to the free one.
+    # Alice's cached prompt moves to the free slot. Then Bob's prompt overwrites slot 0.
     assert rows.start_prompt(0, [*SYSTEM, 1, 2], "bob")[0] == 0
     rows.release(2)
     rows.acquire(3)

@@ -1,4 +1,4 @@
-"""Slot forks of beam search."""
+"""Beam search forks KV cache slots: every beam continues from the slot of its parent."""
 
 from __future__ import annotations
 

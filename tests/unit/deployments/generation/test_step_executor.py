@@ -21,7 +21,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def repetitive(memorable: int = 2, **how: int) -> FakeDecoder:
-    """Each token depends on the few before it, so answers soon repeat."""
+    """Return a decoder whose next token depends on `memorable` tokens, so answers soon repeat."""
     return FakeDecoder(context=400, max_draft_tokens=MOST, memorable=memorable, **how)
 
 
@@ -81,20 +81,20 @@ ORDERS = (
 def test_drafts_do_not_change_logprobs_and_reasons(
     make_harness, order: GenerationOptions, allowed: int | None
 ) -> None:
-    """Return text, log probabilities, and the finish reason or the error of each stream."""
+    """Text, log probabilities, and finish reason or error of the streams are equal."""
     streams = []
     for most in (0, MOST):
         harness = make_harness(repetitive(1, slots=1), max_draft_tokens=most)
         constraints = [Evens(allowed) if allowed else None for _ in range(2)]
         jobs = [harness.job(PROMPT, options=order, constraint=each) for each in constraints]
-        harness.run_jobs(*jobs)  # with one slot, the second job follows the first
+        harness.run_jobs(*jobs)  # the second job waits for the only slot
         streams.append([summarize_stream(harness, job) for job in jobs])
     assert streams[0] == streams[1]
     assert harness.decoder.verified, "nothing was drafted: the test shows nothing"
 
 
 def summarize_stream(harness: LoopHarness, job: Job) -> list[object]:
-    """Join the chunks of a stream; omit step numbers and times."""
+    """Return the content of a stream, with joined chunks and without step numbers and times."""
     started, *chunks = harness.collector.events[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
     finished = chunks[-1].finished
@@ -206,5 +206,5 @@ def answers_of(
         pause.wait(pause_s)
     harness.collector.wait_until_done(*jobs)
     harness.loop.close()
-    # On a busy machine all jobs may overlap, and then a run makes no draft.
+    # No check for drafts: on a busy machine all jobs may overlap, and then nothing is drafted.
     return [harness.collector.tokens(job) for job in jobs]

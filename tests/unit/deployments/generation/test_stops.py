@@ -34,8 +34,8 @@ def shown(
             ["b", "ca"],
             ("abc", "bca", "a"),
             ["", ""],
-        ),  # two end at the same character: the longest applies
-        (["abcd"], ("abcd", "c"), ["ab"]),  # the first end applies
+        ),  # two stop strings end at the same character: the longest applies
+        (["abcd"], ("abcd", "c"), ["ab"]),  # the stop string that ends first applies
         (["ab", "cd"], ("c", "abcd"), ["", "ab"]),
         (["né", "e 🙂", "!"], ("🙂!",), ["né", "e ", ""]),
     ],

@@ -98,7 +98,7 @@ def toy_error_response(error: ServeError) -> Response:
 
 
 class ToyRoutes:
-    """An API with one operation: count the labels of the default model for a text."""
+    """An API with one operation: return how many labels a model gives a text."""
 
     name: ClassVar = "Toy"
     error_format: ClassVar = ErrorFormat("Toy", toy_error_response)

@@ -24,7 +24,7 @@ LIMITS = IngressUserConfig(limits=LimitSettings(items=4, body_bytes=2_000, item_
 
 
 def is_refused(response: Any, status: int, code: str, named: str | None) -> None:
-    """Assert that the response is an error in the format of the hosted API."""
+    """Assert that the response is an error in the format of Hugging Face's hosted API."""
     body = response.json()
     assert (response.status_code, body["code"], body.get("field")) == (status, code, named)
     message = body["error"] if isinstance(body["error"], str) else "".join(body["error"])

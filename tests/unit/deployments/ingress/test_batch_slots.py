@@ -11,7 +11,7 @@ from tests.support.fakes import far_deadline, wait_until
 
 
 class HeldEncoder:
-    """Answers no micro-batch before `release`. `sent` has the client of each call."""
+    """An encoder that answers once `release` is set. `sent` has the clients of each micro-batch."""
 
     def __init__(self) -> None:
         self.sent: list[list[str]] = []
@@ -31,7 +31,10 @@ class HeldEncoder:
 def collect_by_turn(
     send: SendMicroBatch, max_batch_size: int
 ) -> Callable[..., Coroutine[Any, Any, CallOutcome]]:
-    """Submit texts to one slot; the calls of one turn of the event loop are one micro-batch."""
+    """Return a function that submits a text to BatchSlots with one slot per client.
+
+    Calls of the same step of the event loop form one micro-batch.
+    """
     settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=max_batch_size)
     slots = BatchSlots(send, settings)
     queue: list[PendingCall] = []
@@ -58,7 +61,7 @@ async def test_calls_without_a_free_slot_are_sent_together() -> None:
     encoder = HeldEncoder()
     submit = collect_by_turn(encoder.send, max_batch_size=8)
     calls = []
-    for text in ("a", "b", "c", "d"):  # one by one, as from other connections
+    for text in ("a", "b", "c", "d"):  # one by one, as from separate connections
         calls.append(asyncio.ensure_future(submit(text)))
         await asyncio.sleep(0)
     calls[2].cancel()
@@ -86,7 +89,7 @@ async def test_client_does_not_wait_for_the_slots_of_another() -> None:
 
 
 async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:
-    """Calls wait where the queue is fair, not in the ingress."""
+    """The calls wait in the replicas instead, whose queues are fair to clients."""
     encoder = HeldEncoder()
     submit = collect_by_turn(encoder.send, max_batch_size=4)
     calls = [asyncio.ensure_future(submit(text)) for text in "abcdefg"]

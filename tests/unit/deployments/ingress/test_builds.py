@@ -1,4 +1,4 @@
-"""Builds while serving: pulls, waiting, events, and a builder that fails."""
+"""Tests of builds during serving: pulls, waiting requests, progress events, failing builders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAITING = {"inputs": "a", "options": {"wait_for_model": True}}
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "has_compiler", lambda: True)  # the builders here are fakes
+    monkeypatch.setattr(builds, "has_compiler", lambda: True)  # fake builders need none
     monkeypatch.setattr(builds, "POLL_S", 0.005)
     monkeypatch.setattr(builds, "EVENT_S", 0.005)
     monkeypatch.setattr(builds, "ELSEWHERE_S", 0.005)
@@ -50,7 +50,7 @@ async def serving(
     recorder: ListRecorder[RequestRecord] | None = None,
     **options: object,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A server of an empty store with its lifespan, which keeps the builder alive."""
+    """Run a server and its lifespan, which keeps a builder running while builds wait."""
     user_config = IngressUserConfig(builds=settings, **options)
     server = InProcess(
         store,
@@ -95,7 +95,7 @@ def read_events(text: str) -> list[dict[str, object]]:
 
 
 class Held:
-    """The work of a builder that waits for the test before it seals."""
+    """Work of a builder that waits for `may_end` before it publishes the model."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -228,7 +228,7 @@ async def test_no_builder_is_started_for_builds_of_other_processes(tmp_path: Pat
         async with serving(tmp_path, builder, BuildSettings()):
             await asyncio.sleep(0.05)
             assert builder.starts == 0
-            other.close()  # the other builder ends in the middle
+            other.close()  # the other builder ends during the build
             await wait_until(lambda: not queue.pending())
     assert builder.builds == [MODEL]
 
@@ -301,7 +301,7 @@ async def test_key_pulls_only_models_that_it_permits(tmp_path: Path) -> None:
 
 
 async def test_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    BuildQueue(tmp_path).directory.touch()  # also root cannot make a directory in a file
+    BuildQueue(tmp_path).directory.touch()  # a file, not a directory: not even root can write there
     async with serving(tmp_path, FakeBuilder(seal_at_once)) as http:
         response = await http.post("/models/acme/other", json=WAITING)
     assert (response.status_code, response.json()["code"]) == (503, "store_not_writable")

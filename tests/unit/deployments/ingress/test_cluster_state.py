@@ -22,7 +22,7 @@ ALL = {"Tokenizer": 1, "CpuEncoder": 2, "GpuEncoder": 0}
 
 
 class FakeLook:
-    """Returns `views` in turn, the last one repeatedly; raises for None."""
+    """A status read that returns `views` in turn, then the last one again. It raises for None."""
 
     def __init__(self, *views: ClusterSnapshot | None) -> None:
         self.views = list(views)
@@ -131,7 +131,7 @@ async def test_refreshing_ends_at_the_end_of_the_block() -> None:
     before = asyncio.all_tasks()
     async with encoders.refreshing():
         assert encoders.missing(), "the first look is done"
-        await wait_until(lambda: not encoders.missing())  # about REFRESH_STARTING_S
+        await wait_until(lambda: not encoders.missing())  # takes about REFRESH_STARTING_S
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before, "no task reads the status any more"
 
@@ -183,7 +183,7 @@ def test_replicas_that_take_a_config_or_are_found_again_count_as_running(
 
 
 def test_document_of_serve_has_what_is_read() -> None:
-    """`read_serve_status` reads the models of Serve's REST API by a client that is not public."""
+    """`read_serve_status` reads these fields through a private client of Ray Serve."""
     from ray.serve.config import AutoscalingConfig
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ApplicationDetails, DeploymentDetails, ReplicaDetails

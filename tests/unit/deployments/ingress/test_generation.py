@@ -68,7 +68,7 @@ async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_s
     assert [one.text for one in response.completions] == ["a", "a", "b", "b", "c", "c"]
     (record,) = harness.recorder.records
     assert record.items == 3
-    # Each prompt has one token and counts once. Each answer has one token and its end.
+    # Three prompts of one token count once each. Six answers have one token and an end token.
     assert record.timings.tokens == 3 + 6 * 2
 
 
@@ -113,7 +113,8 @@ async def test_invalid_generation_requests_are_rejected_and_recorded(
         with pytest.raises(kind) as raised:
             await ask(build_request(**fields))
         assert raised.value.field == path
-        is_final = kind is not UnknownModel  # that one may be built, and the request run again
+        # A request for a missing model may run again after a build, so it is not recorded yet.
+        is_final = kind is not UnknownModel
         assert raised.value.recorded is is_final
     assert harness.statuses == [kind.status] * 2 * is_final
     assert harness.generator.calls == []
@@ -205,7 +206,7 @@ async def test_one_client_may_have_half_of_the_generations(writing_store: Path) 
 
 
 def refuse_long_prompts(call: GenerationCall) -> ScriptedReply:
-    """The first prompt hangs; long ones end after their deadline."""
+    """Refuse prompts of more than 10 characters as too late for the deadline. Others hang."""
     if len(str(call.prompt)) > 10:
         return ScriptedReply(refusal=build_overloaded("full", 5.0, needed_s=1_000.0))
     return ScriptedReply(hangs=True)

@@ -1,4 +1,7 @@
-"""Streams ended early by their reader. test_generation has the other stream tests."""
+"""Tests of the start of streams and of `finish_early`, which ends a stream early.
+
+test_generation_streaming has the other tests of streams.
+"""
 
 from __future__ import annotations
 

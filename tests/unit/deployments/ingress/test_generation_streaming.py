@@ -1,4 +1,4 @@
-"""Streamed generation, from the executor to its reader."""
+"""Tests of streamed generation: order of chunks, errors, readers that leave or read slowly."""
 
 from __future__ import annotations
 

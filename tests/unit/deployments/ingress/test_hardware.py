@@ -30,7 +30,7 @@ RUNS, SLEEPS, ABSENT = (
     [
         (CPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
         (GPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # starting
+        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # the GPU replica is started
         (CPU, (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
         (GPU, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
         (GPU, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),
@@ -188,7 +188,7 @@ async def test_auto_runs_where_it_is_cheaper(tiny_store: Path) -> None:
         harness = InProcess(tiny_store, gpus=1, settings=settings_with(prices=prices))
         async with harness.client() as http:
             assert await embed(http, "a", x_compute="auto") == compute_type
-            assert await embed(http, "b") == "cpu-fp32"  # the default
+            assert await embed(http, "b") == "cpu-fp32"  # the default device
 
 
 async def test_auto_as_the_default_yields_to_what_a_request_names(tiny_store: Path) -> None:

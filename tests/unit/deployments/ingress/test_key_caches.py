@@ -1,4 +1,7 @@
-"""Caches per key: the speed of a shared one would reveal what another key has asked."""
+"""Tests of caches that are separate for each API key.
+
+The speed of a shared cache would reveal the requests of other keys.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PROMPT = "a b c d e f g h a b c d e f g h a b c d e f g h a b c d e f g h"
 
 
 class Keyed(NamedTuple):
-    """Settings with two keys."""
+    """Settings and two API keys that the settings accept."""
 
     settings: IngressUserConfig
     alice: str

@@ -1,4 +1,4 @@
-"""Clients that leave during generation: their KV slots are free two decode steps later."""
+"""Tests that a KV slot is free two decode steps after its client disconnects."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BODY = {"model": DECODER, "prompt": "Once", "max_tokens": 200, "min_tokens": 200
 
 
 class GatedSteps:
-    """Decode steps that each wait for a permit."""
+    """Makes every decode step wait for a permit."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.done = 0
-        self._permits = threading.Semaphore(1_000)  # of the warm-up
+        self._permits = threading.Semaphore(1_000)  # enough for the warm-up
         decode = OnnxDecoder.decode
 
         def decode_with_permit(decoder, ids, lengths):
@@ -57,7 +57,7 @@ def start_and_append(replicas: list[GeneratorReplica]) -> Callable[[GeneratorRep
 async def test_client_that_leaves_frees_its_slot_within_two_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Ray Serve cancels the task of a request whose client left; plain ASGI sends a message."""
+    """After a client leaves, Ray Serve cancels the request's task; plain ASGI sends a message."""
     seal_tiny_decoder(tmp_path)
     steps = GatedSteps(monkeypatch)
     served = InProcess(tmp_path, (DECODER,), writes=GeneratorSettings(kv_slots=2))

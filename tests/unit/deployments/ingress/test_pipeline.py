@@ -1,4 +1,4 @@
-"""Pipeline behavior of all APIs: limits, response cache, deadlines and records."""
+"""Tests of the request pipeline of all APIs: limits, response cache, deadlines and records."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def test_cache_hits_are_in_the_header_and_the_records(tiny_store: Path) ->
 
 
 class RefusingEncoder(HangingEncoder):
-    """Holds the first call; a replica refuses the others with a prediction."""
+    """An encoder that holds the first micro-batch and refuses all others with a predicted time."""
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         if not self.batches:
@@ -294,7 +294,7 @@ async def test_refusal_of_one_model_is_not_repeated_for_another(tiny_store: Path
 
 async def test_idle_server_asks_the_replica_after_a_refusal(tiny_store: Path) -> None:
     encoder = RefusingEncoder()
-    encoder.batches = 1  # nothing is held
+    encoder.batches = 1  # skips the micro-batch that is held
     async with InProcess(tiny_store, encoder=encoder).client() as http:
         for _ in range(2):
             assert (await http.post(EMBED, json={"inputs": "same"})).status_code == 429

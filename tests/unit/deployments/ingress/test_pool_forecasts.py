@@ -32,7 +32,7 @@ RUNNING = {"CpuEncoder": 1, "GpuEncoder": 1, "CpuGenerator": 1, "GpuGenerator": 
 
 
 class LoadedModels:
-    """A PoolManager of which only the memory is asked."""
+    """A PoolManager that only reports which models are loaded."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -49,7 +49,7 @@ def build(
     running: Mapping[str, int] = RUNNING,
     pools: Mapping[str, LoadedModels] | None = None,
 ) -> tuple[PoolForecasts, RegisteredModel]:
-    """Return forecasts, and the only model of the store."""
+    """Return forecasts for the store, and the only model of the store."""
     args = AppArgs(store=store, encoders=ENCODERS, generators=GENERATORS)
     monitor = ClusterMonitor(ENCODERS, ClusterSnapshot, GENERATORS)
     monitor.apply(ClusterSnapshot(running, gpus=1))
@@ -60,10 +60,10 @@ def build(
 
 def test_first_forecasts_come_from_the_cost_table(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, settings=ENCODERS[CPU])
-    write_table(target, {"1x32": "plain", "32x32": "plain"})  # 1 ms each
+    write_table(target, {"1x32": "plain", "32x32": "plain"})  # 1 ms for each shape
     forecasts, model = build(tmp_path)
     forecast = forecasts.forecast(RequestWork(model, tokens=1_024), CPU)
-    assert forecast.work_s == pytest.approx(0.001 / 2)  # two passes at a time
+    assert forecast.work_s == pytest.approx(0.001 / 2)  # two concurrent passes
     assert forecast.run_s == pytest.approx(0.001 + forecast.work_s)
     assert (forecast.queue_s, forecast.load_s, forecast.price) == (0, 0, 1.0)
 
@@ -79,7 +79,7 @@ def test_answers_replace_the_first_forecast(tmp_path: Path) -> None:
         forecasts.record_result(work, GPU, items=1, timings=timings)
     after = forecasts.forecast(work, GPU)
     assert before.run_s < 0.1
-    assert after.work_s == pytest.approx(0.5, rel=0.01)  # a quarter of the pass
+    assert after.work_s == pytest.approx(0.5, rel=0.01)  # four items share a pass of 2 s
     assert after.run_s == pytest.approx(2.5, rel=0.01)
 
 

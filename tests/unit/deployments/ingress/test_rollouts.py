@@ -49,7 +49,7 @@ async def ask(http: httpx.AsyncClient, url: str = URL, client: str = "1.2.3.4") 
 
 
 async def ask_until(http: httpx.AsyncClient, version: str) -> set[str]:
-    """Ask until `version` answers; return the versions before."""
+    """Send requests until `version` answers. Return the versions that answered before."""
     before = set()
     async with asyncio.timeout(20):
         while (answered := await ask(http)) != version:
@@ -59,7 +59,7 @@ async def ask_until(http: httpx.AsyncClient, version: str) -> set[str]:
 
 @asynccontextmanager
 async def steady_load(http: httpx.AsyncClient) -> AsyncIterator[Counter[str]]:
-    """Ask all the time; every answer must be right."""
+    """Send requests during the block and count the answers by version. No request may fail."""
     answers: Counter[str] = Counter()
 
     async def ask_on(client: str) -> None:
@@ -138,7 +138,7 @@ async def test_version_that_fails_its_probe_stays_out(
                 (staged / (GRAPH_NAME if damage == "digest" else "manifest.json")).write_bytes(b"")
             staged.rename(directory)
             (directory.parent / "latest").write_text(NEW)
-            is_refused = damage != "manifest"  # that one is not even tried
+            is_refused = damage != "manifest"  # an invalid manifest is not probed
             async with asyncio.timeout(20):
                 while len(answers) == 0 or is_refused > (
                     NEW in read_plan(tmp_path).find(EMBEDDER).refused
@@ -167,7 +167,7 @@ async def test_version_that_no_name_had_before_is_tried_at_its_first_request(
         assert {await ask(http) for _ in range(3)} == {old}
         assert await asyncio.gather(*(ask(http, f"{URL}@latest") for _ in range(8))) == [old] * 8
         assert (await http.post(f"{URL}@{NEW}", json=BODY)).status_code >= 500
-    # Digests of configured models are checked at the start already.
+    # Digests of configured models are already checked at the start, which records no refusal.
     is_refused = damage == "graph" or (damage == "digest" and not is_configured)
     assert (NEW in read_plan(tmp_path).find(EMBEDDER).refused) is is_refused
 

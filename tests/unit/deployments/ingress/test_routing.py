@@ -52,7 +52,10 @@ def call(text: str, deadline_s: float | None = None) -> Call:
 
 
 class EchoEncoder:
-    """Returns the text of every call; `refused` fails as too long, `forgotten` has no outcome."""
+    """An encoder that returns the text of every call.
+
+    The text `refused` fails as too long. The text `forgotten` gets no outcome.
+    """
 
     def __init__(self) -> None:
         self.lists: list[list[str]] = []
@@ -153,7 +156,7 @@ async def test_expired_call_fails_at_once() -> None:
 
 
 class BacklogEncoder(EchoEncoder):
-    """Records the backlog of every micro-batch."""
+    """An encoder that records the backlog of every micro-batch, in characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +214,10 @@ async def test_lone_call_is_sent_without_collecting() -> None:
 
 
 class PoisonedEncoder(EchoEncoder):
-    """Answers the first call, then loses its replicas if the micro-batch contains `poison`."""
+    """An encoder that loses its replicas if a micro-batch contains the text `poison`.
+
+    It still answers the first call, unless that call is the poison.
+    """
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         texts = [call.texts[0] for call in batch.calls]
@@ -241,7 +247,7 @@ async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered(
 async def test_model_header_of_clients_splits_no_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # It reads the options of the replica, and there is none.
+    # This check reads the options of a Serve replica, but the test runs outside of replicas.
     warning = "_warn_if_max_batch_size_exceeds_max_ongoing_requests"
     monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
     encoder, release = EchoEncoder(), asyncio.Event()

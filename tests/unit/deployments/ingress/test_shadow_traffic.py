@@ -36,7 +36,7 @@ RESULT = CallResult("value", "fake")
 
 
 class Registry:
-    """A registry in which every model has the same shadow."""
+    """A registry in which every model has the same shadow version."""
 
     def find_shadow(self, _ref: ModelRef) -> Shadow:
         return SHADOW

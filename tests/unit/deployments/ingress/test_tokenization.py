@@ -1,4 +1,4 @@
-"""Tokenization, decoding, and token ids as inputs."""
+"""Tests of /tokenize, of /decode, and of token ids as inputs of other routes."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ async def test_full_item_limit_rejects_tokenization(tiny_store: Path) -> None:
 
 
 class RecordingTokenizer:
-    """A TokenizerClient that keeps its requests."""
+    """A TokenizerClient that records its requests."""
 
     def __init__(self) -> None:
         self.requests: list[TokenizeRequest | DecodeRequest] = []

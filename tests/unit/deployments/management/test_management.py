@@ -1,4 +1,4 @@
-"""What operators see, change and remove."""
+"""Operations on the models of a store: listing, changes and removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of a GPU over replicas, which are other processes here too."""
+"""Tests of the GPU memory budget that replicas in several processes share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_replicas_share_one_budget(tmp_path: Path) -> None:
     assert encoder.claim(70)
     encoder.close()
     assert generator.count_free() == 100
-    encoder.release(100)  # of a load that ends after the replica
+    encoder.release(100)  # ignored: a load may end after its replica is closed
     generator.close()
 
 

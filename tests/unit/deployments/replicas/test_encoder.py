@@ -118,7 +118,7 @@ def test_encoder_with_a_missing_provider_does_not_start(tmp_path: Path) -> None:
 async def test_cancelled_batch_is_dropped_before_the_engine(encoder: EncoderHarness) -> None:
     encoder.replica.configure(BatchSettings(max_batch_items=1))
     cancelled = asyncio.ensure_future(encoder.replica.infer(encoder.batch(*[call(2)] * 20)))
-    await asyncio.sleep(0)  # submitted
+    await asyncio.sleep(0)  # lets the task submit its batch
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
     (last,) = await encoder.replica.infer(encoder.batch(call(2)))

@@ -42,7 +42,7 @@ class GatedEngine:
 
 
 class PoolHarness:
-    """A replica with room for one model, and nothing configured."""
+    """An encoder replica with memory for one of its two models; neither is in its configuration."""
 
     def __init__(self, store: Path) -> None:
         self.refs = [ModelRef(name, seal_tiny(store, name).name) for name in NAMES]
@@ -77,7 +77,7 @@ async def test_models_that_nobody_configured_are_loaded_in_turns(harness: PoolHa
 
 async def test_calls_are_counted_and_not_the_micro_batches(harness: PoolHarness) -> None:
     key = BatchKey(harness.refs[0], TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
-    await harness.replica.infer(TokenizedBatch(key, b"", (), 0.0))  # a load
+    await harness.replica.infer(TokenizedBatch(key, b"", (), 0.0))  # only loads the model
     options = EmbeddingOptions(normalize=False, dimensions=WIDTH)
     call = TokenizedCall((3,), 0, options, far_deadline())
     ids = item(5, 3).ids.tobytes()

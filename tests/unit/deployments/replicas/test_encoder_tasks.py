@@ -1,4 +1,4 @@
-"""What an encoder replica decodes for a task, and the limits of its outputs."""
+"""Tests of the decoding of task results in an encoder replica, and of the limits of outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_decode_receives_vocabulary_items_and_offsets_of_its_call(
 
 
 def unpooled(batch: TokenizedBatch) -> TokenizedBatch:
-    """Return the same calls for token embeddings."""
+    """Return the batch with the task token-embeddings."""
     return batch._replace(key=batch.key._replace(task=TaskName.TOKEN_EMBEDDINGS))
 
 
@@ -100,7 +100,7 @@ async def test_token_embeddings_return_one_vector_per_token(encoder: EncoderHarn
         [(3, WIDTH), (1, WIDTH)],
         [(2, WIDTH)],
     ]
-    # All tokens are equal, so their mean equals each vector.
+    # All tokens of a text are equal, so their mean equals the vector of each token.
     np.testing.assert_allclose(tokens[0].value[0], vectors[0].value[[0] * 3], atol=TOLERANCE)
 
 
@@ -134,7 +134,7 @@ async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.replicas.encoder.MAX_MASK_VALUES", 8 * WIDTH)
-    # Its graph has no outputs per mask.
+    # Skip the probe: the graph of the tiny embedder has no outputs per mask.
     monkeypatch.setattr("deployments.replicas.encoder.probe_engine", lambda _engine, _model: None)
     directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))
     manifest = ArtifactManifest.read(directory)

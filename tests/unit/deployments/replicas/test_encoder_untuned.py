@@ -1,4 +1,4 @@
-"""What an encoder replica measures of its models, and what it does with new measurements."""
+"""Tests of models without cost tables: what a replica measures, and its use of new tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = 16
 
 
 class UntunedReplica:
-    """A replica on a host with two cores, and a model of its store that nobody configured."""
+    """An encoder replica on a host with two cores, and a model that is not in its configuration."""
 
     def __init__(self, store: Path, lone_pass_bytes: int = 1 << 20) -> None:
         settings = EncoderSettings(lone_pass_bytes=lone_pass_bytes)

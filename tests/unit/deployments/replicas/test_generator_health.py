@@ -1,4 +1,4 @@
-"""Health, load and failed starts of a generator replica."""
+"""Tests of health checks, load and failed starts of a generator replica."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_check_health_fails_when_a_step_hangs(
             await running.check_health()
         held.set()
         assert isinstance(await answer, ServeError)
-        await wait_until(lambda: loop.health.running_s() == 0)  # the answer leaves first
+        await wait_until(lambda: loop.health.running_s() == 0)  # the step ends after the answer
         await running.check_health()
 
 
@@ -77,7 +77,7 @@ async def test_check_health_fails_when_the_thread_of_the_steps_ended(store, refs
         loop = running.pool.get(refs[DECODER]).loop
         await running.check_health()
         loop.close()
-        await running.check_health()  # it was asked to end
+        await running.check_health()  # healthy, because `close` ended the thread
         loop._is_closing = False
         with pytest.raises(EngineFailed, match="the thread of its steps has ended"):
             await running.check_health()

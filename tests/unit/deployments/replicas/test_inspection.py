@@ -1,4 +1,4 @@
-"""Inspection calls of the tokenizer replica, those of `/tokenize` and `/decode`."""
+"""Tests of the calls of the tokenizer replica behind `/tokenize` and `/decode`."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from tests.support.fakes import FakeClock, wait_until
 
 NAMES = [f"tiny/model{number}" for number in range(6)]
 SIZE = 10
-ROOM_FOR = 3  # models
+ROOM_FOR = 3  # models that fit into the pool
 
 
 class FakeLoader:
-    """Loads a model as its id, when the test opens the gate."""
+    """A loader that returns the id as the loaded model. A load waits until `gate` is set."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -167,7 +167,7 @@ async def test_full_pool_of_leased_models_sends_calls_elsewhere(
     assert raised.value.elsewhere
     for lease in leases:
         await lease.__aexit__(None, None, None)
-    await harness.use(3)  # at once: lack of room is not remembered
+    await harness.use(3)  # at once: a lack of memory is not kept as a failure
 
 
 async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> None:
@@ -179,7 +179,7 @@ async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> No
 
 
 def share_device(harness: Harness, tmp_path: Path) -> DeviceMemory:
-    """Give the pool a device with room for two models; return the claim of another replica."""
+    """Let the pool share a device with memory for two models. Return another replica's claim."""
     directory, limit = tmp_path / "gpu", 2 * SIZE
     harness.pool._memory = PoolMemory(None, DeviceMemory(directory, limit))
     return DeviceMemory(directory, limit)

@@ -36,7 +36,7 @@ from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
 from tests.support.fakes import TIMEOUT_S, TokenizeLog, far_deadline, wait_until
 
-LONG = "a " * INLINE_CHARACTERS  # too long for the event loop
+LONG = "a " * INLINE_CHARACTERS  # tokenized in the thread, not on the event loop
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_too_long_call_leaves_no_gap_in_the_ids(
 
 
 class PanicException(BaseException):
-    """As the class of that name of libraries in Rust, which cannot be imported."""
+    """Like the PanicException of libraries written in Rust, which cannot be imported."""
 
 
 @pytest.mark.parametrize("error", [TypeError, PanicException])
@@ -292,7 +292,7 @@ async def test_load_counts_time_spent_on_texts_and_the_queue_of_the_thread(
 
 
 async def test_long_text_does_not_hold_the_tokenizer(make_replica, tiny_store: Path) -> None:
-    """A body of 400 KB, then a paragraph of another client: it waits for one slice."""
+    """A paragraph of another client waits for one slice of a body of 400 KB, not for all of it."""
     log = TokenizeLog()
     replica = make_replica(log)
     text = "good film " * (SLICE_CHARACTERS // 10)

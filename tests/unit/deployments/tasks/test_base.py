@@ -31,7 +31,7 @@ def test_task_fits_only_models_with_its_head(name: TaskName) -> None:
     models = {own: with_tasks(tiny_manifest(labels=labels), own) for own in TASKS}
     assert TASKS[name].fits(models[name])
     fitted = {find_head(own) for own, manifest in models.items() if TASKS[name].fits(manifest)}
-    # An embedding model also ranks, by cosine.
+    # Ranking also fits embedding models, by cosine similarity.
     assert fitted - {find_head(TaskName.FEATURE_EXTRACTION)} <= {find_head(name)}
 
 

@@ -11,7 +11,7 @@ from deployments.tasks.base import DecodeContext
 from deployments.tasks.embedding import EmbeddingOptions, FeatureExtraction, SentenceSimilarity
 from tests.support.artifacts import WIDTH, tiny_manifest
 
-MANIFEST = tiny_manifest()  # WIDTH values, normalized, no prompts
+MANIFEST = tiny_manifest()  # normalized vectors of WIDTH values; no prompts
 PROMPTED = MANIFEST.model_copy(
     update={"prompts": {"query": "the query: ", "passage": "the text: "}, "default_prompt": "query"}
 )

@@ -9,7 +9,7 @@ from deployments.tasks.entities import EntityGroup, merge_windows
 from tests.support.labeled_tokens import Scores, ask, spans
 from tests.support.tiny_encoders import tiny_tokenizer
 
-CERTAIN = 1 - 1e-12  # 1 in float32
+CERTAIN = 1 - 1e-12  # rounds to 1 in float32
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,11 @@ def test_entity_has_the_mean_score_and_the_bounds_of_its_tokens(directory: Path)
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        # Each token alone: the last is PER, the middle one is O.
+        # Each token has its own best label: LOC, O and PER.
         ("simple", [("LOC", "film", 0.5), ("PER", "##z", 0.8)]),
         ("first", [("LOC", "filmyz", 0.5)]),
         ("max", [("PER", "filmyz", 0.8)]),
-        # PER (0.3 + 0.1 + 0.8) / 3, LOC (0.5 + 0.2 + 0.1) / 3
+        # Means over the tokens: PER (0.3 + 0.1 + 0.8) / 3, LOC (0.5 + 0.2 + 0.1) / 3.
         ("average", [("PER", "filmyz", 0.4)]),
     ],
 )
@@ -147,7 +147,7 @@ def test_offsets_are_characters_of_the_original_text(
 
 @pytest.fixture
 def bytes_directory(tmp_path: Path) -> Path:
-    """A byte-level tokenizer without a continuation prefix."""
+    """A directory with a byte-level tokenizer, which has no continuation prefix such as `##`."""
     names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -161,7 +161,7 @@ def bytes_directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "labels", "expected"),
     [
-        # A token without a space before it continues a word, punctuation too.
+        # A token without a space before it continues a word, even if it is punctuation.
         ("ab, c", ["B-PER", "B-LOC", "O", "O", "B-LOC"], [("PER", 0, 3), ("LOC", 4, 5)]),
         # Both bytes of the first character have the same offsets.
         ("éb", ["B-PER", "B-LOC", "O"], [("PER", 0, 1), ("LOC", 0, 2)]),
@@ -194,7 +194,7 @@ def group(start: int, end: int, score: float = 0.5, kind: str = "PER") -> Entity
         (
             [group(0, 4), group(3, 8), group(7, 9)],
             [group(3, 8)],
-        ),  # each compared with the one before it
+        ),  # each is compared with the last one that stayed
         ([group(2, 2), group(2, 5)], [group(2, 2), group(2, 5)]),
     ],
 )

@@ -37,7 +37,7 @@ def vocabulary(directory: Path) -> TokenVocabulary:
 
 @pytest.fixture(scope="module")
 def manifest(vocabulary: TokenVocabulary) -> ArtifactManifest:
-    """A model with an output for every token up to `night`, the last whole word."""
+    """Manifest of a model with outputs up to the token `night`, but none for single letters."""
     update = {
         "mask_token": vocabulary.first_token_id("[MASK]"),
         "output_width": find_id(vocabulary, "night") + 1,
@@ -69,7 +69,7 @@ class FillMaskDecoder:
         self._manifest = manifest
 
     def row(self, **logits: float) -> NDArray[np.float32]:
-        """Return logits [W], 0 for every other token."""
+        """Return logits [W] with the given values by token, 0 for every other token."""
         row = np.zeros(self._manifest.output_width, dtype=np.float32)
         for token, logit in logits.items():
             row[find_id(self._vocabulary, token)] = logit
@@ -81,7 +81,7 @@ class FillMaskDecoder:
         rows: list[list[NDArray[np.float32]]],
         parameters: dict[str, Any] | None = None,
     ) -> Any:
-        """Return the response to `inputs` whose masks have the logits `rows`."""
+        """Return the response to `inputs`. `rows` has the logits of every mask of every text."""
         parsed = TASK.parse(inputs, parameters or {}, self._manifest)
         computed = DecodeContext(
             rows=[np.array(item).reshape(-1, self._manifest.output_width) for item in rows],
@@ -167,7 +167,7 @@ def test_targets_limit_proposals_and_keep_their_scores(
 
 
 def test_target_of_several_tokens_uses_its_first_token(mask_decoder: FillMaskDecoder) -> None:
-    # `city` and a word in capitals have letters without a model output.
+    # Neither target is in the vocabulary. Their first tokens are `city` and `food`.
     answer = mask_decoder.fill(
         "the [MASK]", [[mask_decoder.row()]], {"targets": ["city life", "FOOD"]}
     )
@@ -178,7 +178,7 @@ def test_target_of_several_tokens_uses_its_first_token(mask_decoder: FillMaskDec
 def test_target_without_model_output_is_left_out(
     mask_decoder: FillMaskDecoder, target: str
 ) -> None:
-    # The letters of `zebra` are beyond the last output of the model.
+    # ` ` and `\u200b` have no tokens. The tokens of `zebra` are letters, without a model output.
     row = mask_decoder.row(film=1.0)
     assert token_texts(mask_decoder.fill("[MASK]", [[row]], {"targets": [target, "film"]})) == [
         "film"
@@ -204,7 +204,7 @@ def test_text_without_mask_is_rejected_with_its_path(
 def test_too_many_response_tokens_are_rejected(
     mask_decoder: FillMaskDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # [CLS] [MASK] [MASK] [SEP]: two masks times four tokens, per proposal.
+    # Each prediction has the four tokens [CLS] [MASK] [MASK] [SEP] for each of the two masks.
     monkeypatch.setattr(fill_mask, "MAX_TOKENS_PER_RESPONSE", 16)
     rows = [mask_decoder.row(), mask_decoder.row()]
     assert len(mask_decoder.fill("[MASK] [MASK]", [rows], {"top_k": 2})) == 2

@@ -17,7 +17,7 @@ from deployments.tasks.inputs import (
 
 
 class Question(BaseModel):
-    """An object with a required, an optional and a nested part."""
+    """An input object with a required field, an optional field and a list."""
 
     text: NonEmptyText
     context: NonEmptyText | None = None

@@ -1,4 +1,4 @@
-"""A task in one file, added to TASKS, is served by every route."""
+"""Tests that all APIs serve a new task that is defined in one file and added to TASKS."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> WindowTokenizer:
 
 
 class QuestionModel:
-    """Gives tokens of the context logits by their text, 0 by default."""
+    """A model whose logits of a context token depend on the token's text; 0 by default."""
 
     def __init__(
         self, encoder: WindowTokenizer, starts: LogitsByText, ends: LogitsByText, null: float = -20
@@ -68,7 +68,7 @@ class QuestionModel:
 
 @pytest.fixture
 def confident_model(encoder: WindowTokenizer) -> QuestionModel:
-    """Gives the answer from "night" to "train" a probability near 1."""
+    """A model that gives the answer from "night" to "train" a probability near 1."""
     return QuestionModel(encoder, {"night": 20}, {"train": 20})
 
 
@@ -125,7 +125,7 @@ def test_top_k_larger_than_the_context_returns_fewer_answers(encoder: WindowToke
 def test_score_is_the_product_of_two_softmaxes(encoder: WindowTokenizer) -> None:
     model = QuestionModel(encoder, {"city": np.log(3)}, {"city": np.log(3)}, null=0)
     answer = model.answer({"question": "a", "context": "the city"})
-    # The odds of the first token, "the" and "city" are 1 : 1 : 3.
+    # The softmax weights of the first token, "the" and "city" are 1, 1 and 3.
     assert answer["answer"] == "city"
     assert answer["score"] == pytest.approx(3 / 5 * 3 / 5, abs=1e-6)
 
@@ -144,7 +144,7 @@ def test_align_to_words_extends_answers_and_adds_scores(
     model = QuestionModel(encoder, {"y": 9, "x": 9}, {"y": 9, "z": 9})
     whole = model.answer(request_body)
     assert (whole["answer"], whole["start"], whole["end"]) == ("xyz", 4, 7)
-    # The spans xy, xyz, y and yz have a quarter each.
+    # The spans xy, xyz, y and yz have a probability of 1/4 each.
     assert whole["score"] == pytest.approx(1, abs=1e-2)
     parts = model.answer(request_body, align_to_words=False, top_k=4)
     assert {part["answer"] for part in parts} == {"xy", "xyz", "y", "yz"}
@@ -168,7 +168,7 @@ def test_offsets_refer_to_the_whole_long_context(confident_model: QuestionModel)
 
 
 def test_same_answer_in_two_windows_adds_scores(confident_model: QuestionModel) -> None:
-    # A window has ten context tokens. "night train" is at 6 and 7, so in the first two windows.
+    # Windows have ten context tokens and overlap by five. The first two contain "night train".
     context = "it was a good on the night train is good " + "it was a " * 8
     answer = confident_model.answer(
         {"question": "a", "context": context}, max_seq_len=14, doc_stride=5

@@ -18,7 +18,7 @@ SPECIAL, QUESTION, CONTEXT = -1, 0, 1
 
 
 def layout(segments: list[int], words: list[int] | None = None) -> TokenOffsets:
-    """Tokens of two characters each, by default one word per token."""
+    """Return offsets of tokens of two characters each, by default one word per token."""
     count = len(segments)
     starts = np.arange(0, 2 * count, 2, dtype=np.int32)
     return TokenOffsets(
@@ -59,7 +59,7 @@ def test_softmax_excludes_question_and_closing_tokens() -> None:
     result = compute_span_probabilities(
         logits, layout([SPECIAL, QUESTION, SPECIAL, CONTEXT, CONTEXT, SPECIAL])
     )
-    # The first token and the context remain: 1 : 1 : 1 for starts, 1 : 3 : 1 for ends.
+    # Softmax weights of the first and the two context tokens: starts 1, 1, 1; ends 1, 3, 1.
     assert result.start == pytest.approx([1 / 3, 1 / 3])
     assert result.end == pytest.approx([3 / 5, 1 / 5])
     assert result.null == pytest.approx(1 / 3 * 1 / 5)

@@ -96,7 +96,7 @@ def test_items_are_texts_and_pairs(
         ({"text": "a"}, {}, True),
         ([{"text": "a", "text_pair": "b"}], {}, True),
         ("a", {"function_to_apply": "none"}, True),
-        ("a", {"top_k": 2}, False),  # other tasks have it, too
+        ("a", {"top_k": 2}, False),  # other tasks have `top_k` too
         (["a"], {}, False),
         ([], {}, False),
         ({"question": "a"}, {}, False),

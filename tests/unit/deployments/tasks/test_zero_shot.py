@@ -136,7 +136,7 @@ def test_template_without_exactly_one_placeholder_is_rejected(template: str) -> 
         ("", {"candidate_labels": "x"}, EmptyInput, "inputs"),
         (["a", ""], {"candidate_labels": "x"}, EmptyInput, "inputs[1]"),
         ({"sequences": "a"}, {"candidate_labels": "x"}, InvalidField, "inputs"),
-        # A width that a formatter would fill with 10 GB of spaces.
+        # str.format would pad the label to this width with 10 GB of spaces.
         (
             "a",
             {"candidate_labels": "x", "hypothesis_template": "{:>9999999999}"},
@@ -214,10 +214,10 @@ def test_labels_are_independent_with_multi_label_or_a_single_label(
 @pytest.mark.parametrize(
     ("labels", "independent", "scores"),
     [
-        # e^0 : e^ln3 = 1 : 3 between the candidates; each has 3 : 1 against contradiction.
+        # Entailment of the two candidates is 1 : 3. Entailment to contradiction is 3 : 1 for both.
         (NLI, False, [0.25, 0.75]),
         (NLI, True, [0.75, 0.75]),
-        # If entailment is the first label, contradiction is the last; otherwise it is the first.
+        # The first label counts as contradiction; if it is entailment, the last label does.
         (("entailment", "neutral", "contradiction"), False, [0.25, 0.75]),
         (("entailment", "neutral", "contradiction"), True, [0.25, 0.25]),
         (("neutral", "ENTAIL", "contradiction"), False, [0.5, 0.5]),

@@ -18,7 +18,7 @@ from deployments.tokenization.tokenizer import (
 from tests.support.fakes import far_deadline, item
 from tests.support.tiny_encoders import tiny_tokenizer
 
-MAX_TOKENS = 6  # four read_tokens between [CLS] and [SEP]
+MAX_TOKENS = 6  # four tokens between [CLS] and [SEP]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_cache_bytes_never_exceed_the_limit() -> None:
     cache = TokenCache(3 * size)
     for i in range(5):
         cache.put("a", f"text {i}", cached_item)
-        cache.get("a", "text 0")  # keeps the entry recent
+        cache.get("a", "text 0")  # so `text 0` is never the least recently used
     assert cache.bytes == 3 * size
     assert [i for i in range(5) if cache.get("a", f"text {i}") is not None] == [0, 3, 4]
     assert cache.get("b", "text 0") is None, "tokens of another tokenizer"
@@ -190,7 +190,7 @@ def test_text_without_tokens_error_names_its_field(
     windowing: Windowing | None, directory: Path, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.post_processor = None  # adds no special tokens
+    tokenizer.post_processor = None  # the tokenizer adds no special tokens
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     calls = (call("good", " ")._replace(windowing=windowing), call("good"))
     rejected, answered = CachingTokenizer(tmp_path, MAX_TOKENS).tokenize(calls)
@@ -200,7 +200,7 @@ def test_text_without_tokens_error_names_its_field(
 
 
 def test_windows_per_call_are_limited(directory: Path) -> None:
-    tokenizer = CachingTokenizer(directory, 4)  # windows of two read_tokens that overlap by one
+    tokenizer = CachingTokenizer(directory, 4)  # windows of two tokens that overlap by one
     text = " ".join(["good"] * 1025)  # 1024 windows
     few, many = (
         call(*[text] * count)._replace(windowing=Windowing(stride=1)) for count in (4, 100)

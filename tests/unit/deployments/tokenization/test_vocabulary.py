@@ -68,7 +68,7 @@ def test_vocabulary_detects_unknown_token_and_continuation_prefix(
         (wordpiece, ["film", "##y", "film"], "filmy film"),
         (unigram, ["▁film", "y", "▁film"], "filmy film"),
         (byte_level_bpe, ["f", "Ã", "©", "Ġ", "!"], "fé !"),
-        (unigram_without_unknown, ["film", "y"], "film y"),  # it has no decoder
+        (unigram_without_unknown, ["film", "y"], "film y"),  # this tokenizer has no decoder
     ],
 )
 def test_join_matches_the_tokenizer(

@@ -79,7 +79,7 @@ def test_short_text_is_one_window_with_its_layout(
         ("👩‍🚀 film", ["👩‍🚀", "film"]),
         ("日本film", ["日", "本", "film"]),
         ("  film\n\tcity", ["film", "city"]),
-        ("the [SEP] film", ["the", "[SEP]", "film"]),  # part of the text, not of the template
+        ("the [SEP] film", ["the", "[SEP]", "film"]),  # [SEP] counts as part of the text
     ],
 )
 def test_offsets_are_characters_of_the_original_text(
@@ -174,9 +174,8 @@ def test_limits_of_one_text_do_not_affect_the_next(
 
 
 def test_windows_per_text_are_limited(directory: Path) -> None:
-    tokenizer = WindowTokenizer(
-        directory, 4
-    )  # two words with an overlap of one: one window per word
+    # Windows of two words overlap by one, so every word after the first adds a window.
+    tokenizer = WindowTokenizer(directory, 4)
     windowing = Windowing(stride=1)
     max_tokens = " ".join(["good"] * (MAX_WINDOWS + 1))
     assert len(windows(tokenizer, max_tokens, windowing)) == MAX_WINDOWS

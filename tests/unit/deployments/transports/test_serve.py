@@ -262,7 +262,7 @@ class SilentHandle:
 
 
 class SilentResponse:
-    """A pending Serve response. Cancelling its awaiting task does not cancel it."""
+    """A pending Serve response. Cancelling the task that awaits it does not cancel the response."""
 
     def __init__(self) -> None:
         self.is_cancelled = False

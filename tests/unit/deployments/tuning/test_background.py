@@ -45,7 +45,7 @@ class FakeProcesses:
 
 
 def processes_electing(winner: str) -> FakeProcesses:
-    """Return child processes that write a table in which `winner` won."""
+    """Return fake processes that write a cost table in which `winner` is selected."""
     return FakeProcesses("exit 0", lambda target: write_table(target, {"1x16": winner}))
 
 
@@ -61,7 +61,7 @@ def capture_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def untuned(*targets: TuningTarget, serving: str = "plain") -> Untuned:
-    """Describe a model whose engine runs `serving` and has the first of `targets`."""
+    """Describe a model that the variant `serving` serves with the settings of the first target."""
     return Untuned(targets[0], variant(serving), targets)
 
 
@@ -71,7 +71,7 @@ def with_two_threads(target: TuningTarget) -> TuningTarget:
 
 
 class TunerRun:
-    """A background tuner and what it passes to its replica."""
+    """A background tuner, and the engines that it passes to its replica."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ def test_failure_is_logged_once_and_the_next_model_is_tuned(
     [
         ("kill -9 $$", "it wrote no message (-9)"),
         ("echo Traceback >&2; echo 'KeyError: 1' >&2; exit 1", "KeyError: 1 (1)"),
-        ("exit 0", "it wrote no message (0)"),  # without a valid table
+        ("exit 0", "it wrote no message (0)"),  # exit code 0, but no valid table
     ],
 )
 def test_process_failure_is_logged_once(

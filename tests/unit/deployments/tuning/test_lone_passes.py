@@ -21,7 +21,7 @@ OTHER = ModelRef("tiny/other", "0123456789ab")
 THREADS = 2
 OPENING_S = 0.1  # more than opening a tiny graph takes
 ONE_THREAD_MS = {"1x16": 1.0, "1x128": 4.0}
-ALL_CORES_MS = {"1x16": 1.0, "1x128": 2.0}  # long texts gain
+ALL_CORES_MS = {"1x16": 1.0, "1x128": 2.0}  # long texts gain from all cores
 
 
 def with_all_cores(target: TuningTarget) -> TuningTarget:
@@ -124,7 +124,7 @@ async def test_model_that_comes_back_while_its_session_is_opened_has_one(tmp_pat
 
 
 async def test_lowest_times_tell_whether_all_cores_gain(tmp_path: Path) -> None:
-    """Measured beside requests, the median of several threads includes waiting for cores."""
+    """While requests run, passes on several threads wait for cores, which raises their median."""
     target = seal_tunable(tmp_path, names=["plain"])
     write_times(target, {"1x128": 8.0})
     (costs,) = row("plain", {"1x128": 4.0}, "fp32").costs
@@ -164,7 +164,7 @@ async def test_nothing_is_opened_without_a_reason(case: str, tmp_path: Path) -> 
         write_times(with_all_cores(target), all_cores_ms)
     lone = planner(target, max_bytes=0 if case == "no memory" else 1 << 20)
     assert lone.plan(MODEL, 1, 128).engine is None
-    lone.close()  # waits for an engine that is being opened
+    lone.close()  # `close` waits until a pending engine is open
     assert lone.plan(MODEL, 1, 128).engine is None
 
 

@@ -39,7 +39,7 @@ def test_default_candidate_is_opened_without_a_table(tmp_path: Path) -> None:
     assert not is_tuned
     assert not have_equal_outputs(
         default, plain
-    )  # the first candidate, which has wrong outputs here
+    )  # `default` is the first candidate, `astray`, whose outputs are wrong
 
 
 def test_unsupported_default_is_replaced_by_the_next_candidate(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_98_percent_of_the_labels_must_agree(flipped: int, passes: bool) -> None
 
 
 def test_near_ties_of_the_reference_do_not_count() -> None:
-    expected = np.array([[0.0, 0.1], [0.0, 3.0]], dtype=np.float32)  # gaps 0.05 and 0.90
+    expected = np.array([[0.0, 0.1], [0.0, 3.0]], dtype=np.float32)  # softmax gaps 0.05 and 0.90
     near_tie_flipped = expected[:, ::-1] * [[1], [-1]]
     assert top1_agreement(near_tie_flipped, expected, ModelHead.LABELS, near_tie_margin=0.1) == 1.0
     assert top1_agreement(near_tie_flipped, expected, ModelHead.LABELS, near_tie_margin=0.01) == 0.5
@@ -227,7 +227,7 @@ def write_reference(path: Path, **changed: object) -> None:
     "damage",
     [
         {"ids": None},
-        {"id_ends": np.array([3, 5])},  # beyond the end
+        {"id_ends": np.array([3, 5])},  # beyond the end of `ids`
         {"id_ends": np.array([4, 3])},
         {"second_segment_start": np.array([3])},
         {"outputs": np.array([{}], dtype=object)},  # needs unpickling

@@ -17,7 +17,7 @@ TOKENS = 100
 
 
 class PricedModel:
-    """Prices whose settings may change, and a model that may be measured."""
+    """Prices of a model. Tests change its batch settings and write its cost table."""
 
     def __init__(self, target: TuningTarget) -> None:
         self.settings = BatchSettings(max_batch_items=1)

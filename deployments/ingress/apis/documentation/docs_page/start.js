@@ -5,6 +5,6 @@ SwaggerUIBundle({
   dom_id: "#api",
   deepLinking: true,
   displayRequestDuration: true,
-  // Its default sends the document's address to a service on the internet.
+  // The default validator is a service on the internet, which would get the document's address.
   validatorUrl: null,
 });

@@ -1,11 +1,11 @@
-// One function per task: from the value of an answer to nodes.
+// Functions that render the answer of a task as DOM nodes.
 
 import { bar, characters, decimal, el, percent, plural } from "./dom.js";
 import { similarityMatrix, vectorMap } from "./plots.js";
 
 const HUES = 8;
 
-/** Rows of a label, a bar and a score; if they are ranked, the best is the first. */
+/** A list of rows with label, bar and score. If `ranked`, the first row is marked as the best. */
 export function scoreList(rows, { top = Infinity, digits = 1, name = "Scores", ranked = true } = {}) {
   const shown = rows.slice(0, top);
   const largest = Math.max(...rows.map((row) => Math.abs(row.score)), 1e-9);
@@ -71,7 +71,7 @@ export function entities(value, { text }) {
   const parts = [];
   let position = 0;
   for (const entity of [...found].sort((a, b) => a.start - b.start)) {
-    if (entity.start < position) continue; // within the previous one
+    if (entity.start < position) continue; // overlaps the previous entity
     const label = entity.entity_group ?? entity.entity;
     parts.push(letters.slice(position, entity.start).join(""));
     parts.push(

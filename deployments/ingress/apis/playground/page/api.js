@@ -1,6 +1,6 @@
 // Requests to the server: keys, errors, times and streams.
 
-const KEY = "hundredfold.key"; // in sessionStorage: it ends with the tab
+const KEY = "hundredfold.key"; // in sessionStorage, which ends with the tab
 
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
@@ -52,11 +52,11 @@ export async function request(path, options = {}) {
   return { value, cost: readCost(response.headers, elapsedOf(response.url, startedAt)) };
 }
 
-/** Milliseconds of the last request, as the browser's network saw it: scripts do not delay it. */
+/** Milliseconds of the last request by the browser's network timing, without delays by scripts. */
 function elapsedOf(url, startedAt) {
   const elapsed = performance.now() - startedAt;
   const entry = performance.getEntriesByName(url).at(-1);
-  performance.clearResourceTimings(); // the browser keeps 250 and ignores later ones
+  performance.clearResourceTimings(); // the browser keeps 250 entries and ignores later ones
   return entry?.startTime >= startedAt && entry.responseEnd ? entry.responseEnd - entry.startTime : elapsed;
 }
 
@@ -64,7 +64,7 @@ export async function get(path, signal) {
   return (await request(path, { signal })).value;
 }
 
-const MAX_STORED = 100; // models beside those of the configuration
+const MAX_STORED = 100; // listed models besides those of the configuration
 
 /** The models of the configuration, then those of the store if the key may list them. */
 export async function listModels() {
@@ -98,7 +98,7 @@ function readCost(headers, elapsed) {
   };
 }
 
-/** `wait` is the time of the server that no phase explains: HTTP, micro-batches, hops. */
+/** Split `elapsed` into phases. `wait` is other time of the server: HTTP, micro-batches, hops. */
 export function phasesOf(server, elapsed) {
   const known = {
     queue: server.queue ?? 0,
@@ -113,7 +113,7 @@ export function phasesOf(server, elapsed) {
   return { ...known, wait, network: Math.max(0, elapsed - total) };
 }
 
-/** Yield the JSON events of a stream until `[DONE]`, and its headers first. */
+/** Yield the headers of a stream, then its JSON events until `[DONE]`. */
 export async function* stream(path, options) {
   const response = await send(path, options);
   yield { headers: response.headers };
@@ -139,7 +139,7 @@ export async function* stream(path, options) {
   }
 }
 
-/** Say what went wrong and what to do, in a sentence or two. */
+/** Return one or two sentences: what went wrong, and what the user can do. */
 export function explain(error) {
   if (error instanceof Unreachable) return "The server cannot be reached. Is it running?";
   if (!(error instanceof ApiError)) {

@@ -2,7 +2,7 @@
 
 import { announce, el } from "./dom.js";
 
-/** A literal of Python. */
+/** Format a value as a Python literal. */
 function python(value) {
   if (value === null || value === undefined) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
@@ -129,7 +129,7 @@ export class CodePanel {
       await navigator.clipboard.writeText(this.code.textContent);
       announce("Copied");
     } catch {
-      getSelection().selectAllChildren(this.code); // an address without TLS has no clipboard
+      getSelection().selectAllChildren(this.code); // browsers deny pages without TLS the clipboard
       announce("Selected: copy with the keyboard");
     }
   }

@@ -1,4 +1,4 @@
-// Where the milliseconds of an answer went, and what else its headers say.
+// Panel with the time of each phase of an answer, and other facts from its headers.
 
 import { el, fillBar, milliseconds } from "./dom.js";
 
@@ -12,7 +12,7 @@ const PHASES = [
   ["network", "Network", "between this browser and the server"],
 ];
 
-/** A bar of phases with their names and times. Phases of zero that no header reported are left out. */
+/** A bar of phases with their names and times. Phases of zero are omitted, except `network`. */
 export function costPanel(cost, facts) {
   const shown = PHASES.filter(([name]) => cost.phases[name] > 0 || name === "network");
   const total = shown.reduce((sum, [name]) => sum + cost.phases[name], 0) || 1;

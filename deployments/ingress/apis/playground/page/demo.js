@@ -1,4 +1,4 @@
-// The demo: one question to every model that answers questions, with times.
+// The demo: sends one question to every question-answering model and shows the times.
 
 import { explain, request } from "./api.js";
 import { mark } from "./answers.js";
@@ -104,7 +104,7 @@ export class DemoView {
   }
 }
 
-/** Every version of a model on every kind of hardware that the cluster has. */
+/** Every version of a model, on every usable device. */
 async function variantsOf(model) {
   const versions = [model, ...(await versionsOf(model))];
   return versions.flatMap((facts) =>
@@ -122,7 +122,7 @@ async function variantsOf(model) {
 async function measure({ reference, headers }, { question, context }, signal) {
   const body = { inputs: { question, context } };
   const answers = [];
-  await request(`/models/${reference}/pipeline/${TASK}`, { body, headers, signal }); // first use of a shape
+  await request(`/models/${reference}/pipeline/${TASK}`, { body, headers, signal }); // warm-up
   for (let i = 0; i < REPEATS; i += 1) {
     answers.push(await request(`/models/${reference}/pipeline/${TASK}`, { body, headers, signal }));
   }

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Build an element. Properties that start with `on` are listeners. What is missing is left out. */
+/** Build an element. Properties that start with `on` are listeners. False ones are omitted. */
 export function el(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
@@ -33,7 +33,7 @@ export function bar(share, kind = "") {
 
 let announced = 0;
 
-/** Tell screen readers. A repeated text is read again. */
+/** Let screen readers read a text, also if it equals the previous text. */
 export function announce(text) {
   announced += 1;
   document.querySelector("#announcer").textContent = text + (announced % 2 ? "" : "\u00a0");
@@ -65,7 +65,7 @@ export function plural(count, word) {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** Split by code points, in which the server counts: an emoji is one. */
+/** Split by code points, because offsets of the server count code points, not UTF-16 units. */
 export function characters(text) {
   return Array.from(text);
 }

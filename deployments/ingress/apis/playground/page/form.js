@@ -1,10 +1,10 @@
-// A form from a list of fields, and its values.
+// A form that is built from a list of fields.
 
 import { el } from "./dom.js";
 import { labeled } from "./picker.js";
 
 export class Form {
-  /** `onrun` is called by the button and by Ctrl+Enter; with `entersRun` by Enter in a text too. */
+  /** The button and Ctrl+Enter call `onrun`. With `entersRun`, Enter in a text also calls it. */
   constructor(task, fields, { onrun, onchange, entersRun = false }) {
     this.fields = fields.map((field) => ({ ...field, control: this.build(field) }));
     const shown = this.fields.filter((field) => !field.option);
@@ -76,7 +76,7 @@ export class Form {
     this.run.textContent = name;
   }
 
-  /** The values that were given: empty ones are left out. Raises Error with the field's label. */
+  /** Return the values without empty ones. Raises Error with the label of an invalid field. */
   read() {
     const values = {};
     for (const field of this.fields) {

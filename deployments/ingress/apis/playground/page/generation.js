@@ -1,4 +1,4 @@
-// Requests of generative models: OpenAI's dialect, streamed.
+// Streamed requests to generative models, in the format of OpenAI's API.
 
 import { phasesOf, stream } from "./api.js";
 import { SCHEMA } from "./samples.js";
@@ -25,7 +25,7 @@ export const FIELDS = {
 
 const DEFAULT_MAX_TOKENS = 256;
 
-/** Build the request of the next message. `history` are the messages before it. */
+/** Build the request for the next message. `history` has the earlier messages. */
 export function buildRequest(mode, { text, system, schema, ...sampling }, history, reference, headers) {
   const format = schema && {
     response_format: { type: "json_schema", json_schema: { name: "answer", schema: parseSchema(schema) } },
@@ -66,13 +66,13 @@ function parseSchema(schema) {
   }
 }
 
-/** The names of text-generation-inference. */
+/** Rename OpenAI's parameters to those of text-generation-inference. */
 function hubSampling({ max_tokens: maxNewTokens, stop, response_format: format, ...rest }) {
   const grammar = format && { type: "json", value: format.json_schema.schema };
   return { max_new_tokens: maxNewTokens, ...rest, ...(stop && { stop }), ...(grammar && { grammar }) };
 }
 
-/** Run a request; `ontext` gets each piece of text. Returns {text, reason, cost}. */
+/** Run a request, and call `ontext` with each piece of text. Returns {text, reason, cost}. */
 export async function generate(request, signal, ontext) {
   const startedAt = performance.now();
   const seen = { text: "", pieces: 0, firstAt: null, lastAt: startedAt, usage: null, timings: null };

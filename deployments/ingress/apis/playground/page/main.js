@@ -1,4 +1,4 @@
-// Start of the page: the list of models, the views behind the address, key and color scheme.
+// Entry point of the page: list of models, selection of the view by address, API key, color scheme.
 
 import { ApiError, explain, key, listModels } from "./api.js";
 import { DemoView } from "./demo.js";
@@ -22,7 +22,7 @@ async function start() {
   await loadModels();
 }
 
-/** Load the list of models and show the view; without a connection or a model try again. */
+/** Load the list of models and show the view. Try again later without a connection or a model. */
 async function loadModels() {
   try {
     state.models = await listModels();
@@ -82,7 +82,7 @@ function buildView(view, task) {
   if (view === "status") return new StatusView();
   if (view === "demo") return new DemoView(usable());
   if (!task) return noModels();
-  // A task keeps its input and answers while another one is shown.
+  // Keep the input and the answers of a task while another task is shown.
   if (!state.playgrounds.has(task)) state.playgrounds.set(task, new Playground(usable(), task));
   return state.playgrounds.get(task);
 }

@@ -1,5 +1,5 @@
-// What operators do with models: pull, load, unload, versions. Each part is shown if the server has
-// its route (the document at /openapi.json), and says so if the key does not permit it.
+// Model management for operators: pull, load, unload, versions. A part is shown if /openapi.json
+// has its route. If the API key does not permit the route, the part says so.
 
 import { explain, get, request, stream } from "./api.js";
 import { announce, bar, bytes, el, fillBar, percent } from "./dom.js";
@@ -15,7 +15,7 @@ export const ROUTES = {
 
 let offered = null;
 
-/** The names in ROUTES that this server has. */
+/** Return the names in ROUTES whose route this server has. */
 export async function findOffered() {
   if (offered === null) {
     const { paths } = await get("/openapi.json");
@@ -24,7 +24,7 @@ export async function findOffered() {
   return offered;
 }
 
-/** Replicas and bytes of each model in memory: id to entries; null if the key may not know. */
+/** Return the memory entries of each loaded model by id; null if the API key does not permit it. */
 export async function readMemory() {
   try {
     return Map.groupBy(await get("/models/ps"), (entry) => entry.model);
@@ -34,7 +34,7 @@ export async function readMemory() {
   }
 }
 
-/** A form that pulls a model and follows its build. `onready` is called when it can be used. */
+/** A form that pulls a model and follows its build. Calls `onready` when the model can be used. */
 export function pullForm(onready) {
   const source = el("input", { type: "text", id: "pull-source", required: true, placeholder: "BAAI/bge-small-en-v1.5", spellcheck: "false" });
   const progress = el("div", { class: "progress" });
@@ -64,7 +64,7 @@ async function pull(source, place, onready) {
   }
 }
 
-/** Show the build until it ends. Streams of the server end after a while: ask again. */
+/** Show a build until it ends. The server ends a stream after a while, so request another. */
 async function follow(id, place) {
   for (;;) {
     for await (const event of stream(`/status/${id}`, { headers: { accept: "text/event-stream" } })) {
@@ -102,7 +102,7 @@ function showProgress(place, { id, state, percent: done, step, reason, estimated
   place.replaceChildren(el("p", { class: "note" }, text), width);
 }
 
-/** Buttons that load a model into the replicas and remove it from them. */
+/** Buttons that load a model into the replicas, or unload it. */
 export function memoryButtons(model, { offered, refresh }) {
   return ["load", "unload"]
     .filter((action) => offered.has(action))

@@ -1,4 +1,4 @@
-// Every model: state, size, where it is loaded, and its report.
+// View of all models: state, size, replicas that have loaded the model, and report.
 
 import { scoreList } from "./answers.js";
 import { explain, get } from "./api.js";
@@ -15,7 +15,7 @@ import { lineChart } from "./plots.js";
 import { describe, taskNames } from "./tasks.js";
 
 export class ModelsView {
-  /** `onchange` loads the list again after a model was pulled. */
+  /** `onchange` is called after a model was pulled, and loads the list again. */
   constructor(models, onchange) {
     this.onchange = onchange;
     this.tools = el("div");
@@ -30,7 +30,7 @@ export class ModelsView {
     this.showManagement();
   }
 
-  /** Add what operators can do here. The list is there before. */
+  /** Add the tools of operators to the list, which is already shown. */
   async showManagement() {
     try {
       const offered = await findOffered();
@@ -98,7 +98,7 @@ class ModelCard {
   }
 }
 
-/** Details that `show(place)` fills when they are opened for the first time. */
+/** A `details` element that `show(place)` fills when it is opened for the first time. */
 function unfolding(title, show) {
   const place = el("div");
   return el(
@@ -188,7 +188,7 @@ function stageParts({ stages, metric, measured_at: measuredAt }) {
   ];
 }
 
-/** A bar per row [name, value, text]; rows without a value are left out. */
+/** A chart with a bar per row [name, value, text]. Rows without a value are omitted. */
 function barChart(title, rows) {
   const known = rows.filter(([, value]) => Number.isFinite(value));
   const largest = Math.max(...known.map(([, value]) => value));

@@ -1,14 +1,14 @@
-// Which model, version and hardware answers.
+// Controls that choose the model, the version and the hardware of a request.
 
 import { el } from "./dom.js";
 import { describeVersion, versionsOf } from "./versions.js";
 
-const DIGITS = 6; // of a version, where its description is beside it
+const DIGITS = 6; // shown digits of a version whose description is next to it
 
 let pickers = 0;
 
 export class Picker {
-  /** `onchange` is called after each change by a person. */
+  /** `onchange` is called after each change by the user. */
   constructor(name, onchange) {
     pickers += 1;
     this.id = `picker${pickers}`;
@@ -34,7 +34,7 @@ export class Picker {
     );
   }
 
-  /** Offer `models`; the one at `preferred` is chosen unless the present choice is among them. */
+  /** Offer `models`. Keep the chosen model if it is among them, else choose model `preferred`. */
   offer(models, preferred = 0) {
     const chosen = this.model.value;
     this.models = models;
@@ -52,7 +52,7 @@ export class Picker {
     return this.models.find((model) => model.id === this.model.value);
   }
 
-  /** The name of the model in requests, with the version if one other than the default is chosen. */
+  /** The model name for requests. It has the version unless the default version is chosen. */
   get reference() {
     const { id } = this.chosen;
     return this.version.value ? `${id}@${this.version.value}` : id;
@@ -81,7 +81,7 @@ export class Picker {
     versionsOf(shown).then((versions) => this.chosen === shown && this.offerVersions(versions));
   }
 
-  /** Offer `versions` beside the default one. */
+  /** Offer `versions` besides the default version. */
   offerVersions(versions) {
     this.versions = versions;
     this.version.replaceChildren(
@@ -92,7 +92,7 @@ export class Picker {
     this.showHardware();
   }
 
-  /** Offer the hardware of the chosen version; what was chosen stays if it can. */
+  /** Offer the hardware of the chosen version. Keep the chosen hardware if it is available. */
   showHardware() {
     const { devices } = this.chosenVersion;
     const kept = devices[this.device]?.available ? this.device : "";

@@ -102,7 +102,7 @@ export class Playground {
   }
 
   buildFor(side, values) {
-    // Times are compared: a cached answer would win.
+    // A comparison shows times, so no side may answer from the cache.
     const usesCache = this.cacheBox.checked && !this.compareBox.checked;
     if (!this.isChat) return side.build(this.name, values, usesCache);
     return buildRequest(this.name, values, side.history, side.picker.reference, side.picker.headers);
@@ -112,11 +112,11 @@ export class Playground {
     try {
       this.code.show(this.buildFor(this.sides[0], this.readQuietly()), Boolean(key.get()));
     } catch {
-      // A value is incomplete while it is typed: the last code stays.
+      // The user is still typing a value that is not valid yet. Keep the previous code.
     }
   }
 
-  /** The values as they are, with empty ones in place of missing ones. */
+  /** Return the values of the form. If one is invalid, return empty values. */
   readQuietly() {
     const values = Object.fromEntries(this.form.fields.filter((f) => !f.option).map((f) => [f.name, f.kind === "lines" ? [] : ""]));
     const focus = document.activeElement;
@@ -128,7 +128,7 @@ export class Playground {
     }
   }
 
-  /** Run the sides one after the other, so that each has the machine alone. */
+  /** Run the sides one after the other, so that they do not slow down each other. */
   async run() {
     const values = this.tryRead();
     if (values === null) return;

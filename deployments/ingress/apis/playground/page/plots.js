@@ -1,8 +1,8 @@
-// Pictures as SVG and tables: a map of vectors, a similarity matrix, lines.
+// Plots as SVG or tables: map of vectors, similarity matrix, line charts.
 
 import { characters, decimal, el, svg } from "./dom.js";
 
-const NAMED = 18; // characters of a text that a label shows
+const NAMED = 18; // number of characters of a text in a label
 
 function dot(a, b) {
   let sum = 0;
@@ -22,7 +22,7 @@ export function project(rows) {
   const gram = centered.map((a) => centered.map((b) => dot(a, b)));
   const axes = [];
   for (let axis = 0; axis < 2; axis += 1) {
-    // A start that is no eigenvector, and the same in every run.
+    // Start vector that is no eigenvector and the same in every run.
     let vector = gram.map((_, i) => Math.cos(1 + 2 * i + axis));
     let size = 0;
     for (let step = 0; step < 100; step += 1) {
@@ -45,7 +45,7 @@ export function shorten(text, limit = NAMED) {
   return letters.length > limit ? `${letters.slice(0, limit - 1).join("")}…` : text;
 }
 
-/** Heights of labels, moved down where they would cover the one above. */
+/** Return the heights of labels. A label that would cover the label above it moves down. */
 function spread(placed) {
   const heights = placed.map(([, y]) => y);
   const order = heights.map((_, i) => i).sort((a, b) => heights[a] - heights[b]);
@@ -58,7 +58,7 @@ function spread(placed) {
   return heights;
 }
 
-/** A map of texts: near points have similar vectors. */
+/** A map with a point per text. Texts with similar vectors are close to each other. */
 export function vectorMap(rows, texts) {
   const points = project(rows);
   const reach = Math.max(...points.flat().map(Math.abs)) || 1;
@@ -124,7 +124,7 @@ export function similarityMatrix(rows, texts) {
   );
 }
 
-/** Lines over a common x axis: [{name, points: [[x, y], …]}]. Markers differ, not colors alone. */
+/** Lines over a common x axis: [{name, points: [[x, y], …]}]. Lines differ in color and marker. */
 export function lineChart(series, { xLabel, yLabel, label }) {
   const xs = series.flatMap((line) => line.points.map(([x]) => x));
   const ys = series.flatMap((line) => line.points.map(([, y]) => y));
@@ -166,7 +166,7 @@ function marker(index, x, y) {
   return svg("path", { d: `M${x} ${y - 5}L${x + 5} ${y + 4}H${x - 5}Z`, ...style });
 }
 
-/** A line without axes for the last values of a figure; null leaves a gap. */
+/** A line without axes through the last values of a figure. A value of null leaves a gap. */
 export class Sparkline {
   constructor(label) {
     this.line = svg("polyline", { class: "line hue0" });

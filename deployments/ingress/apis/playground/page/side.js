@@ -1,4 +1,4 @@
-// One side of the playground: a choice of model and its answer. Comparing shows two.
+// A side of the playground: a chosen model and its answer. A comparison shows two sides.
 
 import { explain, request } from "./api.js";
 import { costPanel, factList, factsOf } from "./cost.js";
@@ -28,12 +28,12 @@ class Side {
     );
   }
 
-  /** Show the model above the answer; alone, the picker is above the form. */
+  /** Set the title. In a comparison it has the letter of this side. */
   setCompared(compared) {
     this.title.textContent = compared ? `Answer ${this.letter}` : "Answer";
   }
 
-  /** Count the seconds of `work`, and say so if it takes long. */
+  /** Await `work()` and show the elapsed time. After LONG_WAIT_MS also show a message. */
   async timed(work) {
     const startedAt = performance.now();
     this.node.setAttribute("aria-busy", "true");
@@ -69,7 +69,7 @@ class Side {
   }
 }
 
-/** Answers of one request, one value: every task but generation. */
+/** Side for tasks whose answer is one JSON value: all tasks except chat and completion. */
 export class TaskSide extends Side {
   constructor(letter, task, onchange) {
     super(letter, onchange);
@@ -77,7 +77,7 @@ export class TaskSide extends Side {
     this.output.append(el("p", { class: "note" }, `Press “${task.action}” for an answer.`));
   }
 
-  /** Build the request of the form's values. */
+  /** Build the request from the values of the form. */
   build(name, values, useCache) {
     const { reference, chosen } = this.picker;
     const own = name === chosen.tasks[0];
@@ -113,14 +113,14 @@ export class TaskSide extends Side {
   }
 }
 
-/** A conversation, or a text and its continuation, streamed. */
+/** Side for streamed answers: a conversation, or a text and its continuation. */
 export class ChatSide extends Side {
   constructor(letter, mode, onchange) {
     super(letter, onchange);
     this.mode = mode;
     this.output.classList.add("transcript");
     this.output.setAttribute("role", "log");
-    this.output.setAttribute("aria-live", "off"); // pieces of words; the end is announced
+    this.output.setAttribute("aria-live", "off"); // pieces of words; only the end is announced
     this.output.setAttribute("aria-label", "Conversation");
     this.output.tabIndex = 0;
     this.clear();
@@ -134,7 +134,7 @@ export class ChatSide extends Side {
     this.cost.replaceChildren();
   }
 
-  /** Send a message and show the text as it comes. Returns {value, cost}, or null after an error. */
+  /** Send a message and show the streamed text. Returns {value, cost}, or null after an error. */
   async run(built, { text }, signal) {
     if (this.mode === "completion" || this.history.length === 0) this.output.replaceChildren();
     const written = document.createTextNode("");
@@ -171,7 +171,7 @@ function turnFacts({ reason, cost }) {
   ];
 }
 
-/** Adds text at most once per frame, and keeps the end in view unless the reader scrolled up. */
+/** Adds text at most once per frame. Keeps the end in view unless the user has scrolled up. */
 class PacedWriter {
   constructor(node, scroller) {
     this.node = node;

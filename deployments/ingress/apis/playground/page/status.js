@@ -1,13 +1,13 @@
-// Live status: requests, latency, replicas. Asks every two seconds while it is seen.
+// Live status: requests, latency, replicas. Reads /stats every two seconds while it is visible.
 
 import { explain, get } from "./api.js";
 import { bar, decimal, el, milliseconds, percent } from "./dom.js";
 import { Sparkline } from "./plots.js";
 
 const PERIOD_MS = 2000;
-const KEPT = 90; // values of each line: three minutes
+const KEPT = 90; // values per line, which cover three minutes
 
-// name, how to read it from the answer, how to write it
+// [name, function that reads the value from /stats, function that formats the value]
 const FIGURES = [
   ["Requests/s", (stats) => stats.requests_per_s, (value) => decimal(value, 1)],
   ["Latency p50", (stats) => stats.latency_ms.p50, milliseconds],

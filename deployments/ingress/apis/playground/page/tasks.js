@@ -1,4 +1,4 @@
-// The table of tasks: fields of the form, body of the request, rendering, difference of two answers.
+// Table of the tasks: form fields, request body, rendering of an answer, difference of two answers.
 // A task that is missing here gets a form for JSON.
 
 import * as answers from "./answers.js";
@@ -8,7 +8,7 @@ import * as samples from "./samples.js";
 
 const text = { name: "text", label: "Text", kind: "text" };
 
-/** `python` is the call with huggingface_hub; null: it has no method for the task. */
+/** `python` is the call with huggingface_hub; null if it has no method for the task. */
 export const TASKS = {
   "question-answering": {
     name: "Question answering",
@@ -166,7 +166,7 @@ export const TASKS = {
   "text2text-generation": generating("Text to text", "Rewrites a text as the model was trained.", "Rewrite", null),
 };
 
-/** Tasks of a generative model with the OpenAI dialect. Their form is chat.js. */
+/** Modes of generative models, by OpenAI's API. generation.js has their form fields. */
 export const CHATS = {
   chat: {
     name: "Chat",

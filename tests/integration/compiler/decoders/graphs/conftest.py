@@ -1,4 +1,4 @@
-"""Tiny models, exported once for all tests."""
+"""Tiny decoders and encoder-decoders, exported once for all tests of graphs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportModel:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads slow such small models down."""
+    """Limit torch to one thread, because more threads slow down small models."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -50,7 +50,7 @@ def worst_cosine(logits: np.ndarray, expected: np.ndarray) -> float:
 def test_int8_blocks_are_close_to_float(
     exported: ExportModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool
 ) -> None:
-    if tables:  # embedding tables, too small here to be quantized
+    if tables:  # the embedding tables are below the minimum size for quantization
         monkeypatch.setattr(block_quantize, "MIN_QUANTIZED_TABLE", 0)
     written = exported(name).written
     small = quantized(written, tmp_path, 8)

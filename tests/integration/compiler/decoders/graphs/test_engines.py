@@ -1,4 +1,4 @@
-"""Built graphs in the server's engines."""
+"""Exported graphs of decoders and encoder-decoders in the server's ONNX Runtime engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opened(exported: ExportedCase) -> Iterator[DecoderEngine]:
 
 
 def reference_logits(exported: ExportedCase, source: list[int], answer: list[int]) -> np.ndarray:
-    """Return the logits after the last token."""
+    """Return transformers' logits after the last token of `answer`."""
     feeds = {"input_ids": torch.tensor([[*source, *answer]])}
     if exported.written.encoder is not None:
         start = exported.written.decoder_start_token

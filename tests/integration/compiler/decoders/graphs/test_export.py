@@ -1,4 +1,4 @@
-"""Export from every checkpoint layout, and rejections."""
+"""Export of generation graphs from every checkpoint layout, and rejected checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT = [7, 8, 9, 30]
 
 @pytest.fixture
 def copy_checkpoint(exported: ExportModel, tmp_path: Path) -> Callable[[str], Path]:
-    """Copy a checkpoint for changes; graphs go to tmp_path / "graphs"."""
+    """Return a function that copies a checkpoint, so that the test can change it."""
     (tmp_path / "graphs").mkdir()
 
     def copy(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Routes of other tasks with a generative model in the store."""
+"""Tests of generative models on the routes for all models and on encoder routes."""
 
 from __future__ import annotations
 

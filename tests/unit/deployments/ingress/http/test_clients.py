@@ -22,7 +22,7 @@ def headers(*pairs: tuple[str, str]) -> Headers:
     [
         ([], 0, ""),
         ([("x-forwarded-for", "10.0.0.7")], 0, "10.0.0.7"),
-        # HAProxy adds a line; what the client wrote itself does not count.
+        # Only the last line, which HAProxy appends, counts. The client can forge the others.
         ([("x-forwarded-for", "1.1.1.1"), ("x-forwarded-for", "10.0.0.7")], 0, "10.0.0.7"),
         ([("x-forwarded-for", "1.1.1.1, 8.8.8.8"), ("x-forwarded-for", "10.0.0.7")], 1, "8.8.8.8"),
         ([("x-forwarded-for", "10.0.0.7")], 2, "10.0.0.7"),

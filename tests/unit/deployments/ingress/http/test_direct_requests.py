@@ -11,7 +11,7 @@ from deployments.ingress.http.direct_requests import REQUEST_ID_KEY, DirectReque
 
 
 class ScopeLog:
-    """An application that notes the scopes of its calls."""
+    """An ASGI application that records the scopes of its calls."""
 
     def __init__(self, prefix: str | None = None) -> None:
         self.scopes: list[Scope] = []
@@ -27,7 +27,10 @@ class ScopeLog:
 
 
 class Calls:
-    """Requests to an application below `prefix`; `direct` and `wrapped` note who got them."""
+    """Sends requests through DirectRequests with the route prefix `prefix`.
+
+    `direct` records the requests that skip Ray Serve's wrapper, `wrapped` all others.
+    """
 
     def __init__(self, prefix: str = "") -> None:
         self.direct = ScopeLog()

@@ -1,4 +1,4 @@
-"""Marks of the refusals that HAProxy repeats to requests with the same headers."""
+"""Tests of the header that lets HAProxy repeat a refusal to requests with equal headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TENSORS = [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["night"]
 async def is_marked(
     store: Path, path: str, body: dict[str, Any], error: ServeError, **headers: str
 ) -> bool:
-    """Return whether the response to a request whose replica raises `error` is marked."""
+    """Return whether the response has REFUSAL_HEADER if the replica raises `error`."""
     async with InProcess(store, encoder=FailingEncoder(error)).client() as http:
         response = await http.post(path, json=body, headers=headers)
     assert response.status_code == error.status, response.text

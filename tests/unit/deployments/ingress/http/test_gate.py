@@ -1,4 +1,4 @@
-"""Keys in front of every route, in the words of each dialect."""
+"""Tests of the API key check of every route, and of refusals in the error format of each API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
         ("http://[::1]:8000", "[::1]:8000", 404),
         ("https://evil.example", "localhost:8000", 403),
         ("http://localhost:3000", "localhost:8000", 403),
-        ("http://evil.example:8000", "evil.example:8000", 403),  # its name points to this host
+        ("http://evil.example:8000", "evil.example:8000", 403),  # DNS rebinding to this host
         ("null", "localhost:8000", 403),
     ],
 )
@@ -99,7 +99,7 @@ async def test_without_a_key_file_any_key_passes(tiny_store: Path) -> None:
         {"authorization": "bearer KEY"},
         {"x-api-key": "KEY"},
         {"api-key": "KEY"},
-        # Hugging Face's client sends the user's token of the hub too.
+        # Hugging Face's client also sends the user's Hugging Face token.
         {"authorization": "Bearer hf_token", "x-api-key": "KEY"},
     ],
 )
@@ -170,7 +170,7 @@ async def test_refusal_reads_no_body(tiny_store: Path, key_file: Path) -> None:
         yield b""
 
     async with keyed(tiny_store, key_file).client() as http:
-        # Content that cannot be read: httpx's transport reads it when the application does.
+        # The transport of httpx reads the content only if the application reads the body.
         response = await http.post(EMBED, content=endless())
     assert response.status_code == 401
 
@@ -193,7 +193,7 @@ async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_fi
         assert (await http.get(f"/models/{CLASSIFIER}")).status_code == 403
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == [EMBEDDER]
-        # A default model is one of the permitted ones.
+        # The default model is a permitted one, and no permitted model fits /predict.
         assert (await http.post("/predict", json={"inputs": "a"})).status_code != 200
 
 

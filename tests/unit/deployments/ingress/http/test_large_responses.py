@@ -35,7 +35,10 @@ async def no_lifespan() -> AsyncIterator[None]:
 
 
 class LargeAnswerApp:
-    """The application and the messages of its answers. `stops_after`: the client reads no more."""
+    """An HTTP application that answers with `body`, and a client of the application.
+
+    The client stops reading after `stops_after` messages of an answer.
+    """
 
     def __init__(self, body: bytes, limit: int = 1 << 20, write_timeout_s: float = 30.0) -> None:
         self.budget = Capacity(lambda: limit, "bytes of large answers")

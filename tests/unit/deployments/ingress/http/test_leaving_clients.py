@@ -16,7 +16,7 @@ def _watch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LeavingClient:
-    """Receives nothing until it leaves."""
+    """A client that sends nothing and disconnects when `leaves` is set."""
 
     def __init__(self) -> None:
         self.leaves = asyncio.Event()
@@ -41,7 +41,7 @@ async def test_client_that_leaves_ends_the_block_only(of_client: dict[str, Any])
         await asyncio.sleep(60)
         reached.append("end of the block")
     assert reached == []
-    await asyncio.sleep(0)  # the task goes on
+    await asyncio.sleep(0)  # the task is no longer cancelled
 
 
 async def test_client_that_stays_sees_the_end_of_the_block() -> None:

@@ -24,7 +24,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class WriteLog:
-    """Counts what reaches the transport."""
+    """Records the parts of each write to the transport."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes: list[list[bytes]] = []
@@ -42,7 +42,7 @@ class WriteLog:
 async def connected(
     bodies: Sequence[bytes],
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a server whose response has these parts."""
+    """Connect to a server whose response body is sent in the parts `bodies`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         length = str(sum(map(len, bodies))).encode()
@@ -61,7 +61,7 @@ async def connected(
 async def listening(
     config: uvicorn.Config,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a server with the protocol of the config."""
+    """Start a server with the HTTP protocol of `config` and connect to it."""
     config.load()
     protocol = cast(type[HttpToolsProtocol], config.http_protocol_class)
     build = partial(protocol, config, ServerState(), {})
@@ -102,7 +102,7 @@ async def test_connection_is_closed_after_its_last_response() -> None:
 
 
 async def test_large_parts_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would pile up: the server waits for a slow client only once the transport is full."""
+    """Held parts could pile up, because only a write detects that a client reads slowly."""
     log = WriteLog(monkeypatch)
     parts = [bytes(MAX_HELD_BYTES)] * 4
     async with connected(parts) as (reader, writer):
@@ -112,7 +112,7 @@ async def test_large_parts_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def answering(name: bytes) -> ASGIApp:
-    """An application that answers its name."""
+    """Build an application whose response body is `name`."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", str(len(name)).encode())]
@@ -126,7 +126,7 @@ def answering(name: bytes) -> ASGIApp:
 async def test_servers_started_later_use_the_protocol(
     monkeypatch: pytest.MonkeyPatch, is_direct: bool
 ) -> None:
-    """With direct requests, all but the first skip the server's own application."""
+    """With DirectRequests, each request after the first skips the server's own application."""
     monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
     direct = DirectRequests(answering(b"direct"))
     configure_servers(direct if is_direct else None)

@@ -13,7 +13,7 @@ from tests.support.fakes import wait_until
 
 
 class EventSource:
-    """A source of events and exceptions that may hang at its end. Counts its closings."""
+    """A source of events and exceptions that may hang at its end. Counts the calls of `aclose`."""
 
     def __init__(self, events: Sequence[bytes | Exception], *, hangs: bool = False) -> None:
         self._events = events

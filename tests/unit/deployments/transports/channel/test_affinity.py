@@ -27,7 +27,7 @@ SPREAD = 5
 
 
 class PooledReplica:
-    """Loads the model whose name is the message, and waits for `release` if it has to."""
+    """Loads the model that a message names, and answers once `release` is set."""
 
     def __init__(self, store: Path) -> None:
         loader = ModelLoader(lambda _: 1, lambda model: model.ref.id, lambda _ref, _model: None)
@@ -127,10 +127,10 @@ async def test_extra_copy_of_a_model_that_went_idle_goes_first(
         await asyncio.gather(*calls)
         await ask(pool, steady)
         (owner,) = (replica for replica in replicas if steady in replica.calls)
-        for _ in range(4):  # the hot model is idle, and others are used
+        for _ in range(4):  # the hot model is idle meanwhile
             await ask(pool, steady)
         request = ModelRef(*new.split("@"))
-        async with owner.pool.lease(request):  # there is room for two
+        async with owner.pool.lease(request):  # a replica has room for two models
             pass
         loaded = [{ref.name for ref in replica.pool.refs()} for replica in replicas]
         assert sorted(loaded, key=len) == [{hot}, {steady, new}], "one copy is left"
@@ -163,7 +163,7 @@ async def test_loaded_and_evicted_models_reach_the_clients(
 ) -> None:
     async with cluster(tmp_path, 1) as ((replica,), pool):
         (connection,) = pool.connections()
-        for name in names[:3]:  # there is room for two
+        for name in names[:3]:  # the replica has room for two models
             await ask(pool, name)
         await until(lambda: connection.models == set(names[1:3]))
         assert pool.has_idle_replica(names[2])

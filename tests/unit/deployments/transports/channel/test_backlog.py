@@ -1,4 +1,4 @@
-"""Replicas learn what waits in their clients."""
+"""Clients tell replicas the backlog: the cost of the calls that wait in the client."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_backlog_ends_with_its_client_and_with_time(
 
 
 class RecordingReplicaPool:
-    """A ReplicaPool that records its requests; each text has half as many tokens."""
+    """A ReplicaPool that records its requests. Every two characters are one token."""
 
     def __init__(self) -> None:
         self.requests: list[ChannelRequest] = []

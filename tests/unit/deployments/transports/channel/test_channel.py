@@ -160,7 +160,10 @@ async def test_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While Serve lists the replica, its handle would send the call there too."""
+    """There is no fallback to the Serve handle while Serve lists the replica.
+
+    The handle would send the call to the same replica.
+    """
     async with (
         running_replica() as first,
         running_replica() as successor,
@@ -261,7 +264,8 @@ async def test_load_of_other_clients_counts() -> None:
         await until(lambda: first.server.calls == 1)
         messages = [await send(pool, b"echo %d" % n) for n in range(12)]
         assert len(messages) == 12
-        assert len(second.replica.started) >= 11  # one call at most learns the load
+        # At most one call goes to `first`: its answer reports the load of the other client.
+        assert len(second.replica.started) >= 11
         task.cancel()
 
 
@@ -317,7 +321,10 @@ async def test_replica_that_is_unlisted_during_the_handshake_is_left(
 
 
 async def test_every_call_has_one_outcome_under_random_faults() -> None:
-    """Kills, cancellations and errors at random; credits and loads return to zero."""
+    """Connections are lost and calls fail or are cancelled at random.
+
+    Afterwards, the costs in the pool and the loads of the replicas are zero again.
+    """
     rng = random.Random(7)
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(running_replica(window=40)) for _ in range(3)]
@@ -335,7 +342,7 @@ async def test_every_call_has_one_outcome_under_random_faults() -> None:
             except (
                 InvalidField,
                 EngineFailed,
-                ReplicasLost,  # by a call that loses MAX_TRIES replicas
+                ReplicasLost,  # after MAX_TRIES lost replicas
                 NoChannel,
                 asyncio.CancelledError,
             ) as error:

@@ -1,4 +1,4 @@
-"""Streams over a channel."""
+"""Streams over a channel: the direct connection of a client to a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients over real sockets to scripted replicas, and their fallback."""
+"""Channel clients with real sockets to scripted replicas, and their fallback to Serve handles."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fall
 
 
 class HoldingGenerator(EchoGenerator):
-    """Keeps its prompts, and answers once it may."""
+    """Records the prompts, and answers once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.prompts: list[Prompt] = []
@@ -304,7 +304,7 @@ class HoldingGenerator(EchoGenerator):
 
 
 class RecordingPoolManager:
-    """Keeps its requests. Loading `absent` fails; other loads list the model."""
+    """Records the requests. Loading the model `absent` fails; other models count as loaded."""
 
     def __init__(self) -> None:
         self.requests: list[PoolRequest] = []

@@ -1,4 +1,4 @@
-"""How a client and a replica connect, and what ends their connection."""
+"""Handshake between a client and a replica, and errors that close the connection."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_nothing_is_accepted_before_the_handshake(sent: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", replica.endpoint.port)
         writer.write(sent)
         with contextlib.suppress(ConnectionResetError):
-            await reader.read()  # at most a challenge, then the end
+            await reader.read()  # the server sends at most a challenge, then closes
         writer.close()
         assert replica.replica.started == []
         assert not replica.server.connections

@@ -16,7 +16,7 @@ OTHER_NODE = "another node"
 
 
 def create_certificate(directory: Path) -> RayTlsFiles:
-    """A certificate that is its own authority."""
+    """Create a self-signed certificate. The same file is the CA certificate."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("there is no openssl")

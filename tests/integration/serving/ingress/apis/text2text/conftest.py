@@ -1,4 +1,4 @@
-"""Models with an encoder, really served, and what transformers answers in their place."""
+"""Tiny encoder-decoder models, served with real or scripted generators, and their reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.scripted_generation import ScriptedGenerator
 
 MODELS = (EMBEDDER, SUMMARIZER, TRANSLATOR, WRITER)
 PREFIX = "put this briefly : "
-# What SUMMARIZER does where a request says nothing.
+# Generation defaults of SUMMARIZER. OWN_WAY_SAID has the same values as request parameters.
 OWN_WAY = GenerationDefaults(
     num_beams=3, length_penalty=2.0, no_repeat_ngram_size=2, min_new_tokens=3, max_new_tokens=12
 )
@@ -41,7 +41,7 @@ OWN_WAY_SAID: dict[str, Any] = {
 
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads cost such a small model more than they give."""
+    """Limit torch to one thread, because more threads make a tiny model slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,7 +57,7 @@ def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> TinyEncoderDecoder:
 def rewriting_store(
     tiny_writer: TinyEncoderDecoder, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A store with MODELS, shared: nothing is to be changed in it."""
+    """A store with MODELS. Tests share it and must not change it."""
     store = tmp_path_factory.mktemp("rewriting")
     seal_tiny(store, EMBEDDER)
     seal_tiny_decoder(store)
@@ -75,7 +75,7 @@ def rewriting_store(
 
 @pytest.fixture
 async def http(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application over a real generator."""
+    """A client of the application with a real generator."""
     writes = GeneratorSettings(kv_slots=4, max_context_tokens=64)
     async with InProcess(rewriting_store, models=MODELS, writes=writes).client() as client:
         yield client
@@ -83,7 +83,7 @@ async def http(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def client_without_generator(rewriting_store: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application, for what no generator gets to hear of."""
+    """A client for tests of requests that the ingress rejects without a call of the generator."""
     models, generator = (*MODELS, DECODER), ScriptedGenerator()
     async with InProcess(rewriting_store, models=models, generator=generator).client() as client:
         yield client

@@ -1,4 +1,4 @@
-"""Other ways to the same models: huggingface_hub's own client, and OpenAI's routes."""
+"""Encoder-decoder models over the client of huggingface_hub and over OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.support.in_process import InProcess
 
 @asynccontextmanager
 async def hub_client(store: Path, path: str) -> AsyncIterator[Any]:
-    """A client of the application over a real generator."""
+    """Yield a hub client of the application with a real generator."""
     server = InProcess(
         store, models=MODELS, writes=GeneratorSettings(kv_slots=4, max_context_tokens=64)
     )
     async with server.application() as app:
         transport = httpx2.ASGITransport(app)
-        # As in its own client, so that it reads the errors of streams.
+        # The default client has the same hook. It reads the errors of streams.
         hooks = {"response": [async_hf_response_event_hook]}
         set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport, event_hooks=hooks))
         try:

@@ -1,4 +1,4 @@
-"""Translation between languages that a request names."""
+"""Translation with the source and target language as request parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before any generator hears of it."""
+"""Text2text requests that the ingress rejects without a call of the generator."""
 
 from __future__ import annotations
 

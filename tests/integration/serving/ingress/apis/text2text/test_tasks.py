@@ -1,4 +1,4 @@
-"""Summarization, translation and text2text-generation, from HTTP to a real model and back."""
+"""Summarization, translation and text2text-generation over HTTP with a real model."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_token_level_parameters_disable_default_beams(
     greedy = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
     whole = tiny_writer.answer(PREFIX + BRIDGE, **greedy)
     assert whole != tiny_writer.answer(PREFIX + BRIDGE, **OWN_WAY_SAID)
-    stop = whole[7:9]  # behind the fewest tokens, which no stop ends
+    stop = whole[7:9]  # after the minimum of new tokens, within which stop strings have no effect
     body = {"inputs": BRIDGE, "parameters": {"stop": [stop]}}
     (answer,) = await post_json(http, f"/models/{SUMMARIZER}", body)
     assert answer == {"summary_text": whole[: whole.index(stop) + 2]}
@@ -199,7 +199,7 @@ async def test_grammar_disables_the_default_ngram_limit(
 
 
 async def test_clean_up_tokenization_spaces_removes_spaces(http: httpx.AsyncClient) -> None:
-    # In ten words of which none comes twice there is punctuation.
+    # Ten distinct words of the tiny vocabulary include punctuation.
     arguments: dict[str, Any] = {"no_repeat_ngram_size": 1, "min_new_tokens": 10}
     path = f"/models/{TRANSLATOR}"
     (plain,) = await post_json(http, path, {"inputs": BRIDGE, "parameters": arguments})

@@ -33,7 +33,7 @@ def all_models_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_models_server(store: Path) -> InProcess:
-    """A store with a model for every task, including text generation."""
+    """A server with a model for every task, including text generation."""
     return InProcess(store, models=ALL_MODELS, generator=ScriptedGeneratorClient())
 
 
@@ -99,7 +99,7 @@ async def test_examples_fit_their_schemas_and_responses(
                     await http.request(method, filled, json=example["value"])
                     for filled in filled_in(path, operation)
                 ]
-                # The examples use token ids of a real vocabulary, which the tiny one does not have.
+                # Some examples contain token ids that the small test vocabulary does not have.
                 if any("unknown_token" in response.text for response in responses):
                     continue
                 good = [response for response in responses if response.status_code == 200]
@@ -120,7 +120,7 @@ def response_schema(content: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def told_in(response: httpx.Response) -> list[Any]:
-    """Return the value of a response body, or the event data of a stream."""
+    """Return the JSON body of a response in a list, or the JSON data of each stream event."""
     if response.headers["content-type"] == JSON:
         return [response.json()]
     events = [line.removeprefix("data:").strip() for line in response.text.split("\n\n") if line]
@@ -128,7 +128,7 @@ def told_in(response: httpx.Response) -> list[Any]:
 
 
 def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
-    """Expand `path` for every model and task that its parameters allow."""
+    """Fill the parameters of `path` with every documented combination of model and task."""
     paths = [path]
     for parameter in operation["parameters"]:
         if parameter["in"] == "path":
@@ -140,7 +140,7 @@ def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
 
 
 def version_in(path: str) -> str:
-    """Return the version of the model in `path`."""
+    """Return the version of the encoder model that `path` names, else an empty string."""
     add_schema = [model_id for model_id in ENCODER_MODELS if model_id in path]
     return tiny_manifest(add_schema[0]).version if add_schema else ""
 

@@ -1,4 +1,4 @@
-"""Successful responses of the Hugging Face routes in the formats of its clients."""
+"""Tests of the formats of successful responses on the Hugging Face routes."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def test_parameters_may_be_nested_or_at_the_top_level(tiny_store: Path) ->
     [
         {"inputs": PAIR},
         {"inputs": PAIR, "parameters": {}},
-        PAIR,  # clients before 0.28
-        {"inputs": None, **PAIR},  # clients from 0.28 to 0.30
+        PAIR,  # huggingface_hub before 0.28
+        {"inputs": None, **PAIR},  # huggingface_hub from 0.28 to 0.30
     ],
 )
 async def test_similarity_is_detected_from_the_inputs(
@@ -174,7 +174,7 @@ async def test_truncation_direction_selects_the_side(tiny_store: Path) -> None:
         ("unknown/None; hf_hub/1.1.9; python/3.11.7", dict),
         ("unknown/None; hf_hub/1.2.0; python/3.11.7", list),
         ("curl/8", list),
-        ("hf_hub/" + "1" * 5_000 + ".1", list),  # above Python's limit of digits of an int
+        ("hf_hub/" + "1" * 5_000 + ".1", list),  # more digits than int() accepts
     ],
 )
 async def test_zero_shot_response_depends_on_the_client_version(

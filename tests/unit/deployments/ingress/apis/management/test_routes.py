@@ -1,4 +1,4 @@
-"""Management over HTTP: the same functions as the commands, for keys with the scope admin."""
+"""Tests of the HTTP routes that manage versions, aliases, pulls and the memory of replicas."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def texts(name: str, *values: str, binary: bool = True, column: bool = False) ->
 async def infer(
     http: httpx.AsyncClient, model: str, inputs: list[InferInput], **request_options: Any
 ) -> InferResult:
-    """Send a request as the Triton client does, without its sockets."""
+    """Send a request encoded by the Triton client; decode the response with the Triton client."""
     body, length = InferenceServerClient.generate_request_body(inputs, **request_options)
     headers = {} if length is None else {LENGTH: str(length)}
     response = await http.post(infer_path(model), content=body, headers=headers)

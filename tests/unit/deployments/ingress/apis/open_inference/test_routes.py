@@ -115,7 +115,7 @@ ABSENT = [
     ("POST", "/v2/models/no/such/infer", 404),
     ("GET", "/v2/poems", 404),
     ("GET", "/v2/models/org/v1/poems", 404),
-    ("GET", f"{MODEL}/infer", 404),  # parsed as a part of the model id
+    ("GET", f"{MODEL}/infer", 404),  # `/infer` is parsed as a part of the model id
     ("POST", "/v2/health/live", 405),
     ("POST", "/v2/repository/models/no/such/load", 404),
     ("POST", "/v2/repository/models/no/such/unload", 404),
@@ -231,7 +231,7 @@ async def test_load_and_unload_say_why_they_fail(tmp_path: Path) -> None:
 async def test_statistics_count_requests_of_all_apis(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         await http.post(f"{MODEL}/infer", json=TEXT)
-        await http.post(f"{MODEL}/infer", json=TEXT)  # from the cache
+        await http.post(f"{MODEL}/infer", json=TEXT)  # answered from the cache
         await http.post(f"/models/{EMBEDDER}", json={"inputs": ["one", "more", "list"]})
         await http.post(f"/models/{EMBEDDER}", json={"inputs": ""})
         own = (await http.get(f"{MODEL}/stats")).json()["model_stats"]

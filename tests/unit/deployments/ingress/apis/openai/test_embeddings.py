@@ -54,7 +54,7 @@ async def test_usage_is_the_same_for_cache_hits(tiny_store: Path) -> None:
         (f"/models/{EMBEDDER}/v1/embeddings", {"input": "good film"}),
         (f"/models/{EMBEDDER}/v1/embeddings", {"input": "good film", "model": "any"}),
         ("/models/tiny%2Fembedder/v1/embeddings", {"input": "good film"}),
-        (PATH, {"input": "good film"}),  # the first model that embeds
+        (PATH, {"input": "good film"}),  # default: the first embedding model
         (PATH, {"input": "good film", "model": ""}),
         (PATH, {"input": "good film", "model": EMBEDDER, "user": "u1"}),
         (PATH, {"input": ["good film"], "model": EMBEDDER, "encoding_format": None}),

@@ -1,4 +1,4 @@
-"""OpenAI routes in one process with a tiny decoder that runs."""
+"""Tests of the OpenAI routes with a tiny decoder model instead of a fake generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of GET /stats and of what it is computed from."""
+"""Tests of GET /stats, of the request records, and of the load read from metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def record(model: str = EMBEDDER, total_s: float = 0.01, **fields: object) -> Re
 
 
 class Scraped:
-    """A scrape that counts."""
+    """A scrape that returns EXPOSITION and counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0

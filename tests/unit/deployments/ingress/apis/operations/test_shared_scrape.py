@@ -9,7 +9,7 @@ from deployments.ingress.apis.operations.metrics_text import SharedScrape
 
 
 class Scrapes:
-    """Counts scrapes; those begun run until `release` is set."""
+    """A scrape that counts its calls and ends once `release` is set."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Tests of the page's files, its policy, and the reports that it shows."""
+"""Tests of the playground page: its files, its content security policy, and model reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranking in the format of each API, and classification in the format of Infinity."""
+"""Tests of /rerank in the format of each API, and of /classify in the Infinity server's format."""
 
 from __future__ import annotations
 

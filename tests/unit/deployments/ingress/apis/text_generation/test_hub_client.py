@@ -33,11 +33,12 @@ URL = f"http://test/models/{DECODER}"
 
 @asynccontextmanager
 async def hub_client(store: Path, url: str = URL, **arguments: Any) -> AsyncIterator[Any]:
-    """Return a client of an application with a scripted generator."""
+    """Open a huggingface_hub client of an in-process application with a scripted generator."""
     server = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
     async with server.application() as app:
         transport = httpx2.ASGITransport(app)
-        # The original client does the same; it is required to read errors within streams.
+        # The default client has this hook too. It reads the body of an error response to a
+        # stream request.
         hooks = {"response": [async_hf_response_event_hook]}
         set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport, event_hooks=hooks))
         try:

@@ -1,4 +1,4 @@
-"""`max_time`: generation ends early and returns the tokens so far."""
+"""Tests of `max_time`, which ends generation early and returns the tokens so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.scripted_generation import (
     events_in,
 )
 
-HANGS = CHUNKS[:2]  # three tokens, then no end
+HANGS = CHUNKS[:2]  # three tokens; then the generator hangs
 
 
 def body(**parameters: Any) -> dict[str, Any]:

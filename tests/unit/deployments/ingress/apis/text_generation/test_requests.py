@@ -107,7 +107,7 @@ def test_all_parameters_reach_the_generator() -> None:
     ("parameters", "defaults", "logprobs"),
     [
         ({}, HUB, None),
-        ({"top_n_tokens": 2}, HUB, None),  # the response would not contain them
+        ({"top_n_tokens": 2}, HUB, None),  # without `details`, the response has no tokens
         ({"details": True}, HUB, 0),
         ({"decoder_input_details": True}, HUB, 0),
         ({}, STREAM, 0),

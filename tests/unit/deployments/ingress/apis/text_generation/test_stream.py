@@ -1,4 +1,4 @@
-"""Streams: one event per token; the last event has the complete text."""
+"""Tests of streams: one event per token; the last event has the complete text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text generation routes with a tiny decoder that runs."""
+"""Tests of the text generation routes with a tiny decoder model instead of a fake generator."""
 
 from __future__ import annotations
 
