@@ -129,7 +129,7 @@ ADD, LIST, REVOKE = AddKey(), ListKeys(), RevokeKey()
 
 
 def default_key_file() -> Path:
-    """Return the path in $HUNDREDFOLD_KEYS, or the default in the user's configuration."""
+    """Return the path in $HUNDREDFOLD_KEYS, or ~/.config/hundredfold/keys.json."""
     named = os.environ.get(KEY_FILE_VARIABLE)
     return (Path(named) if named else Path("~/.config/hundredfold/keys.json")).expanduser()
 

@@ -1,7 +1,7 @@
 """The C library's heap, which holds the memory of native libraries.
 
-glibc keeps most of the memory that these libraries free. The load of a model leaves free memory of
-half the size of its graph. Closing the model leaves the whole size.
+glibc keeps most of the memory that these libraries free, and the process still counts it. After the
+load of a model this is half the size of its graph, and after its close the full size.
 """
 
 from __future__ import annotations

@@ -214,7 +214,10 @@ class ModelRegistry:
         return errors
 
     def _resolve(self, name: str) -> _Route:
-        """Look up a name again. Until a new version is accepted, the former version stays."""
+        """Look up a name again.
+
+        The former version stays if the new one is invalid, and until a probe accepts the new one.
+        """
         former = self._routes.get(name)
         if former is not None and not self._may_stay(former.default):
             former = None

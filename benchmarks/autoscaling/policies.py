@@ -21,7 +21,10 @@ from deployments.config import MicroBatchSettings
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to choose the number of replicas. If `config` is None, `max_replicas` always run."""
+    """One way to choose the number of replicas.
+
+    Without `config` the number is constant: the maximum of the simulation.
+    """
 
     name: str
     config: AutoscalingConfig | None

@@ -94,7 +94,7 @@ class GenerationResults:
     churn: ChurnResults | None
     structured_output: SchemaResults | None
     batch_invariance: AnswerAgreement | None  # batched compared with unbatched, in this process
-    answer_agreements: tuple[AnswerAgreement, ...]  # each baseline compared with this process
+    answer_agreements: tuple[AnswerAgreement, ...]  # each baseline with our own engine
     notes: tuple[str, ...]  # limits of the comparison
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # system -> reason why it was skipped or dropped

@@ -156,7 +156,10 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
 def select_systems(
     candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> tuple[Sequence[GraphCandidate], RunInputs]:
-    """Select candidates and shapes of a run. Concurrent passes need batches of several items."""
+    """Select the candidates and shapes of a run.
+
+    Concurrent passes split a batch, so they need batches of several items.
+    """
     if split.passes == 1:
         return candidates, inputs
     shapes = [shape for shape in inputs.shapes if shape.items > 1]

@@ -169,7 +169,7 @@ def find_squad(named: Path | None, data: Path) -> Path | None:
 def score_answers(
     served: ServedModelClient, data: str, questions: Sequence[SquadQuestion]
 ) -> list[Score]:
-    """Compute SQuAD's F1 and exact match of the best answers with default parameters."""
+    """Request the best answer to each question, and compute SQuAD's F1 and exact match."""
     task = TaskName.QUESTION_ANSWERING
     log_progress(f"{served.model_id}: {len(questions)} questions")
     inputs = [{"question": q.question, "context": q.context} for q in questions]

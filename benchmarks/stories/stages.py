@@ -69,7 +69,7 @@ def list_stages() -> tuple[StageRecipe, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedStage:
-    """A stage that is published in a store as a model of its own."""
+    """A step of a story, such as fp32 or int8, published in a store as a model of its own."""
 
     name: str
     what: str

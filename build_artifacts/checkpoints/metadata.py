@@ -254,7 +254,7 @@ def _embedding_metadata(
 def _read_max_tokens(
     checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
 ) -> int:
-    """Return the smallest limit of input tokens that the checkpoint states, with special tokens."""
+    """Return the smallest limit of input tokens, special tokens included, in the checkpoint."""
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
     limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]

@@ -62,7 +62,7 @@ class BuildContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt(Generic[R]):
-    """A recipe, or one of its accuracy fallbacks."""
+    """One try at a graph: a recipe, or a variant of it that is more accurate and slower."""
 
     recipe: R
     label: str  # text for progress lines

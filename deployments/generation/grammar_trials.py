@@ -191,7 +191,10 @@ class _TrialProcess:
 
 
 def serve_trials(control: socket.socket) -> None:
-    """Fork a child for every socket that arrives over `control`, until the replica closes it."""
+    """Fork a child for every socket that arrives over `control`.
+
+    Return when the replica closes `control`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the replica ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes dead children
     with suppress(OSError):  # on low memory the kernel kills this process first

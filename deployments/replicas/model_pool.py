@@ -33,8 +33,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 LOADING_THREADS = 4
-# Seconds that a load waits for memory of leased models. Then the load fails, because another
-# replica may have free memory.
+# Seconds that a load waits for memory of leased models. Then the load fails, and the ingress tries
+# another replica, which may have free memory.
 ROOM_WAIT_S = 1.0
 MAX_FAILURES = 1_000  # limit of the failed loads whose errors are kept
 

@@ -92,7 +92,8 @@ class Inputs(Generic[T]):
 
 def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "parameters") -> P:
     """Parse `raw` as `kind`. Raises UnknownParameter, EmptyInput or InvalidField with the key."""
-    # Checked here, because pydantic would format an error for each of 200,000 unknown keys.
+    # Checked here, because pydantic would format an error per unknown key. A body has room for
+    # 200,000 of them.
     if (unknown := next((key for key in raw if key not in kind.model_fields), None)) is not None:
         field = f"{path}.{unknown}"
         known = ", ".join(f"`{name}`" for name in kind.model_fields)

@@ -39,7 +39,10 @@ class Spans:
 def compute_span_probabilities(
     logits: NDArray[np.float32], layout: TokenOffsets
 ) -> SpanProbabilities:
-    """Apply softmax to the logits [T, 2] of a window, over context and first special token."""
+    """Apply softmax to the logits [T, 2] of a window.
+
+    The softmax covers the context tokens, and the first token of the window if it is special.
+    """
     context = layout.segments == _CONTEXT
     included = context.copy()
     included[0] |= layout.segments[0] == _SPECIAL

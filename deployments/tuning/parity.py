@@ -283,7 +283,7 @@ def cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
 
 
 def correlation(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
-    """Return the correlation of two lists of single scores, [1]."""
+    """Return the correlation, shape [1], of two outputs with one score per item."""
     x, y = (np.concatenate(scores).astype(np.float64) for scores in (a, b))
     return np.array([_cosine(x - x.mean(), y - y.mean())])
 

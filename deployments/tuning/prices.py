@@ -1,4 +1,7 @@
-"""Estimated time of an item in a full pass, from cost tables."""
+"""Price of an item: its estimated share of the time of a pass with a full batch.
+
+The estimates come from cost tables.
+"""
 
 from __future__ import annotations
 

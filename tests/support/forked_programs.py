@@ -58,5 +58,7 @@ def _run_module(arguments: Sequence[str], env: Mapping[str, str], outputs: Seque
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = list(arguments)
-    sys.modules.pop(_PACKAGE_WITH_PATH, None)  # import again: forks have the tests' sys.path
+    # The fork has the sys.path of the tests, without the directory that the import of this package
+    # adds. So the program has to import it again.
+    sys.modules.pop(_PACKAGE_WITH_PATH, None)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

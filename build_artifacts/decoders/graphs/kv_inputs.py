@@ -224,5 +224,5 @@ def read_length(graph: GraphWriter, value: Value) -> Value:
 
 
 def arange(graph: GraphWriter, size: Value) -> Value:
-    """Return 0 to N - 1, [N]."""
+    """Return the integers from 0 to `size` - 1, shape [`size`]."""
     return graph.op("Range", graph.constant(0), size, graph.constant(1))

@@ -322,7 +322,7 @@ def test_other_hosts_need_keys_or_a_statement(
 ) -> None:
     monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
     config = create_config({})
-    config["http_options"].pop("host")  # without it, Serve listens on all hosts
+    config["http_options"].pop("host")  # without it, Serve listens on all network interfaces
     config["http_options"] |= {} if host is None else {"host": host}
     settings = config["applications"][0]["deployments"][0]["user_config"]
     (problem,) = check_text(yaml.safe_dump(config))

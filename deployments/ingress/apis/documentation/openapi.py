@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, built from the operations of every API.
 
-Request and response schemas come from the types that validate the bodies. The error format of an
-operation builds the examples of its error responses.
+Request and response schemas come from the types that validate the bodies. The
+examples of error responses are built with the error format of the operation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the decoding of task results in an encoder replica, and of the limits of outputs."""
+"""An encoder replica decodes the outputs of a task, and limits their size."""
 
 from __future__ import annotations
 

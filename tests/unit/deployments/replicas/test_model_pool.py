@@ -179,7 +179,10 @@ async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> No
 
 
 def share_device(harness: Harness, tmp_path: Path) -> DeviceMemory:
-    """Let the pool share a device with memory for two models. Return another replica's claim."""
+    """Let the pool share a device that has memory for two models.
+
+    Return the DeviceMemory with which another replica claims memory of this device.
+    """
     directory, limit = tmp_path / "gpu", 2 * SIZE
     harness.pool._memory = PoolMemory(None, DeviceMemory(directory, limit))
     return DeviceMemory(directory, limit)
