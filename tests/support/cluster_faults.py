@@ -29,8 +29,9 @@ TIMEOUT_S = 60.0  # s without a byte after which a client gives up
 RECOVERY_S = 90.0  # maximum s from a fault to the recovery
 POLL_S = 0.01
 # A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S,
-# the silence after which a channel counts its replica as lost.
-RUN_S, STAND_S = 0.05, 0.4
+# the silence after which a channel counts its replica as lost. STAND_S is far below the half second
+# after which the launcher kills a stopped process, because a busy host lengthens it.
+RUN_S, STAND_S = 0.025, 0.2
 TOLERANCE = 1e-3  # maximum of 1 - cosine; the batch affects rounding
 
 
