@@ -1,4 +1,4 @@
-"""Autoscaling of Ray Serve's controller in simulated time."""
+"""The autoscaling decisions of Ray Serve's controller, in simulated time."""
 
 from __future__ import annotations
 

@@ -155,7 +155,8 @@ class StreamGroup:
         """Tokens per second while all streams decode.
 
         The interval begins when the last stream gets its first token. It ends when the first stream
-        ends. None if the interval is empty, or if the arrival times are those of HTTP events.
+        ends. None if the interval is empty, or if the answers came over HTTP: one event may have
+        several tokens.
         """
         begin_s = max(answer.arrivals_s[0] for answer in self.answers)
         end_s = min(answer.arrivals_s[-1] for answer in self.answers)

@@ -1,4 +1,4 @@
-"""Story a ("10 and 100 times" in docs/stories.md): gain of each technique, one after the other.
+"""The story "10 and 100 times" of docs/stories.md: each technique is added to the earlier ones.
 
 Embedding requests have one sentence each; some repeat. Generation requests have one prompt each.
 All steps run in this process, in turns. A server over HTTP is measured separately.

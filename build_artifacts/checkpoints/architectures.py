@@ -36,7 +36,8 @@ def parse_task_class(name: str) -> TaskName | None:
 def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
     """Raise UnsupportedModel with a reason unless the encoder compiler supports the model.
 
-    `pooled`: the checkpoint configures pooling of token vectors, so a decoder serves as an encoder.
+    `pooled`: whether the checkpoint configures pooling of token vectors. Then a decoder is accepted
+    as an encoder.
     """
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):
         raise UnsupportedModel(

@@ -34,7 +34,7 @@ class Pruning:
     """Share to prune, and the data that determine the importance of heads and columns."""
 
     fraction: float  # of the heads and of the columns, between 0 and 1
-    data: Path | None = None  # in a format of `--eval`, labels unused; None: the probe texts
+    data: Path | None = None  # as for `--eval`, labels ignored; None: built-in texts
 
 
 def describe_pruning(pruning: Pruning) -> PruningSource:

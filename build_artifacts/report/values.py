@@ -33,7 +33,7 @@ class ReportModel(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
-    """Artifact of a report, and the time and data for its measurement."""
+    """What a report measures: an artifact, with the time, threads and data for it."""
 
     artifact: Path
     store: Path

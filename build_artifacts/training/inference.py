@@ -128,7 +128,7 @@ def measure_choice(
 
 
 def measure_zero_shot(classifier: PairClassifier, base: Path, path: Path) -> dict[str, float]:
-    """Return the accuracy for sentiments by entailment, and by the nearest embedding."""
+    """Return the accuracy of two sentiment classifiers: entailment and nearest embedding."""
     rows = path.read_text(encoding="utf-8").splitlines()[1:]
     lines = [row.split("\t", 1) for row in rows]
     expected, sentences = [int(label) for label, _ in lines], [text for _, text in lines]

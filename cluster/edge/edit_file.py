@@ -16,7 +16,10 @@ MARK = "# edited by hundredfold\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Edit the file in place, unless it is already edited. Return 1 for an unknown template."""
+    """Edit the file in place, unless it is already edited.
+
+    Return 1 if the file does not come from a known template of Ray Serve.
+    """
     config = Path(arguments[arguments.index("-f") + 1])
     text = config.read_text(encoding="utf-8")
     if text.startswith(MARK):

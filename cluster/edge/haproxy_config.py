@@ -181,9 +181,9 @@ def _metrics_rules(text: str, metrics: str) -> str:
 def _limit_requests(requests: int) -> str:
     """Build the limits of a backend on requests in flight: in total, and per client address.
 
-    A full backend refuses all requests. If it is three quarters full, it refuses client addresses
-    that alone fill three quarters of it. Addresses are counted on one host only. A backend without
-    servers returns 503 instead of 429.
+    A full backend refuses all POST requests. If it is three quarters full, it refuses those of
+    client addresses that alone fill three quarters of it. Each host counts its own connections
+    only. A backend without servers returns 503 instead of 429.
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
     return (

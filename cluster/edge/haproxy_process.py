@@ -13,7 +13,7 @@ import psutil
 
 from deployments.errors import ServeError
 
-START_S = 10.0  # limit until a new process answers on its admin socket
+START_S = 10.0  # time limit for a new process to answer on its admin socket
 POLL_S = 0.02
 COMMAND_S = 3.0  # timeout of an admin command
 

@@ -84,7 +84,7 @@ class StepExecutor:
         self._slots = SlotTable(decoder.info.slots)
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
-        self._prefills_oldest = True  # whether the next step starts with the oldest prompt
+        self._prefills_oldest = True  # whether the next step reads the oldest prompt first
         self._decode_fails = False  # the last failure was of a decode step, none succeeded since
 
     @property
@@ -312,7 +312,7 @@ class StepExecutor:
         return step
 
     def _fail_owner(self, owner: Owner, error: Exception) -> None:
-        """End the job that owns a slot."""
+        """Fail the job with this slot owner."""
         job = next(job for job in self.active.values() if owner in job.slot_owners)
         log.error("decode steps fail with one of %d jobs", len(self.active), exc_info=error)
         self._fail(job, hide_details(error))

@@ -26,7 +26,7 @@ from deployments.plan.resolution import split_name
 
 
 class Arguments(BaseModel):
-    """Arguments of an action besides the model: body of the route, options of the command."""
+    """Arguments of an action without the model. A route has them as body, a command as options."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -205,4 +205,4 @@ def _score(client: str, version: str, percent: float) -> float:
 def _fraction(key: str) -> float:
     """Hash a text to a number between 0 and 1, both excluded."""
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") + 0.5) / 2.0**64
+    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2.0**52  # exact in a float

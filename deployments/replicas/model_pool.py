@@ -128,7 +128,7 @@ class ModelPool(Generic[T]):
             if not self._memory.take(size, is_pinned=True):
                 raise self._memory.build_refusal(ref, size)
             try:
-                # Use a pool thread: the threads of the engine inherit its low priority.
+                # In a pool thread, because threads of an engine inherit the priority of the loader.
                 loaded = self._threads.submit(self._load_model, model).result()
             except BaseException:
                 self._memory.give_back(size)

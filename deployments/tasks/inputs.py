@@ -1,4 +1,4 @@
-"""Validation, error messages and documentation of `inputs` and `parameters` from one type."""
+"""Validates `inputs` and `parameters`, and documents them, by the type of each."""
 
 from __future__ import annotations
 

@@ -58,7 +58,10 @@ class GeneratorClient(Protocol):
         ...
 
     def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Yield one Started, then chunks; `finished` ends them. Closing releases the KV slot."""
+        """Yield one Started, then chunks. The last chunk has `finished`.
+
+        Closing the generator releases the KV slot.
+        """
         ...
 
 

@@ -35,7 +35,7 @@ def build_model_context(context: int) -> ModelContext:
 
 
 class EventCollector:
-    """Collector of the events of a loop by job."""
+    """Collects the events of a generation loop for each job."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[Started | Chunk | ServeError]] = defaultdict(list)

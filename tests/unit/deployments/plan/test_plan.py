@@ -4,13 +4,14 @@ import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import model_directory, set_latest
 from deployments.errors import ArtifactMissing, BadSetting, ManifestInvalid, UnknownModel
-from deployments.plan import changes
+from deployments.plan import changes, resolution
 from deployments.plan.plan import MAX_FORMER, STABLE, Plan
 from deployments.plan.plan_file import PLAN_NAME, PlanWatch, read_plan
 from deployments.plan.resolution import (
@@ -194,6 +195,18 @@ def test_split_has_its_share_of_the_clients_and_is_sticky(store: Path) -> None:
     more = resolve_name(store, changes.set_split(store, MODEL, NEW, 20), MODEL)
     moved = {client for client in clients if select_version(more, client) != first[client]}
     assert all(first[client] == OLD for client in moved), "a growing split only gains clients"
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_client_with_an_extreme_hash_gets_a_version(
+    store: Path, monkeypatch: pytest.MonkeyPatch, byte: bytes
+) -> None:
+    changes.promote(store, MODEL, OLD)
+    traffic = resolve_name(store, changes.set_split(store, MODEL, NEW, 10), MODEL)
+    monkeypatch.setattr(
+        resolution, "blake2b", lambda *_, **__: SimpleNamespace(digest=lambda: byte * 8)
+    )
+    assert select_version(traffic, "client") in (OLD, NEW)
 
 
 def test_split_of_all_requests_leaves_none(store: Path) -> None:
