@@ -13,6 +13,11 @@ CONFIG = AutoscalingConfig(target_ongoing_requests=4)
 POLICY = "deployments.autoscaling:ScaleOnLoad"
 
 
+def set_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """Set the cores of the cluster. Ray Serve may have loaded the policy's module a second time."""
+    monkeypatch.setitem(ScaleOnLoad.__call__.__globals__, "count_cores", lambda: cores)
+
+
 class FakeContext(NamedTuple):
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
     total_queued_requests: float = 0.0
@@ -114,14 +119,14 @@ def test_invalid_targets_are_rejected(targets: dict[str, float], message: str) -
 def test_replicas_are_added_only_up_to_the_cores_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, cores: int, current: int, replicas: int
 ) -> None:
-    monkeypatch.setattr("deployments.autoscaling.count_cores", lambda: cores)
+    set_cores(monkeypatch, cores)
     policy = ScaleOnLoad(**TARGETS._asdict() | {"cores_per_replica": 2})
     load = {BUSY: {"a": 1.0}, QUEUED_S: {"a": 30.0}}
     assert policy(FakeContext(load, target_num_replicas=current)) == (replicas, {})
 
 
 def test_cores_do_not_remove_replicas_nor_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.autoscaling.count_cores", lambda: 16)
+    set_cores(monkeypatch, 16)
     policy = ScaleOnLoad(**TARGETS._asdict() | {"cores_per_replica": 2})
     assert policy(FakeContext({BUSY: {"a": 0.1, "b": 0.1}}, target_num_replicas=4)) == (1, {})
 
