@@ -99,7 +99,7 @@ class CaseResult:
     seconds: float
     reason: str = ""  # empty if passed
     values: Mapping[str, Any] = field(default_factory=dict)
-    # Commit of the run, as in HostInfo. GpuResults sets it, because one file may hold results of
+    # Git commit that was measured. GpuResults sets it per case, because one file may hold cases of
     # several commits.
     commit: str = ""
 

@@ -14,7 +14,11 @@ POLICY = "deployments.autoscaling:ScaleOnLoad"
 
 
 def set_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    """Set the cores of the cluster. Ray Serve may have loaded the policy's module a second time."""
+    """Set the cores of the cluster in the globals of the policy's method.
+
+    They are not always those of its module: Ray Serve pickles policies by value. Loading such a
+    pickle gives the class copies of its methods, which have globals of their own.
+    """
     monkeypatch.setitem(ScaleOnLoad.__call__.__globals__, "count_cores", lambda: cores)
 
 
