@@ -50,6 +50,7 @@ class HostDescription:
     open_files: int  # soft limit of open file descriptors
     shared_bytes: int  # free bytes in /dev/shm
     can_keep_cores_awake: bool | None  # None: the host does not halt idle cores
+    schedules_sessions: bool  # the kernel gives each process session an equal share of the cores
     has_setpriv: bool
 
 
@@ -214,6 +215,18 @@ def _check_wake_ups(host: HostDescription) -> Finding:
     )  # fmt: skip
 
 
+def _check_sessions(host: HostDescription) -> Finding:
+    if not host.schedules_sessions:
+        return Finding(
+            "sessions", "ok", "not scheduled as groups", "other programs take no fixed share"
+        )
+    return Finding(
+        "sessions", "note", "each session gets an equal share of the cores",
+        "one busy shell, backup or load generator takes half of the cores from the server",
+        "on a dedicated host: `sysctl kernel.sched_autogroup_enabled=0`, then restart the server",
+    )  # fmt: skip
+
+
 def _gigabytes(size: int) -> str:
     return f"{size / _GIGABYTE:.1f} GB"
 
@@ -227,4 +240,5 @@ _CHECKS: tuple[Callable[[HostDescription], Finding], ...] = (
     _check_ports,
     _check_limits,
     _check_wake_ups,
+    _check_sessions,
 )

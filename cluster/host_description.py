@@ -29,6 +29,7 @@ _DEFAULT_HTTP_PORT = 8000
 # Default ports of `hundredfold serve`: GCS, dashboard, agent, metrics, HAProxy's statistics.
 _INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
+_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
@@ -37,7 +38,8 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     http_port = (document.get("http_options") or {}).get("port", _DEFAULT_HTTP_PORT)
     ports = (http_port, *_INNER_PORTS)
     gpus, memory = read_gpus(), psutil.virtual_memory()
-    limit = ControlGroups.own().free_bytes()
+    groups = ControlGroups.own()
+    limit = groups.free_bytes()
     return HostDescription(
         cpu=read_cpu_info(),
         cores=usable_cores(),
@@ -53,6 +55,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shared_bytes=_free_bytes(_SHARED_MEMORY),
         can_keep_cores_awake=os.access(LATENCY_DEVICE, os.W_OK) if halts_idle_cores() else None,
+        schedules_sessions=_reads_one(_AUTOGROUP) and not groups.has_cpu_weight(),
         has_setpriv=shutil.which("setpriv") is not None,
     )
 
@@ -64,6 +67,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _reads_one(path: Path) -> bool:
+    try:
+        return path.read_text(encoding="ascii").strip() == "1"
+    except OSError:
+        return False
 
 
 def _find_store(document: dict[str, Any]) -> Path:

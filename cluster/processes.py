@@ -1,8 +1,8 @@
 """Processes and ports of one run, identified by process session.
 
-Each child of the launcher leads a session. All processes that Ray starts, including HAProxy, stay
-in its session, and keep the session id when their parents end. Command lines and environments do
-not identify processes, because Ray's processes overwrite both with their titles.
+The launcher leads a session (cluster/new_session.py). All processes that it or Ray starts stay in
+this session, and keep the session id when their parents end. Command lines and environments do not
+identify processes, because Ray's processes overwrite both with their titles.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from deployments.files import write_atomically
 
-SESSIONS_NAME = "sessions.json"
+SESSION_NAME = "session.json"
 SERVE_STOP_S = 5.0  # time for running requests after Ctrl-C
 RAY_STOP_S = 8.0
 POLL_S = 0.25
@@ -36,7 +37,8 @@ BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 
 def kill_previous_run(run_dir: Path) -> int:
     """Kill the remaining processes of a run whose launcher was killed. Return their number."""
-    return kill_remaining(load_sessions(run_dir / SESSIONS_NAME))
+    session = load_session(run_dir / SESSION_NAME)
+    return 0 if session is None else kill_remaining(session)
 
 
 @contextmanager
@@ -57,35 +59,36 @@ def private_directory(run_dir: Path) -> Iterator[Path]:
 
 
 class ChildProcesses:
-    """`ray start` and `serve run`, each in its own session, with logs in the run directory."""
+    """`ray start` and `serve run` with their descendants, with logs in the run directory.
+
+    This process must lead a session of its own. Processes of its process group, such as HAProxy,
+    are no children here.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._sessions: list[ProcessSession] = []
+        self._session = ProcessSession.of(os.getpid())
+        save_session(self.run_dir / SESSION_NAME, self._session)
 
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         """Start a child. The kernel ends the child if this process is killed."""
-        process = start_session(command, environment, self.run_dir / f"{name}.log")
-        self._processes[name] = process
-        self._sessions.append(ProcessSession.of(process.pid))
-        save_sessions(self.run_dir / SESSIONS_NAME, self._sessions)
+        log = self.run_dir / f"{name}.log"
+        self._processes[name] = _start(command, environment, log, process_group=0)
 
     def names(self) -> set[str]:
         """Return the names of all live processes of the run."""
         names = set()
-        for process in (p for session in self._sessions for p in session.members()):
+        for process in self._session.members():
             with suppress(psutil.Error):
                 names.add(process.name())
         return names
 
     def find_stopped(self) -> Iterator[psutil.Process]:
         """Yield the processes of the run that a signal has stopped."""
-        sessions = {session.sid for session in self._sessions}
-        for pid in psutil.pids():
-            with suppress(psutil.Error, OSError):
-                process = psutil.Process(pid) if os.getsid(pid) in sessions else None
-                if process is not None and process.status() == psutil.STATUS_STOPPED:
+        for process in self._session.members():
+            with suppress(psutil.Error):
+                if process.status() == psutil.STATUS_STOPPED:
                     yield process
 
     def find_ended(self) -> dict[str, int]:
@@ -110,7 +113,7 @@ class ChildProcesses:
 
     def kill(self) -> None:
         """Kill all processes of the children and forget them before a restart."""
-        kill_remaining(self._sessions)
+        kill_remaining(self._session)
         self._processes.clear()
 
     def stop(self) -> list[str]:
@@ -120,10 +123,10 @@ class ChildProcesses:
         """
         self._end("serve", signal.SIGINT, SERVE_STOP_S)
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
-        kill_remaining(self._sessions)
+        kill_remaining(self._session)
         remaining = sorted(self.names())
         if not remaining:
-            (self.run_dir / SESSIONS_NAME).unlink(missing_ok=True)
+            (self.run_dir / SESSION_NAME).unlink(missing_ok=True)
         return remaining
 
     def _end(self, name: str, number: signal.Signals, timeout_s: float) -> None:
@@ -140,21 +143,33 @@ def start_session(
 ) -> subprocess.Popen[bytes]:
     """Start a process in a new session. Its output goes to `log`.
 
-    Its working directory is `directory`; None: the directory of this process. If setpriv of
-    util-linux is installed, the kernel sends the new process SIGTERM when this process ends.
+    Its working directory is `directory`; None: the directory of this process. The kernel sends the
+    new process SIGTERM when this process ends.
     """
-    setpriv = shutil.which("setpriv")
-    with_parent = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+    return _start(command, environment, log, cwd=directory, start_new_session=True)
+
+
+def _start(
+    command: list[str], environment: dict[str, str], log: Path, **options: Any
+) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [*with_parent, *command],
+            [*end_with_parent(signal.SIGTERM), *command],
             env=environment,
-            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            **options,
         )
+
+
+def end_with_parent(number: signal.Signals) -> list[str]:
+    """Return a prefix of a command. The kernel sends the command a signal when its parent ends.
+
+    Empty if setpriv of util-linux is not installed.
+    """
+    setpriv = shutil.which("setpriv")
+    return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG")]
 
 
 CLOCK_SLACK_S = 0.1  # maximum difference between two readings of the same start time
@@ -172,28 +187,31 @@ class ProcessSession:
         return cls(leader_pid, psutil.Process(leader_pid).create_time())
 
     def members(self) -> Iterator[psutil.Process]:
-        """Yield the live members. Yield none if the session id now belongs to a later session."""
+        """Yield the live members, except this process and its process group.
+
+        Yield none if the session id now belongs to a later session.
+        """
         with contextlib.suppress(psutil.Error):
             leader = psutil.Process(self.sid)
             if abs(leader.create_time() - self.started_s) > CLOCK_SLACK_S:
                 return
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                is_member = os.getsid(process.pid) == self.sid
+                is_own = os.getpgid(process.pid) == os.getpgid(0)
+                is_member = os.getsid(process.pid) == self.sid and not is_own
                 is_younger = process.create_time() >= self.started_s - CLOCK_SLACK_S
                 if is_member and is_younger and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
 
-def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.0) -> int:
-    """Kill the members of `sessions`. Return the number of killed processes.
+def kill_remaining(session: ProcessSession, *, timeout_s: float = 10.0) -> int:
+    """Kill the members of `session`. Return the number of killed processes.
 
     Repeat until none remains, because a supervisor may start processes before it is killed.
     """
     killed: set[int] = set()
     deadline_s = time.monotonic() + timeout_s
-    sessions = tuple(sessions)
-    while remaining := [process for session in sessions for process in session.members()]:
+    while remaining := list(session.members()):
         for process in remaining:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -204,17 +222,17 @@ def kill_remaining(sessions: Iterable[ProcessSession], *, timeout_s: float = 10.
     return len(killed)
 
 
-def save_sessions(path: Path, sessions: Iterable[ProcessSession]) -> None:
-    """Write the sessions of a run, which `kill_previous_run` reads at the next start."""
-    write_atomically(path, json.dumps([asdict(session) for session in sessions]).encode())
+def save_session(path: Path, session: ProcessSession) -> None:
+    """Write the session of a run, which `kill_previous_run` reads at the next start."""
+    write_atomically(path, json.dumps(asdict(session)).encode())
 
 
-def load_sessions(path: Path) -> list[ProcessSession]:
-    """Read the sessions of the previous run; empty if the file is missing or invalid."""
+def load_session(path: Path) -> ProcessSession | None:
+    """Read the session of the previous run; None if the file is missing or invalid."""
     try:
-        return [ProcessSession(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        return ProcessSession(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return []
+        return None
 
 
 def is_port_free(host: str, port: int) -> bool:

@@ -4,10 +4,11 @@
              ├──────── serve run <config>
              └──────── HAProxy (cluster/edge)
 
-A child that ends is restarted (cluster/ray_host.py). Children lead their own sessions, so that
-Ctrl-C reaches only the launcher, which stops the children in order. If the launcher is killed, the
-kernel signals the children (setpriv --pdeathsig). The launcher kills remaining processes of these
-sessions when it ends, or at its next start.
+A child that ends is restarted (cluster/ray_host.py). All processes are in one session, which the
+launcher leads. In a terminal the launcher is therefore the child of a process that passes signals
+on (cluster/new_session.py), and only the launcher gets Ctrl-C. It stops its children in order. If
+the launcher is killed, the kernel signals the children (setpriv --pdeathsig). The launcher kills
+remaining processes of the session when it ends, or at its next start.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
 from cluster.gpu_support import read_gpu_support
 from cluster.local import LocalPorts, find_haproxy, local_environment
+from cluster.new_session import leads_own_session, run_in_new_session
 from cluster.processes import (
     ChildProcesses,
     describe_port_owner,
@@ -117,6 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a stop signal. Return 0 after a signal, 1 if the cluster does not start."""
+    if not leads_own_session():
+        return run_in_new_session(STOP_SIGNALS)
     given: Path | None = arguments.config
     settings = UpSettings(
         config=find_config(given),

@@ -106,6 +106,11 @@ class ControlGroups:
         available = [size for size in groups if size is not None]
         return max(0, min(available)) if available else None
 
+    def has_cpu_weight(self) -> bool:
+        """Whether the scheduler gives a group of this process a weight of its own."""
+        is_in_v1_group = self.paths.get("cpu", "/") != "/"
+        return is_in_v1_group or any((group / "cpu.weight").exists() for group in self._groups(""))
+
     def _groups(self, controller: str) -> Iterator[Path]:
         for name in (controller, ""):
             if name in self.paths:

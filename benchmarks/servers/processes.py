@@ -143,6 +143,6 @@ def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
     for descendant in descendants:
         with suppress(psutil.Error):
             descendant.kill()  # psutil does nothing if a later process has this pid
-    kill_remaining([session])
+    kill_remaining(session)
     psutil.wait_procs(descendants, timeout=STOP_TIMEOUT_S)
     process.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from asyncio.subprocess import DEVNULL, Process
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from cluster.processes import end_with_parent
 from deployments.errors import ServeError
 
 START_S = 10.0  # time limit for a new process to answer on its admin socket
@@ -44,8 +44,7 @@ class HaproxyProcess:
     @classmethod
     async def start(cls, files: HaproxyFiles, listener_fd: int) -> HaproxyProcess:
         """Start a process and wait until it serves. Raises EdgeError."""
-        setpriv = shutil.which("setpriv")
-        with_parent = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+        with_parent = end_with_parent(signal.SIGKILL)
         command = [*with_parent, files.binary, "-db", "-f", str(files.config)]
         with files.log.open("ab") as output:
             started = cls(
@@ -55,7 +54,6 @@ class HaproxyProcess:
                     stdout=output,
                     stderr=output,
                     pass_fds=[listener_fd],
-                    start_new_session=True,  # so that Ctrl-C reaches the launcher only
                 ),
                 files,
             )

@@ -148,9 +148,9 @@ class Cluster:
         return {**config, "http_options": {**config["http_options"], "port": self.port}}
 
     def processes(self) -> list[psutil.Process]:
-        """Return the live processes in the sessions of the launcher's children."""
-        sessions = {child.pid for child in psutil.Process(self.launcher.pid).children()}
-        return [p for p in psutil.process_iter() if find_session(p) in sessions]
+        """Return the live processes in the launcher's session, except the launcher."""
+        session = self.launcher.pid
+        return [p for p in psutil.process_iter() if p.pid != session and find_session(p) == session]
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         return self.find(f"ray::ServeReplica:hundredfold:{deployment}")

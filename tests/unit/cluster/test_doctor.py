@@ -33,6 +33,7 @@ GOOD = HostDescription(
     open_files=65_536,
     shared_bytes=GIGABYTE,
     can_keep_cores_awake=True,
+    schedules_sessions=False,
     has_setpriv=True,
 )
 FOR_CUDA = {name: v for name, v in GOOD.packages.items() if name != "onnxruntime"}
@@ -75,6 +76,7 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"open_files": 1024}, "limits", "problem", "ulimit -n"),
         ({"shared_bytes": 64 << 20}, "limits", "note", "--shm-size"),
         ({"can_keep_cores_awake": False}, "wake-ups", "note", "root"),
+        ({"schedules_sessions": True}, "sessions", "note", "sched_autogroup_enabled=0"),
     ],
 )
 def test_finding_says_what_it_means_and_what_to_do(

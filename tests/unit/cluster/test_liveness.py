@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent import futures
-from pathlib import Path
 
 import grpc
 import psutil
@@ -16,7 +14,7 @@ import pytest
 
 from cluster import liveness
 from cluster.liveness import MAX_SILENT_PROBES, Liveness, StoppedProcesses, answers
-from cluster.processes import ChildProcesses, find_free_port, kill_remaining
+from cluster.processes import find_free_port
 from tests.support.ray_cluster import wait_for
 
 
@@ -60,23 +58,16 @@ def test_server_is_silent_after_some_probes_in_a_row(
 
 
 def test_stopped_process_is_killed_at_the_second_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, sleeper: psutil.Process
 ) -> None:
     monkeypatch.setattr(liveness, "PERIOD_S", 0)
-    children = ChildProcesses(tmp_path)
-    children.start("stopped", ["sleep", "60"], dict(os.environ))
-    children.start("running", ["sleep", "60"], dict(os.environ))
-    sleeping = children._sessions[0].sid
-    os.kill(sleeping, signal.SIGSTOP)
-    wait_for(lambda: [each.pid for each in children.find_stopped()] == [sleeping], 5)
-    watched = StoppedProcesses(children.find_stopped)
+    sleeper.suspend()
+    wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED, 5)
+    watched = StoppedProcesses(lambda: [sleeper] if sleeper.is_running() else [])
     assert watched.kill() == []
-    assert len(watched.kill()) == 1
-    wait_for(lambda: "stopped" in children.find_ended(), 5)
+    assert watched.kill() == ["sleep"]
+    assert sleeper.wait(5) == -signal.SIGKILL
     assert watched.kill() == []
-    assert children.find_ended() == {"stopped": -signal.SIGKILL}
-    kill_remaining(children._sessions)
-    wait_for(lambda: "running" in children.find_ended(), 5)
 
 
 @pytest.fixture

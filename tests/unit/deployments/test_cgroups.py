@@ -44,6 +44,22 @@ def test_cores_in_a_v1_container_reads_the_root_quota(tmp_path: Path) -> None:
     assert groups(tmp_path, unlimited, cpu="/docker/0123").cores() is None
 
 
+@pytest.mark.parametrize(
+    ("files", "paths", "has_weight"),
+    [
+        ({"pod/own/cpu.weight": "100"}, {"": "/pod/own"}, True),
+        ({"pod/cpu.weight": "100"}, {"": "/pod/own"}, True),
+        ({"pod/own/cpu.max": "max 100000"}, {"": "/pod/own"}, False),
+        ({}, {"cpu": "/", "": "/"}, False),
+        ({}, {"cpu": "/docker/0123"}, True),
+    ],
+)
+def test_weight_is_that_of_a_group_or_its_parents(
+    tmp_path: Path, files: dict[str, str], paths: dict[str, str], has_weight: bool
+) -> None:
+    assert groups(tmp_path, files, **paths).has_cpu_weight() is has_weight
+
+
 def test_free_bytes_include_inactive_file_pages(tmp_path: Path) -> None:
     files = {
         "pod/own/memory.max": str(4 * GIB),

@@ -1,0 +1,125 @@
+"""Children of a launcher, each launcher in a session of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.processes import kill_previous_run
+from tests.support.ray_cluster import find_session, wait_for
+
+# Starts two children and one process of its own process group, and writes their ids. Then it obeys
+# one command per line.
+LAUNCHER = """
+import os, subprocess, sys
+from pathlib import Path
+from cluster.processes import ChildProcesses
+
+children = ChildProcesses(Path(sys.argv[1]))
+children.start("ray", ["sh", "-c", "sleep 60 & exec sleep 60"], dict(os.environ))
+children.start("serve", ["sleep", "60"], dict(os.environ))
+edge = subprocess.Popen(["sleep", "60"])
+print(*(p.pid for p in children._processes.values()), edge.pid, flush=True)
+for line in sys.stdin:
+    if line == "stopped\\n":
+        print(*(p.pid for p in children.find_stopped()), flush=True)
+    elif line == "ended\\n":
+        print(*children.find_ended(), flush=True)
+    else:
+        print(*children.stop(), flush=True)
+"""
+
+
+class Launcher:
+    """A launcher as a child process, with its run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(run_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.ray, self.serve, self.edge = map(psutil.Process, map(int, self._read()))
+
+    def ask(self, command: str) -> list[str]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> list[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def members(self) -> list[psutil.Process]:
+        """Return the live processes of the session, except the launcher."""
+        session = self.process.pid
+        found = []
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                is_member = each.pid != session and find_session(each) == session
+                if is_member and each.status() != psutil.STATUS_ZOMBIE:
+                    found.append(each)
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        for each in self.members():
+            each.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    started = Launcher(tmp_path)
+    wait_for(lambda: len(started.members()) == 4, 5)
+    yield started
+    started.close()
+
+
+def test_stop_kills_descendants_of_children_and_spares_the_edge(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    assert launcher.ask("stop") == []
+    assert launcher.members() == [launcher.edge]
+    assert not (tmp_path / "session.json").exists()
+
+
+def test_stopped_child_is_found(launcher: Launcher) -> None:
+    for process in (launcher.ray, launcher.edge):
+        process.suspend()
+    wait_for(lambda: launcher.ray.status() == psutil.STATUS_STOPPED, 5)
+    assert launcher.ask("stopped") == [str(launcher.ray.pid)]
+
+
+def test_ended_child_is_found(launcher: Launcher) -> None:
+    launcher.serve.kill()
+    wait_for(lambda: launcher.ask("ended") == ["serve"], 5)
+
+
+def test_next_start_kills_the_rest_of_a_killed_launcher(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.process.send_signal(signal.SIGKILL)
+    launcher.process.wait()
+    wait_for(lambda: not launcher.ray.is_running(), 5)  # by the signal of the kernel
+    rest = launcher.members()
+    assert rest
+    assert kill_previous_run(tmp_path) == len(rest)
+    assert launcher.members() == []
+
+
+def test_session_of_a_later_process_is_spared(launcher: Launcher, tmp_path: Path) -> None:
+    before = psutil.Process(launcher.process.pid).create_time() - 10
+    record = {"sid": launcher.process.pid, "started_s": before}
+    (tmp_path / "session.json").write_text(json.dumps(record))
+    assert kill_previous_run(tmp_path) == 0
+    assert len(launcher.members()) == 4
