@@ -18,7 +18,13 @@ from deployments.artifacts.store import list_model_directories
 from deployments.config import default_store
 from deployments.gpus import count_visible, read_gpus
 from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
-from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
+from deployments.machine import (
+    ControlGroups,
+    installed_versions,
+    read_cpu_info,
+    schedules_sessions,
+    usable_cores,
+)
 
 PACKAGES = (
     "hundredfold", "ray", "onnxruntime", "onnxruntime-gpu", "onnxruntime-genai",
@@ -29,7 +35,6 @@ _DEFAULT_HTTP_PORT = 8000
 # Default ports of `hundredfold serve`: GCS, dashboard, agent, metrics, HAProxy's statistics.
 _INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
-_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
@@ -38,8 +43,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     http_port = (document.get("http_options") or {}).get("port", _DEFAULT_HTTP_PORT)
     ports = (http_port, *_INNER_PORTS)
     gpus, memory = read_gpus(), psutil.virtual_memory()
-    groups = ControlGroups.own()
-    limit = groups.free_bytes()
+    limit = ControlGroups.own().free_bytes()
     return HostDescription(
         cpu=read_cpu_info(),
         cores=usable_cores(),
@@ -55,7 +59,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shared_bytes=_free_bytes(_SHARED_MEMORY),
         can_keep_cores_awake=os.access(LATENCY_DEVICE, os.W_OK) if halts_idle_cores() else None,
-        schedules_sessions=_reads_one(_AUTOGROUP) and not groups.has_cpu_weight(),
+        schedules_sessions=schedules_sessions(),
         has_setpriv=shutil.which("setpriv") is not None,
     )
 
@@ -67,13 +71,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _reads_one(path: Path) -> bool:
-    try:
-        return path.read_text(encoding="ascii").strip() == "1"
-    except OSError:
-        return False
 
 
 def _find_store(document: dict[str, Any]) -> Path:

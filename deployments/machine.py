@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path, PurePosixPath
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 UNKNOWN = "unknown"
 
 # Instruction sets that decide which kernels run, by their Linux names (x86 and arm64).
@@ -143,8 +144,16 @@ def _available_bytes(group: Path) -> int | None:
 
 
 def _read_text(path: Path) -> str:
-    """Read a file of a cgroup; empty if it does not exist."""
+    """Read a small file of the kernel; empty if it does not exist."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+def schedules_sessions() -> bool:
+    """Whether the scheduler gives each process session an equal share of the cores (man 7 sched).
+
+    Linux does so for processes without a control group of their own.
+    """
+    return _read_text(_AUTOGROUP) == "1" and not ControlGroups.own().has_cpu_weight()

@@ -23,6 +23,7 @@ from deployments.machine import (
     UNKNOWN,
     installed_versions,
     read_cpu_info,
+    schedules_sessions,
     usable_cores,
 )
 from deployments.tuning.costs import Shape
@@ -45,6 +46,7 @@ class HostInfo:
     usable_cores: int  # cores that affinity mask and cgroup leave to this process
     memory_bytes: int
     load_average: float  # runnable processes, average of the last minute
+    schedules_sessions: bool  # server and load generator, in two sessions, share cores equally
     system: str
     python: str
     packages: Mapping[str, str]
@@ -65,6 +67,7 @@ def read_host_info() -> HostInfo:
         usable_cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         load_average=os.getloadavg()[0],
+        schedules_sessions=schedules_sessions(),
         system=platform.platform(),
         python=platform.python_version(),
         packages=installed_versions(PACKAGES_OF_INTEREST),
@@ -119,7 +122,8 @@ class RunMetadata:
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     """Return the metadata of a run that starts now.
 
-    Log a note if the machine is busy, or if the result file will name no commit.
+    Log a note if the machine is busy or shares its cores equally among sessions, or if the result
+    file will name no commit.
     """
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.commit == UNKNOWN:
@@ -127,6 +131,11 @@ def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
         log_progress(
             f"note: load average {run.host.load_average:.1f}; figures of a busy machine are too low"
+        )
+    if run.host.schedules_sessions:
+        log_progress(
+            "note: sched_autogroup_enabled=1: a load generator on this host may take half of the "
+            "cores from the server"
         )
     return run
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.machine import ControlGroups, parse_membership
+from deployments.machine import ControlGroups, parse_membership, schedules_sessions
 
 GIB = 1 << 30
 
@@ -58,6 +58,25 @@ def test_weight_is_that_of_a_group_or_its_parents(
     tmp_path: Path, files: dict[str, str], paths: dict[str, str], has_weight: bool
 ) -> None:
     assert groups(tmp_path, files, **paths).has_cpu_weight() is has_weight
+
+
+@pytest.mark.parametrize(
+    ("enabled", "files", "schedules"),
+    [("1", {}, True), ("0", {}, False), ("1", {"pod/own/cpu.weight": "100"}, False)],
+)
+def test_sessions_are_scheduled_only_outside_of_weighted_groups(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    enabled: str,
+    files: dict[str, str],
+    schedules: bool,
+) -> None:
+    own = groups(tmp_path, {"autogroup": enabled, **files})
+    monkeypatch.setattr("deployments.machine._AUTOGROUP", tmp_path / "autogroup")
+    monkeypatch.setattr(ControlGroups, "own", lambda: own)
+    assert schedules_sessions() is schedules
+    (tmp_path / "autogroup").unlink()  # a kernel without the feature
+    assert not schedules_sessions()
 
 
 def test_free_bytes_include_inactive_file_pages(tmp_path: Path) -> None:
