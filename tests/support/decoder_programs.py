@@ -6,22 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
-from build_artifacts.families import read_metadata
 from build_artifacts.recipes import DecoderRecipe
-from deployments.artifacts.manifest import ModelSource
-from deployments.artifacts.types import Device, TaskName
+from deployments.artifacts.types import Device
 from deployments.engines.decoder import DecoderSpec
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
 
 PROGRAM = DecoderRecipe(name="gpu-fp32-torch", device=Device.GPU, precision="fp32", engine="torch")
 WHOLE = replace(PROGRAM, name="gpu-fp32-transformers", engine="transformers")
-
-
-def read_checkpoint_metadata(checkpoint: Path) -> CheckpointMetadata:
-    source = ModelSource(ref="tiny", revision="0")
-    return read_metadata(Checkpoint(checkpoint, source, "x/tiny"), (TaskName.TEXT_GENERATION,))
 
 
 def program_spec(

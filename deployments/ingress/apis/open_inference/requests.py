@@ -17,11 +17,10 @@ from deployments.ingress.apis.open_inference.task_tensors import (
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import read_options
+from deployments.ingress.http.request_options import OPTION_NAMES, read_options
 from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.resolver import ModelSelection, resolve_task, task_detector
 from deployments.registry import RegisteredModel
-from deployments.request_headers import OPTION_HEADERS
 from deployments.tasks import TASKS
 
 # Parameters of the protocol, Triton and MLServer that have no effect here. For instance, this
@@ -38,7 +37,6 @@ IGNORED_PARAMETERS = frozenset(
 )
 IGNORED_PREFIX = "triton_"
 TASK = "task"
-OPTION_NAMES = frozenset(OPTION_HEADERS.values())
 OPTION_FIELD_NAMES = {"options": "parameters"}  # clients send options in `parameters`
 
 

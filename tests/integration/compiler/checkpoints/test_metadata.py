@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.families import read_metadata
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import TaskName
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
 from tests.support.tiny_decoders import tokenizer_config
 from tests.support.tiny_encoders import write_json
@@ -39,11 +36,6 @@ def directory(tmp_path: Path) -> Path:
     write_json(tmp_path / "tokenizer_config.json", {})
     write_json(tmp_path / "config.json", LLAMA)
     return tmp_path
-
-
-def read_checkpoint_metadata(directory: Path) -> CheckpointMetadata:
-    checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
-    return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
 
 
 def read_eos_token_ids(directory: Path) -> tuple[int, ...]:

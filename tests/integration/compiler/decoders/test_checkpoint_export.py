@@ -43,7 +43,8 @@ from deployments.engines.torch_decoder import TorchDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
 from tests.integration.compiler.decoders.test_torch_export import check, check_step, logits_of
 from tests.support import flash_attention, forked_programs
-from tests.support.decoder_programs import WHOLE, read_checkpoint_metadata, spec_of, whole_spec
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.decoder_programs import WHOLE, spec_of, whole_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 
 PROMPT = list(range(20, 60))

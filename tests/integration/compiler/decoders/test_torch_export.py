@@ -30,7 +30,8 @@ from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.torch_decoder import TorchDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
-from tests.support.decoder_programs import PROGRAM, program_spec, read_checkpoint_metadata
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.decoder_programs import PROGRAM, program_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 
 PROMPT = list(range(20, 60))

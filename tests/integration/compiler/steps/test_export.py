@@ -6,32 +6,25 @@ import numpy as np
 import onnx
 import pytest
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.families import read_metadata
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
 from build_artifacts.search.graphs import build_graph_spec
 from build_artifacts.search.preparation import TorchReferenceEngine
 from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
-from deployments.artifacts.manifest import EngineOptions, ModelSource
+from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.tuning.parity import cosines, run_probes
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.prepared_build import PreparedBuild
 from tests.support.tiny_encoders import tiny_checkpoint
 
 SETTINGS = EncoderSettings()
 TEXTS = ("the lovely [MASK]", ("a [MASK] river", "it is [MASK] and bad"))
-
-
-def read_checkpoint_metadata(source: Path) -> CheckpointMetadata:
-    checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "local/model")
-    return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
 
 
 @pytest.mark.parametrize("head", [ModelHead.MASKS, ModelHead.SPAN])

@@ -136,10 +136,17 @@ async def test_required_gpu_without_a_gpu_is_rejected(
             json={"input": "a", "model": EMBEDDER, "options": options},
             headers=headers,
         )
-    assert hugging_face.status_code == openai.status_code == 400
+        text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+        open_inference = await http.post(
+            f"/v2/models/{EMBEDDER}/infer",
+            json={"inputs": [text], "parameters": options},
+            headers=headers,
+        )
+    assert {r.status_code for r in (hugging_face, openai, open_inference)} == {400}
     assert hugging_face.json()["code"] == "hardware_unavailable"
     assert hugging_face.json()["field"] == "options.use_gpu"
     assert openai.json()["error"]["code"] == "hardware_unavailable"
+    assert open_inference.json()["error"].startswith(hugging_face.json()["error"][:40])
 
 
 async def test_model_without_a_gpu_graph_falls_back_unless_the_gpu_is_required(

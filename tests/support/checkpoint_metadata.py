@@ -1,0 +1,15 @@
+"""Metadata of local checkpoints, read as a build reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
+from build_artifacts.families import read_metadata
+from deployments.artifacts.manifest import ModelSource
+
+
+def read_checkpoint_metadata(directory: Path) -> CheckpointMetadata:
+    checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
+    return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
