@@ -50,17 +50,11 @@ def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
 
 
 def find_members(launcher: int) -> Iterator[psutil.Process]:
-    """Yield the live processes that the launcher started.
-
-    Each child of the launcher leads a process session. All descendants of the child stay in it.
-    """
-    try:
-        sessions = {child.pid for child in psutil.Process(launcher).children()}
-    except psutil.Error:
-        return
+    """Yield the live processes of the session that the launcher leads, except the launcher."""
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+            is_member = process.pid != launcher and os.getsid(process.pid) == launcher
+            if is_member and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
         except (OSError, psutil.Error):
             continue

@@ -17,14 +17,14 @@ WORDS = "a-process-to-be-found"
 SLEEP = f"import time; time.sleep(60) # {WORDS}"
 LAUNCH = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], process_group=0)
 child.wait()
 """
 
 
 @pytest.fixture
 def launcher() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", LAUNCH])
+    process = subprocess.Popen([sys.executable, "-c", LAUNCH], start_new_session=True)
     children: list[psutil.Process] = []
     try:
         wait_for(lambda: bool(psutil.Process(process.pid).children()), 10)
@@ -37,7 +37,7 @@ def launcher() -> Iterator[subprocess.Popen[bytes]]:
             child.kill()
 
 
-def test_processes_of_the_sessions_of_the_launcher_are_found(
+def test_processes_of_the_session_of_the_launcher_are_found(
     launcher: subprocess.Popen[bytes],
 ) -> None:
     kind = ProcessKind("sleeper", f"# {WORDS}")
