@@ -66,6 +66,7 @@ class ChildProcesses:
     """
 
     def __init__(self, run_dir: Path) -> None:
+        assert os.getsid(0) == os.getpid(), "bug: the launcher leads no session"
         self.run_dir = run_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._session = ProcessSession.of(os.getpid())
