@@ -185,9 +185,11 @@ def read_title(process: psutil.Process) -> str:
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
     """Wait until `condition` holds. Fail the test after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
+    pause_s = 0.01
     while not condition():
         assert time.monotonic() < deadline_s, f"the condition was false for {timeout_s} s"
-        time.sleep(0.2)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.2)
 
 
 def free_port() -> int:

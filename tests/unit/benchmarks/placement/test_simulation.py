@@ -85,8 +85,8 @@ def test_every_request_is_placed(autoscaling: Mapping[Device, Any]) -> None:
 
 
 def test_command_writes_results_of_every_policy(tmp_path: Path) -> None:
-    small = ["--hours", "1", "--base-work", "0.5"]
-    assert main(["placement", *small, "--config", str(CONFIG), "--out", str(tmp_path)]) == 0
+    options = ["--hours", "1", "--config", str(CONFIG), "--out", str(tmp_path)]
+    assert main(["placement", *options]) == 0
     (path,) = tmp_path.glob("*.json")
     (table,) = orjson.loads(path.read_bytes())["tables"]
     assert [row[0] for row in table["rows"]] == [policy.name for policy in POLICIES]
