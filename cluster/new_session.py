@@ -1,8 +1,8 @@
 """A process session for the launcher and all processes of its server, without a terminal.
 
 The scheduler of Linux gives each session an equal share of the cores (sched_autogroup_enabled,
-man 7 sched). While HAProxy and Ray were in two sessions, HAProxy waited up to half a second for a
-core during overloads (docs/decisions/cluster.md). Only a process that leads no process group can
+man 7 sched). While HAProxy and Ray were in two sessions, HAProxy waited up to 0.26 s for a core
+during overloads (docs/decisions/cluster.md). Only a process that leads no process group can
 start a session, and a command of a shell leads one. The launcher is then started again as a child.
 """
 

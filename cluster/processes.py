@@ -61,8 +61,8 @@ def private_directory(run_dir: Path) -> Iterator[Path]:
 class ChildProcesses:
     """`ray start` and `serve run` with their descendants, with logs in the run directory.
 
-    This process must lead a session of its own. Processes of its process group, such as HAProxy,
-    are no children here.
+    This process must lead a session without other programs. Processes of its own process group,
+    such as HAProxy, are not among these children: a restart of Ray spares them.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -165,9 +165,9 @@ def _start(
 
 
 def end_with_parent(number: signal.Signals) -> list[str]:
-    """Return a prefix of a command. The kernel sends the command a signal when its parent ends.
+    """Return arguments to put before a command, so that it gets a signal when its parent ends.
 
-    Empty if setpriv of util-linux is not installed.
+    The kernel sends the signal. Returns nothing if setpriv of util-linux is not installed.
     """
     setpriv = shutil.which("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG")]

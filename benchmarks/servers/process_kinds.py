@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import psutil
+
+from cluster.processes import ProcessSession
 
 ProcessFault = Literal["kill", "stop"]
 ACTION_NAMES = {"kill": "kill -9", "stop": "SIGSTOP"}
@@ -50,14 +51,15 @@ def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
 
 
 def find_members(launcher: int) -> Iterator[psutil.Process]:
-    """Yield the live processes of the session that the launcher leads, except the launcher."""
-    for process in psutil.process_iter():
-        try:
-            is_member = process.pid != launcher and os.getsid(process.pid) == launcher
-            if is_member and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (OSError, psutil.Error):
-            continue
+    """Yield the live processes of the session that the launcher leads, except the launcher.
+
+    Yield none if the launcher has ended.
+    """
+    try:
+        session = ProcessSession.of(launcher)
+    except psutil.Error:
+        return
+    yield from (process for process in session.members() if process.pid != launcher)
 
 
 def _read_command(process: psutil.Process) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,7 @@ class Cluster:
 
     def processes(self) -> list[psutil.Process]:
         """Return the live processes in the launcher's session, except the launcher."""
-        session = self.launcher.pid
-        return [p for p in psutil.process_iter() if p.pid != session and find_session(p) == session]
+        return list_session(self.launcher.pid)
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         return self.find(f"ray::ServeReplica:hundredfold:{deployment}")
@@ -164,6 +164,17 @@ def read_token() -> str:
     """Return Ray's token. The first start of a cluster creates it."""
     path = Path.home() / ".ray" / "auth_token"
     return os.environ.get("RAY_AUTH_TOKEN") or path.read_text().strip()
+
+
+def list_session(leader: int) -> list[psutil.Process]:
+    """Return the live processes of a session, except its leader."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_member = process.pid != leader and find_session(process) == leader
+            if is_member and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def find_session(process: psutil.Process) -> int | None:

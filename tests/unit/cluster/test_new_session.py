@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.ray_cluster import find_session, wait_for
 
-# Writes its process id as soon as it leads a session, and exits with the number of SIGINTs in the
-# half second from the first on.
+# A program that runs itself again as leader of a new session. The leader writes its process id to a
+# file and waits for a SIGINT. Half a second later it exits with the number of SIGINTs it received.
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path

@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cluster.processes import kill_previous_run
-from tests.support.ray_cluster import find_session, wait_for
+from tests.support.ray_cluster import list_session, wait_for
 
-# Starts two children and one process of its own process group, and writes their ids. Then it obeys
-# one command per line.
+# A launcher that starts two children, and `edge` in its own process group as HAProxy is. It prints
+# their process ids. Then it reads commands, one per line, and prints the result of each.
 LAUNCHER = """
 import os, subprocess, sys
 from pathlib import Path
@@ -62,15 +61,7 @@ class Launcher:
         return self.process.stdout.readline().split()
 
     def members(self) -> list[psutil.Process]:
-        """Return the live processes of the session, except the launcher."""
-        session = self.process.pid
-        found = []
-        for each in psutil.process_iter():
-            with suppress(psutil.Error):
-                is_member = each.pid != session and find_session(each) == session
-                if is_member and each.status() != psutil.STATUS_ZOMBIE:
-                    found.append(each)
-        return found
+        return list_session(self.process.pid)
 
     def close(self) -> None:
         self.process.kill()
