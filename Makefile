@@ -15,6 +15,8 @@ VARIANT := $(if $(NO_GPU),-cpu)
 WORKERS ?= 2
 PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
 PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
+# Without cached bytecode, each of the thousand processes of the tests compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-fast lint gpu-check constraints clean
 
@@ -28,7 +30,10 @@ test-fast: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 
 # Everything. Integration tests share builds per file; the cluster tests have the machine alone.
+# Their models are built before, on what the other tests leave of the cores. The cluster tests wait
+# for these builds and build what is missing.
 test: .venv/dev-ready$(VARIANT) .venv-clients/ready
+	@mkdir -p build; nice -n 19 $(BIN)/python -m tests.support.served_models >build/models.log 2>&1 &
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/end_to_end

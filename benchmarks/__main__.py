@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "benchmarks.overload.command", "Offer more load than the server can answer", _EXTRAS
     ),
     "many-models": CommandSpec(
-        "benchmarks.models.command", "Ask thousands of models with room for few", _EXTRAS
+        "benchmarks.models.command", "Request thousands of models with memory for few", _EXTRAS
     ),
     "rollouts": CommandSpec(
         "benchmarks.models.rollouts", "Change versions under load, and kill replicas", _EXTRAS
@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "placement": CommandSpec(
         "benchmarks.placement.command", "Replay a day with hardware `auto`, CPU and GPU", _EXTRAS
     ),
-    "gpu": CommandSpec("benchmarks.gpu.command", "Prove on a GPU what the CPU only checked"),
+    "gpu": CommandSpec("benchmarks.gpu.command", "Check and time GPU candidates on a GPU"),
     "stories": CommandSpec(
         "benchmarks.stories.command", "Measure what each technique is worth", _EXTRAS
     ),
@@ -77,7 +77,10 @@ COMMANDS: Mapping[str, CommandSpec] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one benchmark. Return 0 after a measurement, 1 after a failure or a wrong answer."""
+    """Run one benchmark. Return 0 after a measurement, 1 after a failure or a wrong answer.
+
+    Some benchmarks also return 1 for a missed goal.
+    """
     program = Program(
         "python -m benchmarks",
         "Measure this host. Results are printed as tables and written as JSON.",

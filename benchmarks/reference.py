@@ -13,7 +13,8 @@ from ray.util.metrics import Counter, Metric
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import REPOSITORY, Table
 from benchmarks.rivals.published import summarize_published
-from cluster.linting.document import KeyPath, YamlDocument, read_document
+from cluster.linting.document import YamlDocument, read_document
+from cluster.serve_config import KeyPath
 from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from deployments.builds.queue import BuildQueue
 from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
@@ -103,7 +104,11 @@ def metrics_table() -> Table:
 
 
 def settings_table() -> Table:
-    """Return a row per setting of `args` and `user_config`. Its meaning is its config comment."""
+    """Return a row per setting of `args` and `user_config`.
+
+    The cell `meaning` is the comment of the setting in serve_config.yaml. Raises BenchmarkError if
+    this file lacks a setting.
+    """
     text = CONFIG.read_text(encoding="utf-8")
     document = read_document(text)
     lines = text.splitlines()
@@ -139,7 +144,7 @@ def _list_settings(document: YamlDocument) -> Iterator[tuple[str, Any, list[KeyP
 
 
 def _flatten(root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield dotted name and schema of each leaf of a JSON schema. `*` in a name is a device."""
+    """Yield dotted name and schema of each leaf of a JSON schema. `*` stands for a device."""
 
     def walk(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, field in schema["properties"].items():

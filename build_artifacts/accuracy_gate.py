@@ -1,4 +1,4 @@
-"""Select the graphs of an artifact: accuracy gate with fallbacks, fastest candidates first."""
+"""Selection of an artifact's graphs: accuracy gate with fallbacks, fastest candidates first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class AccuracyGate(Generic[R, S]):
     def first_accepted(
         self, recipe: R, *, allow_fallbacks: bool = True
     ) -> EvaluatedCandidate[R, S] | None:
-        """Return the first graph of the recipe that passes the gate, or None if no graph passes."""
+        """Return the first graph of the recipe that passes the gate, or None if no graph passes.
+
+        Without `allow_fallbacks`, try only the unchanged recipe.
+        """
         for attempt in self._build.attempts(recipe):
             candidate = self._evaluate(attempt)
             if candidate is not None and candidate.is_accepted:
@@ -98,7 +101,7 @@ class AccuracyGate(Generic[R, S]):
 
 @dataclass(frozen=True)
 class CandidateSearch(Generic[R, S]):
-    """Search of one build for the graphs to seal."""
+    """Selects the graphs that one build seals."""
 
     steps: StepRunner
     build: ModelBuild[R, S]
@@ -109,12 +112,18 @@ class CandidateSearch(Generic[R, S]):
     seconds: float
 
     def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:
-        """Return the accepted graphs of every device. Raises GateFailed or UnsupportedModel."""
+        """Return the accepted graphs of every device.
+
+        Raises GateFailed if no CPU graph is accepted, UnsupportedModel if none can be built.
+        """
         for_cpu = self.select_for(Device.CPU) or [self._accept_fallback()]
         return [*for_cpu, *self.select_for(Device.GPU)]
 
     def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
         """Evaluate graphs for `device`, the fastest first, until enough are accepted.
+
+        Stop earlier at a graph that is far slower than an accepted graph. After the search time,
+        skip the remaining graphs (see `seconds`).
 
         A host without the device cannot measure speed, so the recipes keep their order. On such a
         host, the search stops after one accepted graph, because an evaluation takes minutes.
@@ -131,7 +140,9 @@ class CandidateSearch(Generic[R, S]):
             if accepted and ranking.screening is None and time.monotonic() > end_s:
                 self.steps.report_skipped(recipe.name, describe_search_timeout(self.seconds))
                 continue
-            allow_fallbacks = not (accepted and self.build.fallbacks_cost_speed)
+            # Ranked by speed, a fallback of this candidate would be slower than an accepted graph.
+            # Without a ranking it may be the fastest graph.
+            allow_fallbacks = not accepted or ranking.screening is None
             candidate = self.gate.first_accepted(recipe, allow_fallbacks=allow_fallbacks)
             accepted += [candidate] if candidate is not None else []
         return accepted
@@ -148,6 +159,6 @@ class CandidateSearch(Generic[R, S]):
 def select_graphs(
     build: ModelBuild[R, S], *, keep: int, seconds: float
 ) -> Sequence[EvaluatedCandidate[R, S]]:
-    """Run the search of `build`. Raises GateFailed or UnsupportedModel."""
+    """Run the search of `build`. Raises as `CandidateSearch.select_graphs` does."""
     steps = build.context.steps
     return CandidateSearch(steps, build, AccuracyGate(steps, build), keep, seconds).select_graphs()

@@ -34,13 +34,20 @@ from build_artifacts.pulls import build_first_demo_model, drain, pull_or_follow
 from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, read_report, write_report
-from build_artifacts.report.values import Report, ReportRequest, read_conditions
+from build_artifacts.report.values import (
+    DEFAULT_RUNS,
+    DEFAULT_SECONDS,
+    Report,
+    ReportRequest,
+    read_conditions,
+)
+from build_artifacts.search.preparation import cached_dequantize
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.local import find_directory
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
-from build_artifacts.storage.workspace import scratch
+from build_artifacts.storage.workspace import StepRunner, workspace
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.types import Device, ModelHead
@@ -210,9 +217,9 @@ def report(arguments: argparse.Namespace) -> int:
     request = ReportRequest(
         artifact=artifact,
         store=arguments.store,
-        runs=arguments.runs,
+        runs=arguments.runs or DEFAULT_RUNS,
         threads=arguments.threads,
-        seconds=arguments.seconds,
+        seconds=DEFAULT_SECONDS if arguments.seconds is None else arguments.seconds,
         evaluation=arguments.eval,
         sampling=ExampleSampling(limit=arguments.eval_limit),
         adapter=arguments.adapter,
@@ -223,12 +230,21 @@ def report(arguments: argparse.Namespace) -> int:
     return OK
 
 
+# Options of `report` that change what is measured.
+_MEASURING_OPTIONS = (
+    *("force", "runs", "threads", "seconds"),
+    *("eval", "eval_limit", "adapter", "prune_data"),
+)
+
+
 def _report_generator(
     artifact: Path, manifest: ArtifactManifest, arguments: argparse.Namespace
 ) -> int:
     """Print the measurements that the build stored. Reject options that would measure again."""
-    for option in ("force", "eval", "adapter", "prune_data", "threads"):
-        if getattr(arguments, option):
+    for name in _MEASURING_OPTIONS:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:
+            option = name.replace("_", "-")
             raise _encoders_only(f"report --{option}", "the build measures and evaluates them")
     if GENERATION_NAME not in manifest.files:
         raise BuildError(
@@ -271,11 +287,12 @@ def _print_report(found: Report, *, as_json: bool) -> None:
 def compact(arguments: argparse.Namespace) -> int:
     from build_artifacts.compaction.find import find
 
-    with scratch(arguments.store) as sources:
-        checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
+    with BuildProgress.on_stderr() as progress, workspace(arguments.store) as files:
+        checkpoint = resolve(arguments.source, files.directory("sources"), HuggingFaceHub())
         head = find_head(select_tasks(checkpoint, None, None)[0])
         if head is ModelHead.NEXT_TOKEN:
             raise _encoders_only("compact", "the compiler compacts no generative models")
+        checkpoint = cached_dequantize(StepRunner(files, progress), checkpoint)
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:
         return print_json(compaction.model_dump(mode="json"))

@@ -1,7 +1,7 @@
 """Demo models of `make serve`.
 
-The pinned revision of a model determines the version of its build. A model is missing if the store
-does not have this version.
+The version of a demo model is known without its source, because this module pins the revision. A
+model is missing if the store does not have this version.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DemoModel:
     pruning: Pruning | None = None
 
     def request(self, store: Path, *, with_gpu: bool = False) -> BuildRequest:
-        """Return the build request. `with_gpu` requires a host that can measure GPU candidates."""
+        """Return the build request. `with_gpu` adds candidates that only a GPU host can measure."""
         recipe = replace(QUICK, gate=self.gate, decoders=self.decoders)
         return BuildRequest(
             ref=self.ref,
@@ -184,7 +184,7 @@ DEMO_SOURCE, DEMO_GPU_SOURCE = "demo", "demo-gpu"
 
 
 def find_demo_model(model_id: str) -> DemoModel:
-    """Return the demo model `model_id`. Raises SourceNotFound."""
+    """Return the demo model `model_id`. Raises SourceNotFound if there is none."""
     for model in ALL_DEMO_MODELS:
         if model.id == model_id:
             return model
@@ -194,7 +194,10 @@ def find_demo_model(model_id: str) -> DemoModel:
 def build_demo_model(
     model: DemoModel, store: Path, progress: BuildProgress, *, with_gpu: bool = False
 ) -> BuildResult:
-    """Build the model if `store` has no intact copy. Raises BuildError."""
+    """Build the model if `store` has no intact copy of its version. Raises BuildError.
+
+    If `store` has a copy but the model has no alias `latest`, set `latest` to the copy.
+    """
     version = model.version(store, with_gpu=with_gpu)
     sealed = find_sealed(store, model.id, version)
     if sealed is None:

@@ -39,9 +39,9 @@ _MAX_DROP = 5.0  # points that a pruned model may lose; the smallest one loses 4
 
 
 def _prune(fraction: float) -> DemoModel:
-    """Return the model with `fraction` of its heads and feed-forward columns pruned.
+    """Return the model with `fraction` of its heads and feed-forward channels pruned.
 
-    The evaluation data of the accuracy gate also determines which heads and columns to prune.
+    The evaluation data of the accuracy gate also determines which heads and channels to prune.
     """
     return replace(
         _MODEL,
@@ -57,7 +57,10 @@ SIZES = (_MODEL, _prune(0.2), _prune(0.4))
 def build_demo_variants(
     store: Path, progress: BuildProgress, *, with_gpu: bool
 ) -> Iterator[BuildResult]:
-    """Build all SIZES and VARIANTS that `store` lacks. Raises BuildError."""
+    """Build each size in all variants that `store` lacks, and yield every version.
+
+    Also set the alias of each variant. Raises BuildError if a build fails.
+    """
     for model in SIZES:
         yield build_demo_model(model, store, progress, with_gpu=with_gpu)
         for alias in VARIANTS:
@@ -68,7 +71,7 @@ def build_demo_variants(
 
 
 def plan_variant(model: DemoModel, alias: str, store: Path) -> BuildRequest:
-    """Return a build with one candidate. It fails if the accuracy gate rejects the candidate."""
+    """Return the request for one variant. Its build fails if the gate rejects the candidate."""
     request, candidate = model.request(store), VARIANTS[alias]
     return replace(
         request,

@@ -44,7 +44,8 @@ def _has_attention(recipe: DecoderRecipe) -> bool:
 
 
 def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecipe:
-    # A torch program contains only operators of torch, and flash attention is in another package.
+    # A torch program contains only operators of torch, and flash attention is in another package,
+    # so the checkpoint runs on the engine `transformers`.
     if attention == "flash" and recipe.engine == "torch":
         recipe = DECODER_FP16_TRANSFORMERS
     run = recipe.run.model_copy(update={"attention": attention})

@@ -38,7 +38,8 @@ def format_costs(table: CostTable) -> str:
     threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
     head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
     rejected = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
-    return "\n".join([head, format_table(rows, align_right=True), *rejected])
+    unmeasured = [f"{name} was not measured here: {why}" for name, why in table.unmeasured.items()]
+    return "\n".join([head, format_table(rows, align_right=True), *rejected, *unmeasured])
 
 
 def migrate_manifests(store: Path) -> Iterator[Path]:
@@ -62,7 +63,7 @@ class CandidateCheck:
     """Parity of one candidate on this host."""
 
     candidate: Candidate
-    result: ParityResult | None  # None if this host cannot run the candidate
+    result: ParityResult | None  # None: not checked
     skipped: str = ""  # reason why the candidate was not checked
 
     @property

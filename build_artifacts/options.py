@@ -40,7 +40,10 @@ class StoreCommand:
         parser.epilog = self.examples
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the handler. Raises BuildError with a hint for every foreseen failure."""
+        """Run the handler and return its exit code, or INTERRUPTED after Ctrl-C.
+
+        Raises BuildError with a hint for every foreseen failure.
+        """
         from build_artifacts import commands  # imports the compiler; parsing does not need it
 
         try:
@@ -79,15 +82,15 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "--prune",
         type=_fraction,
         metavar="FRACTION",
-        help="remove this share of the attention heads and intermediate columns of an encoder, "
+        help="remove this share of the attention heads and feed-forward channels of an encoder, "
         "whole, the least important first",
     )
     build.add_argument(
         "--prune-data",
         type=Path,
         metavar="FILE",
-        help="texts that rate them, in a format of --eval; labels are not used; default: the "
-        "texts that calibrate int8",
+        help="texts that rate heads and channels for --prune, in a format of --eval; labels are "
+        "not used; default: the texts that calibrate int8",
     )
     build.add_argument(
         "--force", action="store_true", help="build again even if the store holds this version"
@@ -123,8 +126,8 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         "--attention",
         choices=get_args(Attention),
         default="sdpa",
-        help="of GPU candidates on torch that generate text: torch's fused kernels, the package "
-        "flash-attn, or separate products (default: %(default)s)",
+        help="attention of GPU candidates on torch that generate text: torch's fused kernels, the "
+        "package flash-attn, or separate products (default: %(default)s)",
     )
     build.add_argument(
         "--gate",
@@ -173,10 +176,6 @@ def _add_drain(drain: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_nothing(command: argparse.ArgumentParser) -> None:
-    del command
-
-
 def _add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument("model", help=_MODEL)
     add_json_option(verify)
@@ -201,17 +200,14 @@ def _add_tune(tune: argparse.ArgumentParser) -> None:
 
 def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("model", help=_MODEL)
-    report.add_argument(
-        "--runs", type=_count, default=50, help="forward passes per length (default: %(default)s)"
-    )
+    report.add_argument("--runs", type=_count, help="forward passes per length; default: 50")
     report.add_argument("--threads", type=_count, help="threads per stage; default: all cores")
     report.add_argument(
         "--seconds",
         type=_seconds,
-        default=300.0,
         metavar="S",
         help="s for all timed forward passes; if they do not suffice, fewer run, "
-        "but at least 5 per length (default: %(default)s)",
+        "but at least 5 per length; default: 300",
     )
     report.add_argument(
         "--force", action="store_true", help="measure again even if a report of this host exists"

@@ -1,6 +1,6 @@
 """The compilation of a model: source, checkpoint, family, candidates, accuracy gate, artifact.
 
-`build` publishes one version, unless the store holds it already.
+`build` publishes one version. If the store holds it already, only `force` builds it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEFAULT_BUDGET = BuildBudget()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """The model to build and the store to publish it in."""
+    """One build: the model, how to compile it, and the store to publish it in."""
 
     ref: str
     store: Path
@@ -49,7 +49,7 @@ class BuildRequest:
     adapter: Path | None = None
     recipe: BuildRecipe = FULL
     budget: BuildBudget = DEFAULT_BUDGET
-    force: bool = False  # build a version that the store holds already
+    force: bool = False  # build again if the store holds this version already
     revision: str | None = None  # reject the source at any other revision
     pruning: Pruning | None = None
     is_latest: bool = True  # whether requests that name no version get this one
@@ -65,10 +65,10 @@ class BuildResult:
 
 
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
-    """Build `request`, unless the store holds the same build. Raises BuildError.
+    """Build `request`, unless the store holds its version and `force` is off. Raises BuildError.
 
-    A concurrent build of the same version waits for the first one and returns its result. A resumed
-    build continues after the last finished step.
+    A concurrent build of the same version waits for the first one and then returns its result. A
+    resumed build continues after the last finished step.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
@@ -109,9 +109,8 @@ def _compile(
     tasks: tuple[str, ...],
     identity: ArtifactIdentity,
 ) -> Path:
-    """Build the artifact in the workspace and return its directory. Raises BuildError."""
-    if checkpoint.packed is not None:
-        checkpoint = cached_dequantize(steps, checkpoint)
+    """Build the artifact in the workspace and return its directory there."""
+    checkpoint = cached_dequantize(steps, checkpoint)
     if adapter is not None:
         checkpoint = cached_merge(steps, checkpoint, adapter)
     family = find_family(checkpoint, tasks)

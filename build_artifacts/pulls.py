@@ -54,7 +54,7 @@ class RecordedProgress(BuildProgress):
 def drain(queue: BuildQueue, stream: TextIO) -> bool:
     """Run all waiting builds in order. Return False if another process already runs them.
 
-    A BuildError ends one build only. Any other exception is recorded, then raised.
+    A BuildError ends one build only. Any other exception ends all of them and is raised.
     """
     with queue.drain_lock() as free:
         while free and (waiting := [one for one in queue.pending() if not one.is_running]):
@@ -70,7 +70,7 @@ def pull(
 ) -> BuildResult | None:
     """Run the queued build of a model. Return None if another process runs it or it has ended.
 
-    A BuildError is recorded, then raised.
+    A failure is written to the record of the build, then raised. MemoryError becomes BuildError.
     """
     with queue.claim(model_id) as claim:
         if claim is None:
@@ -110,7 +110,10 @@ def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
 
 
 def pull_or_follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
-    """Run the queued build of a model, or wait for the process that runs it. Raises BuildError."""
+    """Run the queued build of a model, or wait for the process that runs it.
+
+    Raises BuildError if the build fails here. If it fails in the other process, its record says so.
+    """
     while (record := queue.read(model_id)) and not record.has_ended:
         if pull(queue, model_id, stream) is None:
             _follow(queue, model_id, stream)
@@ -138,7 +141,7 @@ def _read_percent(queue: BuildQueue, model_id: str) -> int | None:
 def build_first_demo_model(store: Path, stream: TextIO, *, with_gpu: bool) -> list[BuildResult]:
     """Queue all missing demo models. If no demo model is stored, build the first one here.
 
-    Raises BuildError.
+    Return the build that ran here, if any. Raises BuildError if it fails.
     """
     missing = [
         model

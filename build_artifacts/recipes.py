@@ -22,7 +22,7 @@ class ExportRecipe:
     """Export from torch to ONNX; equal recipes share one export."""
 
     dtype: Dtype
-    opset: int | None = None  # None: the exporter's default; 23: one Attention per layer
+    opset: int | None = None  # None: the exporter's default; 23: one Attention node per layer
     fusions: Literal["cpu", "cuda"] | None = None  # fuse into ONNX Runtime operators at export
 
 
@@ -154,7 +154,7 @@ class DecoderRecipe:
     # tries the candidate again with None.
     kv_cache_dtype: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # options of the model builder, such as "block_size=16"
-    # Fallbacks for `options` in order if the gate fails; each is more accurate and slower.
+    # Fallbacks for `options` in order if the gate fails; each is more accurate, but may be slower.
     other_options: tuple[tuple[str, ...], ...] = ()
     run: EngineOptions = _DEFAULT_OPTIONS
 
@@ -167,7 +167,7 @@ class BuildRecipe:
     """Candidates per device and the limits of the accuracy gate.
 
     `candidates` are in order of preference. The first accepted candidate of a device is the default
-    candidate of untuned hosts. `fallback` is sealed if no other CPU graph passes.
+    candidate of untuned hosts. The build tries `fallback` if no CPU candidate passes the gate.
     """
 
     candidates: tuple[CandidateRecipe, ...]
@@ -205,8 +205,8 @@ def _plain(value: object) -> object:
 def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str | None) -> str:
     """Compute the version of a build before it starts: 12 hex digits.
 
-    `tools` are the versions of the build libraries. `inputs` are the revisions of checkpoint,
-    adapter and evaluation data, and the task.
+    `tools` are the versions of the build libraries. `inputs` are all other facts that change the
+    artifact: revisions of checkpoint and adapter, task, evaluation data, pruning.
     """
     parts = [recipe.digest(), dict(tools), inputs]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -265,7 +265,7 @@ GPU_FP16 = CandidateRecipe(
 )
 # On a GPU, padding costs less than kernel launches, so few shapes suffice.
 _BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
-# The same graph with IO binding per shape; CUDA captures one CUDA graph per shape.
+# The graph of GPU_FP16 with IO binding per shape. CUDA captures one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
 GPU_FP16_TENSORRT = replace(
     GPU_FP16,
@@ -285,15 +285,15 @@ GPU_FP16_COMPILED = replace(
 )
 
 # Measured with SmolLM2-135M-Instruct from a Q4_1 file (fp32 perplexity 30.5). int8 per token: 97 %
-# of next tokens agree, perplexity 31.3. Without smoothing: 94 % and 31.6. int8 in blocks: 99.9 %
-# and 31.0.
+# of next tokens agree with fp32, perplexity 31.3. Without smoothing: 94 % and 31.6. int8 in blocks:
+# 99.9 % and 31.0.
 DECODER_INT8 = DecoderRecipe(
     name="cpu-int8", device=Device.CPU, precision="int8", per_token_int8=True, kv_cache_dtype="int8"
 )
 DECODER_INT8_BLOCKS = DecoderRecipe(name="cpu-int8-blocks", device=Device.CPU, precision="int8")
 # Measured with the same Q4_1 file, whose weights are thus quantized twice: 70 % of next tokens
-# agree, perplexity 40.4. With `k_quant_mixed`: 89 % and 36.0. Larger models and unquantized
-# checkpoints lose less.
+# agree with fp32, perplexity 40.4. With `k_quant_mixed`: 89 % and 36.0. Larger models and
+# unquantized checkpoints lose less.
 DECODER_INT4 = DecoderRecipe(
     name="cpu-int4",
     device=Device.CPU,
@@ -312,7 +312,7 @@ DECODER_FP16_COMPILED = replace(
 DECODER_FP16_TRANSFORMERS = replace(
     DECODER_FP16, name="gpu-fp16-transformers", engine="transformers"
 )
-# int8 takes half of the weight memory, int4 a quarter. Activations stay in fp16.
+# int8 takes half of the weight memory of fp16, int4 a quarter. Activations stay in fp16.
 DECODER_GPU_INT8 = replace(DECODER_FP16, name="gpu-int8", precision="int8")
 DECODER_GPU_INT4 = replace(DECODER_FP16, name="gpu-int4", precision="int4")
 DECODER_GPU_INT8_BNB = replace(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.progress import StartError
+from cluster.serve_config import find_applications
 from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
 from deployments.errors import BadSetting
 from deployments.keys.key_file import read_key_file
@@ -24,14 +25,14 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
 def key_file_environment(key_file: Path | None) -> dict[str, str]:
     """Return the variable that names the key file of the command line to the replicas.
 
-    `serve deploy` replaces the config, and with it the `key_file` of `use_key_file`. Because of the
-    variable, replicas then still require keys.
+    `serve deploy` replaces the config, and with it the `key_file` that `use_key_file` set. Because
+    of the variable, replicas then still require keys.
     """
     return {} if key_file is None else {KEY_FILE_VARIABLE: str(key_file.resolve())}
 
 
 def find_key_file(config: dict[str, Any]) -> Path | None:
-    """Return the key file of a Serve config; None if an Ingress requires no keys."""
+    """Return the key file of the first Ingress; None if an Ingress requires no keys."""
     paths = [
         IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
         for deployment in _ingress_deployments(config)
@@ -40,16 +41,16 @@ def find_key_file(config: dict[str, Any]) -> Path | None:
 
 
 def states_no_auth(config: dict[str, Any]) -> bool:
-    """Whether the config says that other hosts may connect without keys."""
+    """Return whether the config says that other hosts may connect without keys."""
     entries = _ingress_deployments(config)
     settings = [IngressUserConfig.parse(entry.get("user_config")) for entry in entries]
     return bool(settings) and all(each.no_auth for each in settings)
 
 
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
-    """Reject an unusable key file, and a `host` that other hosts can reach without API keys.
+    """Raise StartError for an unusable key file, or a `host` open to others without API keys.
 
-    `no_auth` permits such a `host`. Raises StartError.
+    `no_auth`, here or in the config, permits such a `host`.
     """
     key_file = find_key_file(config)
     if key_file is not None:
@@ -66,7 +67,7 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach the address. All names but `localhost` count as external."""
+    """Return whether only this host can reach `host`; false for all names but `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -75,8 +76,8 @@ def is_loopback(host: str) -> bool:
 
 def _ingress_deployments(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        deployment
-        for application in config["applications"]
-        for deployment in application.get("deployments", ())
-        if deployment["name"] == INGRESS
+        entry.raw
+        for application in find_applications(config)
+        for entry in application.deployments()
+        if entry.ours and entry.name == INGRESS
     ]

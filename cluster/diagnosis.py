@@ -27,7 +27,7 @@ class StoreDescription:
     """The directory of sealed artifacts."""
 
     path: str
-    models: int  # 0 if the directory does not exist
+    models: int  # 0 if the directory does not exist or cannot be read
     is_writable: bool
     free_bytes: int
 
@@ -39,9 +39,9 @@ class HostDescription:
     cpu: CpuInfo
     cores: int  # cores that this process may use
     memory_bytes: int
-    free_bytes: int  # free memory of the host, or what its control groups leave if that is less
+    free_bytes: int  # free memory of the host, or less if this process's control groups allow less
     gpus: tuple[Gpu, ...]
-    visible_gpus: int
+    visible_gpus: int  # GPUs that CUDA shows to this process
     python: str
     packages: Mapping[str, str]  # installed versions
     store: StoreDescription
@@ -56,7 +56,7 @@ class HostDescription:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the diagnosis."""
+    """One item of the diagnosis. `action` is empty if there is nothing to do."""
 
     name: str
     level: Level

@@ -22,10 +22,10 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # HAProxy threads. One thread is never saturated. Serve's default of 4 threads competes with
         # the engines for cores.
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # Seconds that a replaced HAProxy keeps its connections. They exceed the longest request, so
-        # that a reload closes no running request.
+        # Seconds that a replaced HAProxy keeps its connections. The value exceeds the longest
+        # request, so that a reload closes no running request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "300",
-        # Seconds that HAProxy waits for a replica; Serve's default is unlimited. They exceed
+        # Seconds that HAProxy waits for a replica; Serve's default is unlimited. The value exceeds
         # `http_options.request_timeout_s`, so that the replica returns the error.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "180",
         # Seconds that a client may pause within a request. With Serve's default of 3,600, clients

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from cluster.diagnosis import HostDescription, StoreDescription
+from cluster.linting.document import UnreadableConfig, read_document
 from cluster.processes import describe_port_owner, is_port_free
+from cluster.serve_config import read_args, read_mapping
 from deployments.artifacts.store import list_model_directories
 from deployments.config import default_store
 from deployments.gpus import count_visible, read_gpus
@@ -32,7 +33,8 @@ PACKAGES = (
     "bitsandbytes", "tensorrt-cu13-libs", "flash-attn",
 )  # fmt: skip
 _DEFAULT_HTTP_PORT = 8000
-# Default ports of `hundredfold serve`: GCS, dashboard, agent, metrics, HAProxy's statistics.
+# Default inner ports of `hundredfold serve` to check: GCS, dashboard, agent, metrics, HAProxy's
+# statistics.
 _INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -40,7 +42,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
     """Describe this host for the Serve config `config`. `store` replaces the config's store."""
     document = _read_config(config)
-    http_port = (document.get("http_options") or {}).get("port", _DEFAULT_HTTP_PORT)
+    http_port = _find_http_port(document)
     ports = (http_port, *_INNER_PORTS)
     gpus, memory = read_gpus(), psutil.virtual_memory()
     limit = ControlGroups.own().free_bytes()
@@ -64,19 +66,24 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read the config. Return {} if it cannot be read; `hundredfold check` reports this error."""
+def _read_config(path: Path) -> Any:
+    """Read the config. Return None if it cannot be read; `hundredfold check` reports this error."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return read_document(path.read_text(encoding="utf-8")).value
+    except (OSError, UnicodeDecodeError, UnreadableConfig):
+        return None
 
 
-def _find_store(document: dict[str, Any]) -> Path:
-    applications = document.get("applications") or [{}]
-    store = (applications[0].get("args") or {}).get("store")
-    return Path(store).expanduser() if store else default_store()
+def _find_http_port(document: Any) -> int:
+    port = read_mapping(document, "http_options").get("port")
+    return port if isinstance(port, int) and 0 < port < 1 << 16 else _DEFAULT_HTTP_PORT
+
+
+def _find_store(document: Any) -> Path:
+    for args in read_args(document):
+        if isinstance(store := args.get("store"), str):
+            return Path(os.path.expanduser(store))  # the method of Path raises for unknown users
+    return default_store()
 
 
 def _describe_store(path: Path) -> StoreDescription:

@@ -1,6 +1,7 @@
-"""Installs what fits this host into the running environment: packages for the CPU or for CUDA.
+"""Installer of the packages that fit this host, for the CPU or for CUDA.
 
-`make` runs it with the Python of a new environment, so it imports the standard library only.
+`make` runs this module with the Python of a new environment, into which it installs. It therefore
+imports only the standard library, and modules of this project that do so too.
 `onnxruntime` and `onnxruntime-gpu` have the same import name, as do `onnxruntime-genai` and
 `onnxruntime-genai-cuda`. Packages for the CPU are therefore removed before those for CUDA are
 installed, and vice versa.

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -154,22 +154,27 @@ def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Parse a date or time of ISO 8601, or an age such as 90d. Raises BadSetting.
+    """Parse a date or time of ISO 8601, or an age such as 90d from `now` on.
 
-    A time without an offset is in UTC.
+    A time without an offset is in UTC. Raises BadSetting for other texts and for past times.
     """
-    if age := AGE.fullmatch(text):
-        return now + timedelta(**{UNITS[age[2]]: int(age[1])})
+    age = AGE.fullmatch(text)
     try:
-        parsed = datetime.fromisoformat(text)
+        parsed = now + timedelta(**{UNITS[age[2]]: int(age[1])}) if age else _parse_time(text)
+    except OverflowError as exc:
+        raise BadSetting(f"`--expires {text}` is after the year {MAXYEAR}") from exc
     except ValueError as exc:
         raise BadSetting(
             f"`--expires {text}` is neither a date such as 2030-01-31 nor an age such as 90d"
         ) from exc
-    parsed = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
     if parsed <= now:
-        raise BadSetting(f"`--expires {text}` is in the past")
+        raise BadSetting(f"`--expires {text}` is not in the future")
     return parsed
+
+
+def _parse_time(text: str) -> datetime:
+    parsed = datetime.fromisoformat(text)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

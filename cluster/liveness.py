@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import psutil
 
-# First bytes of an HTTP/2 client with an empty SETTINGS frame. A gRPC server answers with its own
-# SETTINGS frame at once, without authentication, on a separate thread.
+# First bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame. A gRPC server
+# answers with its own SETTINGS frame at once, without authentication, on a separate thread.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 ANSWER_S = 1.5
 # Consecutive failed probes, in 3 to 4 s, after which Ray is restarted. Until then requests are
@@ -20,7 +20,7 @@ PERIOD_S = 0.5
 
 
 def answers(port: int) -> bool:
-    """Whether the gRPC server at a port of this host answers within ANSWER_S."""
+    """Return whether the gRPC server at a port of this host answers within ANSWER_S."""
     try:
         with socket.create_connection(("127.0.0.1", port), ANSWER_S) as connection:
             connection.sendall(PREFACE)

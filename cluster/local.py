@@ -50,10 +50,14 @@ class LocalPorts:
     def choose(cls, *, reserved: int, metrics: int | None = None) -> LocalPorts:
         """Choose each default port if it is free, else another free port.
 
-        Two clusters can thus share a host. `reserved` is the port for clients.
+        Two clusters can thus share a host. `reserved` is the port for clients. `metrics` replaces
+        the chosen metrics port.
         """
         defaults = (6379, 6380, 8265, 52365, 9101, 8404, 8500, 9500)
-        chosen = cls(*(find_free_port(port, reserved) for port in defaults))
+        taken = [reserved] if metrics is None else [reserved, metrics]
+        for port in defaults:
+            taken.append(find_free_port(port, *taken))
+        chosen = cls(*taken[-len(defaults) :])
         return chosen if metrics is None else replace(chosen, metrics=metrics)
 
 
@@ -81,9 +85,9 @@ def local_environment(ports: LocalPorts | None = None, edge: Path | None = None)
 def _haproxy_at_edge(directory: Path) -> dict[str, str]:
     """Return variables that attach Ray Serve to the edge.
 
-    Serve's files for HAProxy, and the socket of the edge, are in `directory`.
-    `directory` must be short: Serve adds the node id of 56 characters to each path, and the path of
-    a socket has at most 107 characters.
+    Serve's files for HAProxy, and the socket of the edge, are in `directory`. Its path must be
+    short: Serve adds the node id of 56 characters to each path, and the path of a socket has at
+    most 107 characters.
     """
     return {
         **_wrapper(),

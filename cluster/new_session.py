@@ -3,7 +3,8 @@
 The scheduler of Linux gives each session an equal share of the cores (sched_autogroup_enabled,
 man 7 sched). While HAProxy and Ray were in two sessions, HAProxy waited up to 0.26 s for a core
 during overloads (docs/decisions/cluster.md). Only a process that leads no process group can
-start a session, and a command of a shell leads one. The launcher is then started again as a child.
+start a session, and a command of a shell leads its own group. The launcher is then started again
+as a child.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cluster.processes import end_with_parent
 
 
 def leads_own_session() -> bool:
-    """Whether this process leads a session without a terminal, as services and containers do.
+    """Return whether this process leads a session without a terminal, as a service does.
 
     A session with a terminal may contain processes that a shell has started.
     """

@@ -1,4 +1,4 @@
-"""Processes and ports of one run, identified by process session.
+"""Processes of one run, which a process session identifies, and ports.
 
 The launcher leads a session (cluster/new_session.py). All processes that it or Ray starts stay in
 this session, and keep the session id when their parents end. Command lines and environments do not
@@ -30,7 +30,7 @@ from deployments.files import write_atomically
 
 SESSION_NAME = "session.json"
 SERVE_STOP_S = 5.0  # time for running requests after Ctrl-C
-RAY_STOP_S = 8.0
+RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 
@@ -61,8 +61,8 @@ def private_directory(run_dir: Path) -> Iterator[Path]:
 class ChildProcesses:
     """`ray start` and `serve run` with their descendants, with logs in the run directory.
 
-    This process must lead a session without other programs. Processes of its own process group,
-    such as HAProxy, are not among these children: a restart of Ray spares them.
+    This process must lead a session without other programs. Processes in the process group of this
+    process, such as HAProxy, do not count as children: a restart of Ray spares them.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -78,7 +78,7 @@ class ChildProcesses:
         self._processes[name] = _start(command, environment, log, process_group=0)
 
     def names(self) -> set[str]:
-        """Return the names of all live processes of the run."""
+        """Return the names of all live processes of the children."""
         names = set()
         for process in self._session.members():
             with suppress(psutil.Error):
@@ -86,7 +86,7 @@ class ChildProcesses:
         return names
 
     def find_stopped(self) -> Iterator[psutil.Process]:
-        """Yield the processes of the run that a signal has stopped."""
+        """Yield the processes of the children that a signal has stopped."""
         for process in self._session.members():
             with suppress(psutil.Error):
                 if process.status() == psutil.STATUS_STOPPED:
@@ -167,7 +167,7 @@ def _start(
 def end_with_parent(number: signal.Signals) -> list[str]:
     """Return arguments to put before a command, so that it gets a signal when its parent ends.
 
-    The kernel sends the signal. Returns nothing if setpriv of util-linux is not installed.
+    The kernel sends the signal. Return no arguments if setpriv of util-linux is not installed.
     """
     setpriv = shutil.which("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG")]
@@ -208,7 +208,8 @@ class ProcessSession:
 def kill_remaining(session: ProcessSession, *, timeout_s: float = 10.0) -> int:
     """Kill the members of `session`. Return the number of killed processes.
 
-    Repeat until none remains, because a supervisor may start processes before it is killed.
+    Repeat until none remains or `timeout_s` has passed, because a supervisor may start processes
+    before it is killed.
     """
     killed: set[int] = set()
     deadline_s = time.monotonic() + timeout_s
@@ -237,11 +238,12 @@ def load_session(path: Path) -> ProcessSession | None:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Whether no process listens on `host`:`port`.
+    """Return whether no process listens on `host`:`port`.
 
-    Raises OSError if this process cannot listen there for another reason.
+    Raises OSError if this process cannot listen there for another reason, and OverflowError for a
+    port above 65535.
     """
-    with socket.socket() as probe:
+    with socket.socket(_address_family(host)) as probe:
         # HAProxy sets this option too, so connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -254,23 +256,38 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Listen on `host`:`port`. The backlog holds connections while HAProxy is restarted."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    """Listen on `host`:`port`. The host `::` accepts IPv4 too.
+
+    The backlog holds connections while HAProxy is restarted.
+    """
+    family = _address_family(host)
+    is_dual = family is socket.AF_INET6
+    return socket.create_server(
+        (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual
+    )
 
 
-def find_free_port(preferred: int, reserved: int) -> int:
-    """Return `preferred` if it is free and not `reserved`, else a port chosen by the kernel."""
-    if preferred != reserved and is_port_free("0.0.0.0", preferred):
-        return preferred
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def format_address(host: str, port: int) -> str:
+    """Join host and port as in a URL, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if _address_family(host) is socket.AF_INET6 else f"{host}:{port}"
+
+
+def _address_family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def find_free_port(preferred: int, *reserved: int) -> int:
+    """Return `preferred` if it is free and not `reserved`, else another such port."""
+    port = preferred
+    while port in reserved or not is_port_free("0.0.0.0", port):
+        with socket.socket() as probe:  # the kernel chooses
+            probe.bind(("0.0.0.0", 0))
+            port = probe.getsockname()[1]
+    return port
 
 
 def describe_port_owner(port: int) -> str:
-    """Describe the process that listens on `port`. Without root, only own processes are visible."""
+    """Describe the process that listens on `port`. Only root can see processes of other users."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             at_port = getattr(connection.laddr, "port", None) == port

@@ -34,8 +34,8 @@ PROBE_TIMEOUT_S = 2.0
 # Opener that ignores proxies in the environment, because all requests go to this host.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-# Check that returns a description of the missing part, or None.
-Missing = Callable[[], str | None]
+# Returns a description of what is missing or has failed, or None.
+StatusCheck = Callable[[], str | None]
 
 
 class StartupProgress:
@@ -54,7 +54,7 @@ class StartupProgress:
         with suppress(OSError):
             self._console.out(self._stamp(text), highlight=False)
 
-    def wait(self, missing: Missing, failure: Missing, timeout_s: float) -> None:
+    def wait(self, missing: StatusCheck, failure: StatusCheck, timeout_s: float) -> None:
         """Wait until nothing is missing. Raises StartError on a failure or after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         # No refresh thread, because it would not notice that the terminal was closed.
@@ -100,7 +100,7 @@ def notify_systemd(state: str) -> None:
             peer.sendto(state.encode(), address)
 
 
-def check_port_open(host: str, port: int) -> Missing:
+def check_port_open(host: str, port: int) -> StatusCheck:
     """Return a check that a port accepts connections."""
 
     def missing() -> str | None:
@@ -113,7 +113,7 @@ def check_port_open(host: str, port: int) -> Missing:
     return missing
 
 
-def check_ready(url: str) -> Missing:
+def check_ready(url: str) -> StatusCheck:
     """Return a check that `GET /ready` returns 200. It reports the missing parts."""
 
     def missing() -> str | None:

@@ -16,10 +16,16 @@ from cluster.edge.supervisor import Edge
 from cluster.liveness import Liveness, StoppedProcesses
 from cluster.local import LocalPorts
 from cluster.processes import ChildProcesses
-from cluster.progress import Missing, StartError, StartupProgress, check_port_open, check_ready
+from cluster.progress import (
+    StartError,
+    StartupProgress,
+    StatusCheck,
+    check_port_open,
+    check_ready,
+)
 from deployments.machine import usable_cores
 
-OBJECT_STORE_BYTES = 256 << 20  # minimal, because no message between replicas uses it
+OBJECT_STORE_BYTES = 256 << 20  # small, because messages between replicas bypass Ray's object store
 MAX_STARTS = 3  # attempts to restart an ended child
 # Seconds that the launcher waits, after Serve has ended, to see whether Ray ends too. `ray start`
 # checks its processes every second.
@@ -39,7 +45,7 @@ class RayHost:
     progress: StartupProgress
 
     def start(self) -> None:
-        """Start Ray, then Serve with the config. Raises StartError."""
+        """Start Ray, then Serve with the config. Raises StartError if Ray does not start."""
         ensure_token(self.environment)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
@@ -53,7 +59,8 @@ class RayHost:
     def wait_until_ready(self, url: str, edge: Edge) -> None:
         """Wait until `GET /ready` succeeds, HAProxy is attached and the dashboard runs.
 
-        Without HAProxy, Serve would silently use its slow Python proxy. Raises StartError.
+        Without HAProxy, Serve would silently use its slow Python proxy. Raises StartError if a
+        child ends, or if one of the three takes longer than `start_timeout_s`.
         """
 
         def missing() -> str | None:
@@ -64,7 +71,7 @@ class RayHost:
         self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
     def wait(self) -> None:
-        """Wait until a child has ended, and until children that depend on it have ended too.
+        """Wait until a child has ended. If Ray has not, give it SETTLE_S to end too.
 
         Kill Ray if GCS or the raylet does not answer. Kill processes that a signal has stopped.
         """
@@ -84,25 +91,30 @@ class RayHost:
             time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
-        """Restart Serve, or Ray and Serve if Ray has ended. Raises StartError."""
+        """Restart Serve if only Serve has ended, else Ray and Serve.
+
+        After an attempt that timed out, no child has ended, and Ray may hang. Raises StartError
+        after MAX_STARTS failed attempts.
+        """
         started_s = time.monotonic()
+        reason = self.children.failure()
         for _ in range(MAX_STARTS):
-            self.progress.report(f"{self.children.failure()}\nstarting again")
+            self.progress.report(f"{reason}\nstarting again")
             try:
-                if "ray" in self.children.find_ended():
+                if self.children.find_ended().keys() == {"serve"}:
+                    self._start_serve()
+                else:
                     self.children.kill()
                     self.start()
-                else:
-                    self._start_serve()
                 self.wait_until_ready(url, edge)
             except StartError as error:
-                failure = error
+                failure, reason = error, error.message
             else:
                 self.progress.report(f"serving again after {time.monotonic() - started_s:.1f} s")
                 return
         raise failure
 
-    def _wait_for(self, missing: Missing) -> None:
+    def _wait_for(self, missing: StatusCheck) -> None:
         self.progress.wait(missing, self.children.failure, self.start_timeout_s)
 
     def _start_serve(self) -> None:
@@ -147,7 +159,10 @@ def bin_path(name: str) -> str:
 
 
 def ensure_token(environment: dict[str, str]) -> None:
-    """Create the token of Ray's control ports if the host has none. Set its mode to 0600."""
+    """Create the token file of Ray's control ports if it is missing, and set its mode to 0600.
+
+    Do nothing if `environment` contains the token.
+    """
     if "RAY_AUTH_TOKEN" in environment:
         return
     token = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

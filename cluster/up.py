@@ -6,7 +6,7 @@
 
 A child that ends is restarted (cluster/ray_host.py). All processes are in one session, which the
 launcher leads. In a terminal the launcher is therefore the child of a process that passes signals
-on (cluster/new_session.py), and only the launcher gets Ctrl-C. It stops its children in order. If
+on (cluster/new_session.py). Ctrl-C reaches only the launcher, which stops its children in order. If
 the launcher is killed, the kernel signals the children (setpriv --pdeathsig). The launcher kills
 remaining processes of the session when it ends, or at its next start.
 """
@@ -43,6 +43,7 @@ from cluster.new_session import leads_own_session, run_in_new_session
 from cluster.processes import (
     ChildProcesses,
     describe_port_owner,
+    format_address,
     is_port_free,
     kill_previous_run,
     open_listener,
@@ -50,10 +51,13 @@ from cluster.processes import (
 )
 from cluster.progress import StartError, StartupProgress, notify_systemd
 from cluster.ray_host import RayHost
+from cluster.serve_config import read_args
+from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
 DEFAULT_LIMITS = ClientLimits()
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by address that listens on all interfaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +65,11 @@ class UpSettings:
     """Options of the command line."""
 
     config: Path
-    run_dir: Path  # logs and process ids; each cluster needs its own
+    run_dir: Path  # logs, lock and session id; each cluster needs its own directory
     host: str | None = None  # None: from the config
-    port: int | None = None
-    metrics_port: int | None = None  # None: 9101 if it is free
-    key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS, else from the config
+    port: int | None = None  # None: from the config
+    metrics_port: int | None = None  # None: 9101 if it is free, else a free port
+    key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
     no_auth: bool = False  # serve other hosts without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
     max_requests: int = DEFAULT_LIMITS.requests
@@ -81,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keys",
         type=Path,
         metavar="FILE",
-        help="require an API key of this file (`hundredfold keys add`; default: as in the config)",
+        help="require an API key of this file (`hundredfold keys add`; default: as in the config, "
+        f"else ${KEY_FILE_VARIABLE})",
     )
     parser.add_argument(
         "--no-auth",
@@ -148,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class StopSignal(BaseException):
-    """A stop signal arrived. No Exception, so that `except Exception` does not catch it."""
+    """A stop signal arrived. Not an Exception, so that `except Exception` does not catch it."""
 
 
 @contextmanager
@@ -185,9 +190,7 @@ def serve_until_stopped(settings: UpSettings) -> int:
         config = read_effective_config(settings)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
         check_access(config, host, no_auth=settings.no_auth)
-        check_port(host, port, "--port")
-        ports = LocalPorts.choose(reserved=port, metrics=settings.metrics_port)
-        check_port("127.0.0.1", ports.metrics, "--metrics-port")
+        ports = choose_ports(host, port, settings.metrics_port)
         limits = ClientLimits(settings.connections_per_client, settings.max_requests)
         with run_edge(run_dir, (host, port), limits, progress) as edge:
             return serve_at_edge(edge, ports, config, settings, progress)
@@ -200,10 +203,13 @@ def serve_at_edge(
     settings: UpSettings,
     progress: StartupProgress,
 ) -> int:
-    """Start Ray and Serve. Keep them running until a stop signal. Raises StartError."""
+    """Start Ray and Serve, and keep them running until a stop signal. Then return 0.
+
+    Stop all children in any case. Raises StartError if a start or restart fails.
+    """
     host = RayHost(
         children=ChildProcesses(settings.run_dir),
-        config=config,
+        config=move_behind_edge(config),
         ports=ports,
         environment=os.environ
         | local_environment(ports, edge.directory)
@@ -213,7 +219,7 @@ def serve_at_edge(
         progress=progress,
     )
     http = config["http_options"]
-    url = f"http://{client_address(http['host'])}:{http['port']}"
+    url = client_url(http["host"], http["port"])
     try:
         host.start()
         host.wait_until_ready(url, edge)
@@ -246,7 +252,10 @@ def count_gpus(requested: int | None, progress: StartupProgress) -> int:
 def run_edge(
     run_dir: Path, address: tuple[str, int], limits: ClientLimits, progress: StartupProgress
 ) -> Iterator[Edge]:
-    """Run the edge, which listens for clients, until the end of the block. Raises StartError."""
+    """Run the edge, which listens for clients, until the end of the block.
+
+    Raises StartError if HAProxy does not start.
+    """
     with private_directory(run_dir) as directory, open_listener(*address) as listener:
         edge = Edge(directory, listener, find_haproxy(), progress.report, limits)
         try:
@@ -287,6 +296,15 @@ def read_effective_config(settings: UpSettings) -> dict[str, Any]:
     return config
 
 
+def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config for Serve. The host of its `http_options` is that of ingress replicas.
+
+    HAProxy listens for clients and connects to the replicas on 127.0.0.1. On other addresses, they
+    would be reachable without its limits.
+    """
+    return {**config, "http_options": {**config["http_options"], "host": "127.0.0.1"}}
+
+
 def reject_problems(config: Path) -> None:
     """Lint the config before processes start, because Serve ignores unknown keys."""
     from cluster.check import check_file, report  # imported late: Ray takes a second
@@ -299,12 +317,26 @@ def reject_problems(config: Path) -> None:
         raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
+def choose_ports(host: str, port: int, metrics: int | None) -> LocalPorts:
+    """Choose the ports on loopback. Raises StartError if `port` or `metrics` cannot be used."""
+    check_port(host, port, "--port")
+    if metrics == port:
+        raise StartError(
+            f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
+        )
+    ports = LocalPorts.choose(reserved=port, metrics=metrics)
+    check_port("127.0.0.1", ports.metrics, "--metrics-port")
+    return ports
+
+
 def check_port(host: str, port: int, option: str) -> None:
-    """Reject a used port before processes start. `option` is named as the remedy."""
+    """Reject a port before processes start. If it is used, the error names `option` as remedy."""
     try:
         free = is_port_free(host, port)
     except OSError as exc:
-        raise StartError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+        raise StartError(f"cannot listen on {format_address(host, port)}: {exc.strerror}") from exc
+    except OverflowError as exc:
+        raise StartError(f"{port} is not a port: use a number below 65536") from exc
     if not free:
         raise StartError(
             f"port {port} on {host} is in use by {describe_port_owner(port)}",
@@ -312,14 +344,18 @@ def check_port(host: str, port: int, option: str) -> None:
         )
 
 
-def client_address(host: str) -> str:
-    """Return the address for clients on this host."""
-    return "127.0.0.1" if host == "0.0.0.0" else host
+def client_url(host: str, port: int) -> str:
+    """Return the URL for clients on this host."""
+    return f"http://{format_address(LOOPBACK.get(host, host), port)}"
 
 
 def build_startup_message(url: str, config: dict[str, Any]) -> str:
-    """Build the line that shows the URL and an example request."""
-    model = config["applications"][0]["args"]["models"][0]["id"]
+    """Build the line that shows the URL and an example request.
+
+    Without models in the config, the request lists those of the store.
+    """
     key = "" if find_key_file(config) is None else ' -H "Authorization: Bearer $KEY"'
     body = '{"inputs": "Hello world"}'
-    return f"serving on {url} - try: curl{key} {url}/models/{model} -d '{body}'"
+    models = [model["id"] for args in read_args(config) for model in args.get("models") or ()]
+    example = f"/{models[0]} -d '{body}'" if models else ""
+    return f"serving on {url} - try: curl{key} {url}/models{example}"

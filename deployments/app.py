@@ -125,7 +125,7 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
-    _pools: tuple[HasPool, ...]  # `manage_pool` lists the models of the first pool
+    _pools: tuple[HasPool, ...]  # `manage_pool` changes all pools, and lists the first one's models
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -169,8 +169,8 @@ class Tokenizer(_ChannelHooks):
         try:
             return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
         except ServeError as error:
-            # Ray Serve passes this batch to the encoder directly. The encoder returns the errors to
-            # the ingress.
+            # Ray Serve passes the result directly to the encoder, which returns the errors in it
+            # to the ingress, one per call. An exception would fail the encoder's call as a whole.
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
@@ -189,7 +189,10 @@ class Tokenizer(_ChannelHooks):
 
 
 class Encoder(_ChannelHooks):
-    """Deployment of EncoderReplica, one per kind of device (CPU, GPU)."""
+    """Deployment of EncoderReplica, one per kind of device (CPU, GPU).
+
+    Its own TokenizerReplica tokenizes batches that skip the tokenizer deployment.
+    """
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica()
@@ -364,12 +367,12 @@ class Ingress:
 
 
 # Cores of the cluster per ingress replica. With short texts, the ingress needs about a third of the
-# CPU time of the forward passes: one core for every three.
+# CPU time of the forward passes: one of four cores.
 CORES_PER_INGRESS = 4
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """Bind all deployments of serve_config.yaml. Raises BadSetting.
+    """Bind all deployments of serve_config.yaml. Raises BadSetting if `args` are invalid.
 
     The number of ingress replicas follows from the cores, unless the config sets `num_replicas`.
     """

@@ -12,7 +12,8 @@ from deployments.errors import Overloaded
 class Capacity:
     """Counter of the units in use, such as items or bytes. Use from one event loop.
 
-    A client with a name may use half of the limit. A single request of such a client may use more.
+    The requests of a client with a name may together use half of the limit. A request that is the
+    only one of its client may use the whole limit.
     """
 
     def __init__(self, limit: Callable[[], int], unit: str) -> None:
@@ -27,7 +28,7 @@ class Capacity:
         return self._limit()
 
     def reserve(self, units: int, client: str = "") -> None:
-        """Reserve `units`. Raises Overloaded (429) at once when too few are free."""
+        """Reserve `units`. Raises Overloaded (429) if too few are free in total or for `client`."""
         limit, own = self._limit(), self._used_by[client]
         if own and 2 * (own + units) > limit:
             raise Overloaded(
@@ -52,7 +53,7 @@ class Capacity:
 
     @contextmanager
     def hold(self, units: int, client: str = "") -> Iterator[None]:
-        """Reserve `units` for the block. Raises Overloaded."""
+        """Reserve `units` for the block. Raises as `reserve` does."""
         self.reserve(units, client)
         try:
             yield

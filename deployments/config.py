@@ -2,7 +2,7 @@
 
 `AppArgs` is `args` of the application in serve_config.yaml. The `*UserConfig` types are the
 `user_config` of the deployments, which `serve deploy` changes without a restart. No other module
-reads environment variables.
+reads settings from environment variables.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class AppArgs(_Settings):
     # Memory of each GPU that the models of its replicas may use: a fraction up to 1, or bytes. The
     # remainder is for activations, captured graphs and the CUDA context of each replica.
     gpu_memory: float = Field(0.85, gt=0)
-    # A forward pass, decode step or tokenization that runs longer counts as hanging. Ray Serve
-    # then replaces the replica.
+    # Seconds after which a running forward pass, decode step or tokenization counts as hanging. Ray
+    # Serve then replaces the replica. SLOW_FACTOR in health.py lets large calls run longer.
     hang_timeout_s: float = Field(HANG_TIMEOUT_S, gt=0)
     # Memory limit of a replica's loaded tokenizers, in bytes.
     tokenizer_pool_bytes: int = Field(1 << 30, ge=1)
@@ -193,8 +193,8 @@ class CacheSettings(_Settings):
 
     max_bytes: int = Field(64 << 20, ge=0)
     ttl_s: float = Field(300.0, gt=0)
-    # Whether API keys share this cache and the prefix caches of the generators. If they do, the
-    # response time shows a client whether another key has sent the same text.
+    # If true, API keys share this cache and the prefix caches of the generators. The response time
+    # then shows a client whether another key has sent the same text.
     shared: bool = False
 
 
@@ -208,7 +208,8 @@ class CorsSettings(_Settings):
 class BuildSettings(_Settings):
     """Models that are fetched and built while the server runs."""
 
-    # Whether requests may start builds of hub models, and operators builds of any source.
+    # If true, requests may start builds of hub models, and operators may start builds of any
+    # source.
     allow_pull: bool = False
     max_queued: int = Field(16, ge=1)  # builds that wait or run
     max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # memory limit of the builder process
@@ -249,7 +250,7 @@ class IngressUserConfig(_Settings):
     stream_buffer_tokens: int = Field(2_048, ge=1)  # limit of the unread tokens of a stream
     keep_cores_awake: bool = True  # during requests, in virtual machines
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; without either no key is required
-    no_auth: bool = False  # True permits a host other than loopback without keys
+    no_auth: bool = False  # True: without keys, the server may listen on more than loopback
 
     def key_file_path(self) -> Path | None:
         named = os.environ.get(KEY_FILE_VARIABLE) or None

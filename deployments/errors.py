@@ -6,14 +6,14 @@
     ├── InvalidField                400  missing, of the wrong type or out of range
     ├── EmptyInput                  400
     ├── WrongTask                   400  the model does not support the task
-    ├── HardwareUnavailable         400  no encoder for the requested device
+    ├── HardwareUnavailable         400  the cluster lacks the requested hardware
     ├── Unauthorized                401  no valid API key
     ├── Forbidden                   403  the key does not permit this
     ├── UnknownModel, UnknownRoute  404
-    ├── BuildFailed                 404  the model was pulled and could not be built
+    ├── BuildFailed                 404  the store lacks the model because its build failed
     ├── MethodNotAllowed            405
     ├── BodyTooSlow                 408
-    ├── ModelInUse                  409  it cannot be removed now
+    ├── ModelInUse                  409  the model cannot be removed now
     ├── BodyTooLarge                413  as sent or after decompression
     ├── UnsupportedEncoding         415
     ├── UnknownParameter            422
@@ -23,8 +23,8 @@
     │   └── RateLimited                  the API key has used its limit
     ├── EngineFailed                500
     │   └── EngineLost              the engine must be replaced
-    ├── ModelLoading                503  the deployment is starting
-    ├── ModelUnavailable            503  the model keeps failing
+    ├── ModelLoading                503  the deployment is starting, or the model is being built
+    ├── ModelUnavailable            503  the model keeps failing, or no memory is free for it
     ├── ReplicasLost                503  replicas ended during the request
     ├── ReplicasSilent              503  no replica answers
     ├── StoreNotWritable            503  the disk of the store is full or read-only
@@ -221,7 +221,7 @@ class RateLimited(Overloaded):
 
 
 class EngineFailed(ServeError):
-    """The engine failed on a batch."""
+    """A computation or a health check failed, or the replica was lost during an answer."""
 
     code = "engine_failed"
 
@@ -301,7 +301,7 @@ class ArtifactMissing(ArtifactError):
 
 
 class ManifestInvalid(ArtifactError):
-    """The manifest is unreadable or violates its schema."""
+    """The manifest is unreadable or violates its schema, or a model id is invalid."""
 
     code = "manifest_invalid"
 
@@ -319,7 +319,7 @@ class UnknownTask(ArtifactError):
 
 
 class DigestMismatch(ArtifactError):
-    """A file is missing, or not the one that the manifest lists with its size and digest."""
+    """A file is missing, not listed in the manifest, or differs from its size or digest there."""
 
     code = "digest_mismatch"
 

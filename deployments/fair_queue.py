@@ -12,8 +12,8 @@ it never starves.
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -21,15 +21,16 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Number of clients without queued items whose state the queue keeps. Above it, the queue drops the
-# clients whose earlier cost no longer changes the order.
+# Number of clients without queued items whose state the queue keeps per priority. Above it, the
+# queue drops the state of the clients whose earlier cost no longer changes the order.
 MAX_IDLE_CLIENTS = 64
 LOWER_SHARE = 1 / 16
 
 
 class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
-    finish: float  # virtual finish time: cost that each client has been served when this item ends
+    # Virtual finish time: the cost served to each client of the priority when this item ends.
+    finish: float
     number: int  # order of arrival, for equal values of `finish`
     cost: float
     client: str
@@ -139,16 +140,19 @@ class FairQueue(Generic[T]):
     def take_last(self) -> T:
         """Take the item that would be served last; its client is not charged for it."""
         entry = self._entries.pop()
-        self._refund([entry])
+        self._classes[entry.priority].last_finish[entry.client] -= entry.cost
+        self._forget([entry])
         return entry.item
 
     def discard(self, is_unwanted: Callable[[T], bool]) -> list[T]:
-        """Remove items and return them in order; their clients are not charged for them."""
+        """Remove items and return them in order; their clients are not charged for them.
+
+        Later items of these clients move forward, as if the removed items had never been pushed.
+        """
         removed = [entry for entry in self._entries if is_unwanted(entry.item)]
         if removed:
-            numbers = {entry.number for entry in removed}
-            self._entries = [entry for entry in self._entries if entry.number not in numbers]
-            self._refund(removed)
+            self._close_gaps({entry.number for entry in removed})
+            self._forget(removed)
         return [entry.item for entry in removed]
 
     def _turn(self) -> int:
@@ -168,10 +172,31 @@ class FairQueue(Generic[T]):
         group = self._classes.setdefault(priority, _PriorityClass())
         return max(group.now, group.last_finish.get(client, 0.0)) + cost
 
-    def _refund(self, entries: Sequence[_WaitingItem[T]]) -> None:
-        for entry in entries:
-            self._classes[entry.priority].last_finish[entry.client] -= entry.cost
-        self._forget(entries)
+    def _close_gaps(self, removed: Set[int]) -> None:
+        """Remove the entries with these numbers, and let later ones of their clients end earlier.
+
+        An entry does not end sooner than if it had been pushed now.
+        """
+        kept: list[_WaitingItem[T]] = []
+        gaps: defaultdict[tuple[int, str], float] = defaultdict(float)  # removed cost by sender
+        ends: dict[tuple[int, str], float] = {}  # `finish` of the last kept entry by sender
+        for entry in self._entries:
+            sender = entry.priority, entry.client
+            if entry.number in removed:
+                gaps[sender] += entry.cost
+                continue
+            if gap := gaps[sender]:
+                group = self._classes[entry.priority]
+                earliest = max(group.now, ends.get(sender, 0.0)) + entry.cost
+                finish = max(entry.finish - gap, min(entry.finish, earliest))
+                entry = entry._replace(finish=finish)
+            ends[sender] = entry.finish
+            kept.append(entry)
+        self._entries = sorted(kept, key=lambda each: each.position)
+        for sender, gap in gaps.items():
+            priority, client = sender
+            last = self._classes[priority].last_finish
+            last[client] = max(last[client] - gap, ends.get(sender, 0.0))
 
     def _forget(self, entries: Sequence[_WaitingItem[T]]) -> None:
         """Subtract removed entries; drop the state of clients that no longer affects the order."""

@@ -24,10 +24,11 @@ T = TypeVar("T")
 # request in time: three such calls exceed `timeout_s`. The configuration linter compares the two.
 HANG_TIMEOUT_S = 10.0
 # A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
-# the size of the call and the slowest recent calls. So a long text on a slow machine is no hang.
+# the size of the call and the pace of the slowest recent call, so that a long text on a slow
+# machine does not count as hanging.
 SLOW_FACTOR = 4.0
-# Each successful call multiplies the recorded pace of the slowest call, in seconds per unit of
-# size, by this factor. A single stall therefore stops counting after some tens of calls.
+# Each call that ends multiplies the recorded pace of the slowest call, in seconds per unit of size,
+# by this factor. A single stall therefore stops counting after some tens of calls.
 PACE_DECAY = 0.95
 # Consecutive failed calls after which a model is quarantined. A single error does not show whether
 # the engine is broken or an input is bad.
@@ -87,8 +88,8 @@ class WorkerHealth:
         """Whether the last call failed."""
         return self._failures > 0
 
-    def admit(self) -> None:
-        """Raise ModelUnavailable in quarantine, unless the call is the next probe."""
+    def check_quarantine(self) -> None:
+        """Raise ModelUnavailable in quarantine, unless the next call may be a probe."""
         if self._failures < MAX_CONSECUTIVE_FAILURES:
             return
         wait_s = self._probe_s - time.perf_counter()
@@ -99,8 +100,13 @@ class WorkerHealth:
             )
             error.retry_after_s = wait_s
             raise error
-        self._is_probing = True
-        self._probe_s = time.perf_counter() + self._quarantine_s()
+
+    def admit(self) -> None:
+        """Accept a call, in quarantine as a probe. Raises ModelUnavailable before its time."""
+        self.check_quarantine()
+        if self._failures >= MAX_CONSECUTIVE_FAILURES:
+            self._is_probing = True
+            self._probe_s = time.perf_counter() + self._quarantine_s()
 
     def record_success(self) -> None:
         self._succeeded_s = time.perf_counter()

@@ -20,7 +20,7 @@ MAX_MODELS = 100  # limit of the models with their own label, per process
 OTHER_MODELS = "other"
 REQUEST_LABELS = ("model", "task", "compute", "status")
 PASS_LABELS = ("model", "compute")
-CACHE_LABELS = ("model", "result")  # hit or miss
+CACHE_LABELS = ("model", "result")  # the result is `hit` or `miss`
 KEY_LABELS = ("key", "compute")
 
 

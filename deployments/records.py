@@ -30,14 +30,14 @@ class RequestRecord:
     total_s: float
     cache: Literal["hit", "miss", "none"] = "none"  # none: no look-up in the response cache
     cache_bytes: int = 0  # size of the response cache after the request
-    # All zero if no encoder ran.
+    # All zero if no engine ran, except for `tokens` of a response from the cache.
     timings: EncoderTimings = field(default_factory=EncoderTimings)
     key: str = ""  # name of the API key; empty: none
     version: str = ""  # version of the model; empty: the request failed before the model was known
 
     @property
     def compute_s(self) -> float:
-        """Seconds of hardware: the request's share of its forward passes, or of its generation."""
+        """Seconds of hardware: the request's share of its forward passes, or all its generation."""
         batch_items = self.timings.batch_items
         share = self.items / batch_items if batch_items else 1.0
         return self.timings.forward_s * share

@@ -89,10 +89,10 @@ class ModelRegistry:
     A look-up of a name is cached for REFRESH_S; a cached look-up takes a microsecond. Manifests are
     read at the first use. The code that loads a model checks the digests of its other files.
 
-    Defaults and lists use only the models of the configuration, whose digests are checked at the
-    start. The error of a damaged model is stored, and requests for the model raise it. If the
-    configuration names the version of a damaged model, the replica does not start, so that a
-    rollout keeps the previous replicas.
+    Requests without a model name get a model of the configuration. The digests of these models are
+    checked at the start. The error of a damaged model is stored, and requests for the model raise
+    it. If the configuration names the version of a damaged model, the replica does not start, so
+    that a rollout keeps the previous replicas.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ModelRegistry:
     def find(self, name: str, client: Callable[[], str] = str) -> RegisteredModel:
         """Return the model that answers `client` for `name`, an `id` or `id@selector`.
 
-        Raises UnknownModel, or the ArtifactError of the artifact.
+        Raises UnknownModel for an unknown name, or an ArtifactError if the version is not usable.
         """
         route = self._routes.get(name)
         if route is None or route.expires_s <= self._clock():
@@ -162,7 +162,10 @@ class ModelRegistry:
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
     def must_try(self, name: str, ref: ModelRef) -> bool:
-        """Whether `ref` needs a trial: it has had none, and another version could answer `name`."""
+        """Whether `ref` needs a trial: it has passed none, and another version could answer `name`.
+
+        If no other version could, accept `ref` without a trial, unless `name` states this version.
+        """
         if ref in self._accepted:
             return False
         if self._list_substitutes(name, ref.version):
@@ -172,11 +175,14 @@ class ModelRegistry:
         return False
 
     def accept(self, ref: ModelRef) -> None:
-        """Mark a version whose trial succeeded, so that names can resolve to it."""
+        """Mark a version as accepted, so that it needs no trial before names resolve to it."""
         self._accepted.add(ref)
 
     def refuse(self, ref: ModelRef, reason: str) -> None:
-        """Refuse a version in the plan, so that no process uses it. Blocks. Raises BadSetting."""
+        """Refuse a version in the plan, so that no process uses it for other names. Blocks.
+
+        Raises BadSetting if the plan cannot be changed.
+        """
         changes.refuse(self._store, ref.id, ref.version, reason)
 
     def follow_plan(self) -> None:
@@ -315,7 +321,10 @@ class _Opened(NamedTuple):
 
 
 def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
-    """Open an exact version by its manifest alone. Raises ArtifactError."""
+    """Open an exact version by its manifest alone.
+
+    Raises an ArtifactError if the store lacks the version or its manifest cannot be used.
+    """
     directory = find_artifact(store, ref.id, ref.version)
     manifest = ArtifactManifest.parse(directory)
     if (manifest.id, manifest.version) != (ref.id, directory.name):

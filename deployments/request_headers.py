@@ -16,8 +16,9 @@ OPTION_HEADERS = {
     "x-request-timeout-ms": "deadline_ms",
     "x-priority": "priority",
 }
-# Headers with the timeout of OpenAI's clients in seconds: of the Python client, of the JavaScript
-# client. They also send their default timeout, so any other deadline of the request has priority.
+# Headers with the timeout of OpenAI's clients in seconds. The Python client sends the first, the
+# JavaScript client the second. Both also send their default timeout, so any other deadline of the
+# request has priority.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 # Marks the refusal of a request because of a queue. HAProxy counts and removes it (cluster/edge).
 REFUSAL_HEADER = "x-queue-refusal"

@@ -18,7 +18,7 @@ MIN_TIME_SHARE = 0.25
 
 
 class Prediction(NamedTuple):
-    """The predicted duration of a job, made when it was queued."""
+    """The duration of a job, predicted when the job was queued."""
 
     seconds: float
     left_s: float  # time between queuing and the deadline

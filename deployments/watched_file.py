@@ -20,7 +20,10 @@ class WatchedFile:
         self._state = _read_state(path)
 
     def has_changed(self) -> bool:
-        """Return whether the file has changed since the last check. Checks once per interval."""
+        """Return whether the file has changed since the last check.
+
+        Within CHECK_INTERVAL_S of that check, return False without a new check.
+        """
         now_s = self._clock()
         if now_s - self._checked_s < CHECK_INTERVAL_S:
             return False

@@ -38,7 +38,10 @@ def pytest_runtest_protocol() -> Iterator[object]:
 
 
 def _spare_garbage_collector() -> None:
-    """Exclude all existing objects. Most come from imports, stay, and take 0.5 s to scan."""
+    """Collect garbage, then exclude the remaining objects from later collections.
+
+    Most come from imports and are never freed. A scan of them takes 0.5 s.
+    """
     gc.collect()
     gc.freeze()
 
@@ -65,7 +68,7 @@ def _cpu_flags() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with EMBEDDER and CLASSIFIER, shared by all tests.
+    """Create a store with EMBEDDER and CLASSIFIER, shared by all tests.
 
     Tests that damage artifacts make their own store.
     """
@@ -77,7 +80,7 @@ def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def public_directory() -> Iterator[Path]:
-    """A temporary directory that every user can enter, unlike `tmp_path`."""
+    """Create a temporary directory that every user can enter, unlike `tmp_path`."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     yield directory

@@ -22,7 +22,7 @@ class ReplicaLoad(NamedTuple):
 
 
 class Controller:
-    """Reimplements `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
+    """Reimplementation of `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
 
     Serve's class reads the wall clock; `Controller` gets the time as an argument. Both call the
     same private functions of Serve: policy, scaling factors and delays. A unit test compares the

@@ -24,7 +24,7 @@ class DaySettings:
     seconds: int = 86_400
     models: int = 3
     base_work: float = 1.2  # at noon, sum over all models
-    bursts: int = 8  # per model and day
+    bursts: int = 8  # per model, during all `seconds`
     burst_work: float = 6.0  # highest work of one burst
 
 

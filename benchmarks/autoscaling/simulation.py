@@ -32,8 +32,8 @@ class ServerSettings:
     window_s: float | None = None
 
 
-# Returns the number of calls that Serve counts. The argument is the number of requests in the
-# deployment, by model.
+# A function that returns the number of calls that Serve counts. Its argument is the number of
+# requests in the deployment, by model.
 CountCalls = Callable[[NDArray[np.float64]], float]
 
 
@@ -48,7 +48,7 @@ class _Arrivals:
 
 @dataclass(slots=True)
 class Trace:
-    """Counts of each second, and the latencies of all requests."""
+    """Counts of each second, and the latencies of all served requests."""
 
     replicas: list[int] = field(default_factory=list)  # running
     paid: list[int] = field(default_factory=list)  # running or starting

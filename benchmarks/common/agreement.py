@@ -18,7 +18,8 @@ from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import TaskName
 
-# The manifest states the worst cosine of the probe texts. Benchmark texts may be slightly worse.
+# The manifest states cosines of the probe texts. Those of benchmark texts may be lower by these
+# margins.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
 
@@ -77,9 +78,10 @@ class ExpectedEmbeddings:
     def compare(
         self, texts: Sequence[str], responses: Sequence[Mapping[int, bytes]]
     ) -> CosineCheck:
-        """Compare raw HTTP responses, keyed by index into `texts`, with the correct embeddings.
+        """Compare raw HTTP responses with the correct embeddings of `texts`.
 
-        Raise BenchmarkError for a response that is not one vector.
+        `responses` has a mapping per load level, from the index of a text to the response. Raise
+        BenchmarkError for a response that is not one vector.
         """
         what = f"served against {self.name}"
         pairs = [(index, raw) for level in responses for index, raw in sorted(level.items())]

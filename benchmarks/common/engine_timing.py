@@ -71,7 +71,7 @@ class ShapeTiming:
     medians_ms: list[float] = field(default_factory=list)
 
     def run_round(self) -> None:
-        """Run forward passes for about TIMING_S seconds after one warm-up pass.
+        """Time passes for about TIMING_S s after a warm-up pass. Append the median to `medians_ms`.
 
         Threads of the previous system spin for some milliseconds after its last pass. The method
         therefore first waits until the process is idle.
@@ -124,7 +124,7 @@ class CoreSplit:
 
 
 def list_core_splits(cores: int) -> tuple[CoreSplit, ...]:
-    """Return two splits: one pass per core, and one pass on all cores."""
+    """Return two splits: one pass per core, and one pass on all cores. One core has one split."""
     return tuple(dict.fromkeys((CoreSplit(1, cores), CoreSplit(cores, 1))))
 
 
@@ -166,14 +166,17 @@ class RawEngine:
             list(self._pools[split].map(engine.run, ends))
 
     def sentences_per_s(self, split: CoreSplit, size: int) -> float:
-        """Run all sentences once in batches of `size`, and return the rate without collation."""
+        """Run all sentences once in batches of `size`. Return the rate. Collation is not timed."""
         batches = self._sorted(size).batches
         started_s = time.perf_counter()
         list(self._pools[split].map(self._engines[split].run, batches))
         return len(self.items) / (time.perf_counter() - started_s)
 
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
-        """Split `batch` over all concurrent passes, as an idle encoder does. Return [B, W]."""
+        """Split `batch` over concurrent passes of one thread each. Return [B, W].
+
+        An encoder replica splits a batch in the same way, but may run a lone pass on all cores.
+        """
         split = self.splits[0]
         outputs = run_split(self._engines[split], self._pools[split], split.passes, batch)
         return np.concatenate([output.items for output in outputs])

@@ -26,7 +26,10 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str) -> ServerAddress:
-        """Parse a URL such as `http://127.0.0.1:8000`. Raises BenchmarkError for other URLs."""
+        """Parse an http URL such as `http://127.0.0.1:8000`.
+
+        Raises BenchmarkError for another scheme or without a host.
+        """
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -83,7 +86,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A response with status 200. `headers` have lower-case names."""
+    """Parsed JSON body and headers of a response with status 200. Names are in lower case."""
 
     value: Any
     headers: Mapping[str, str]
@@ -95,7 +98,11 @@ class HttpResponse:
 
 
 class Client:
-    """Client with one keep-alive connection. Raises BenchmarkError for any status but 200."""
+    """Client with one keep-alive connection.
+
+    Requests raise BenchmarkError without a response, for a status other than 200, or if the body is
+    not JSON.
+    """
 
     def __init__(self, address: ServerAddress) -> None:
         self._address = address

@@ -30,7 +30,7 @@ def open_torch(
 ) -> EncoderEngine:
     """Open the torch model from which an artifact was built, with the artifact's output layout.
 
-    `source` has the syntax of `build_artifacts build`; None means the source in the manifest.
+    `source` is written as for `build_artifacts build`; None means the source in the manifest.
     Unpacked files go to `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model
@@ -109,10 +109,10 @@ class LocalModel:
     def unbatched_values(
         self, texts: Sequence[str], *, threads: int, engine: EncoderEngine | None = None
     ) -> list[Any]:
-        """Compute the response value of each text, one forward pass per item. Close the engine.
+        """Compute the response value of each text, with one forward pass per tokenized item.
 
         `engine` must have the output layout of the artifact, as engines of `open_torch` have. None
-        means the artifact's own engine.
+        means the artifact's own engine. The method closes the engine in both cases.
         """
         tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None

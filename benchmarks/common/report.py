@@ -46,7 +46,9 @@ class HostInfo:
     usable_cores: int  # cores that affinity mask and cgroup leave to this process
     memory_bytes: int
     load_average: float  # runnable processes, average of the last minute
-    schedules_sessions: bool  # server and load generator, in two sessions, share cores equally
+    # The kernel gives each process session an equal share of the cores. Server and load generator
+    # are two sessions.
+    schedules_sessions: bool
     system: str
     python: str
     packages: Mapping[str, str]
@@ -76,10 +78,10 @@ def read_host_info() -> HostInfo:
 
 
 def git_commit(repository: Path) -> str:
-    """Return the commit checked out in `repository`; `unknown` if it is no root of a checkout.
+    """Return the checked-out commit, with the suffix `-dirty` if there are uncommitted changes.
 
-    An installed copy may lie in the checkout of another project, whose commit says nothing
-    about this code.
+    Return `unknown` if `repository` is not the root of a checkout. An installed copy may lie in the
+    checkout of another project, whose commit says nothing about this code.
     """
     try:
         if _git(repository, "rev-parse", "--show-prefix"):
@@ -130,7 +132,7 @@ def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
         log_progress("note: no git checkout; the result file names no commit")
     if run.host.load_average > BUSY_LOAD_PER_CORE * run.host.usable_cores:
         log_progress(
-            f"note: load average {run.host.load_average:.1f}; figures of a busy machine are too low"
+            f"note: load average {run.host.load_average:.1f}; rates of a busy machine are too low"
         )
     if run.host.schedules_sessions:
         log_progress(
@@ -160,7 +162,7 @@ class Table:
 
 
 def read_table(path: Path, name: str) -> Table:
-    """Read one table of a result file. Raises BenchmarkError if it is missing."""
+    """Read one table of a result file. Raises BenchmarkError if the file or table is missing."""
     try:
         tables = orjson.loads(path.read_bytes())["tables"]
         (table,) = [Table(**entry) for entry in tables if entry["name"] == name]

@@ -30,7 +30,9 @@ class EngineResults:
     sentences: str
     sentence_count: int
     mean_tokens: float  # special tokens included
-    threads: int  # per forward pass; applies to `latencies`
+    # Usable cores. In `latencies`, torch runs one pass with this number of threads, and the engine
+    # runs up to this number of passes with one thread each.
+    threads: int
     throughput: tuple[SentenceThroughput, ...]
     latencies: tuple[ShapeLatency, ...]
     torch_over_engine: float | None  # latency of torch / latency of the engine, at COMPARED_SHAPE
@@ -66,10 +68,9 @@ def build_tables(results: EngineResults) -> tuple[Table, Table]:
         )
         for timing in results.latencies
     ]
-    threads = f"{results.threads} threads"
     return (
         Table("throughput", ("core split", "batch", "sentences/s", "spread"), throughput),
-        Table("latency", (threads, "items x tokens", "ms", "spread"), latencies),
+        Table("latency", ("system", "items x tokens", "ms", "spread"), latencies),
     )
 
 
@@ -77,7 +78,8 @@ def describe(results: EngineResults) -> str:
     """Format the results for the console."""
     lines = [
         f"{results.model_id} {results.version} {results.compute_type}, "
-        f"{results.sentence_count} sentences, {results.mean_tokens:.1f} tokens on average",
+        f"{results.sentence_count} sentences, {results.mean_tokens:.1f} tokens on average, "
+        f"{results.threads} cores",
         "",
     ]
     for table in build_tables(results):

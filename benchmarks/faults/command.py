@@ -1,4 +1,4 @@
-"""Benchmark that kills and stops processes of a server under steady load, one kind at a time.
+"""Benchmark that kills and stops processes of a server under steady load, one process at a time.
 
 The benchmark starts its own server and signals only processes of this server. It compares every
 answer with the answer to the same request before the faults.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,11 +161,12 @@ async def cause_fault(
     load.start(plan.encoders, plan.encoder_rate)
     load.start(plan.generators, plan.generator_rate)
     await asyncio.sleep(LEAD_S)
-    victim = find_processes(server.launcher, kind)[-1]
+    former = find_processes(server.launcher, kind)
+    victim = former[-1]
     fault_s = time.perf_counter()
     victim.kill() if action == "kill" else victim.suspend()
     try:
-        successor_s = await watch(server, kind, victim, load, plan.seconds)
+        successor_s = await watch(server, kind, former, load, plan.seconds)
     finally:
         with suppress(psutil.Error):
             victim.resume()
@@ -173,11 +175,16 @@ async def cause_fault(
 
 
 async def watch(
-    server: Server, kind: ProcessKind, victim: psutil.Process, load: SteadyLoad, seconds: float
+    server: Server,
+    kind: ProcessKind,
+    former: Sequence[psutil.Process],
+    load: SteadyLoad,
+    seconds: float,
 ) -> float | None:
     """Wait for `seconds`, then until no request fails or is slow. Stop after MAX_WATCH_S.
 
-    Return the seconds until a new process of the kind was running; None if none started.
+    Return the seconds until a process of the kind was running that is not one of `former`, the
+    processes before the fault; None if none started.
     """
     started_s = time.perf_counter()
     successor_s: float | None = None
@@ -186,14 +193,17 @@ async def watch(
         elapsed_s = time.perf_counter() - started_s
         if successor_s is None:
             found = await asyncio.to_thread(find_processes, server.launcher, kind)
-            if found and found[-1] != victim:
+            if any(process not in former for process in found):
                 successor_s = elapsed_s
         if elapsed_s > MAX_WATCH_S or (elapsed_s > seconds and is_calm(load)):
             return successor_s
 
 
 def is_calm(load: SteadyLoad) -> bool:
-    """Whether all requests of the last CALM_S seconds got a right answer within SLOW_S."""
+    """Whether all requests that ended in the last CALM_S seconds got a right answer within SLOW_S.
+
+    False if no request ended.
+    """
     since_s = time.perf_counter() - CALM_S
     last = [one for one in load.observations if one.ended_s > since_s]
     return bool(last) and all(one.outcome == RIGHT and one.seconds <= SLOW_S for one in last)

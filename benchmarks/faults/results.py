@@ -16,15 +16,15 @@ MIN_ANSWERED = 0.999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultResult:
-    """Answers to clients from LEAD_S before one fault until the recovery of the server."""
+    """Answers to clients from shortly before one fault until the server has recovered."""
 
     kind: str
     action: ProcessFault
     requests: int
     outcomes: Mapping[str, int]  # requests without a right answer, by kind and outcome
     wrong: int
-    worst_s: float  # longest wait of an answered request
-    median_s: float
+    worst_s: float  # longest wait for a right answer
+    median_s: float  # median wait for a right answer
     # s from the fault to the end of the last request that failed or was slow; 0 if there was none.
     disturbed_s: float
     successor_s: float | None  # s until a new process of the kind ran; None: no new process
@@ -34,7 +34,10 @@ class FaultResult:
         return 1 - sum(self.outcomes.values()) / self.requests if self.requests else 0.0
 
     def is_reached(self, kind: ProcessKind) -> bool:
-        """Whether no answer was wrong and the disturbance stayed within the limits of `kind`."""
+        """Whether no answer was wrong, and `answered` or `disturbed_s` is within its limit.
+
+        `answered` must be at least MIN_ANSWERED, or `disturbed_s` at most `kind.max_disturbed_s`.
+        """
         if self.wrong:
             return False
         if self.answered >= MIN_ANSWERED:

@@ -59,14 +59,14 @@ class SoakResults:
         return sum(counts.get(WRONG, 0) for counts in self.outcomes.values())
 
     @property
-    def growth(self) -> float:
+    def growth(self) -> float | None:
         """Relative growth of the median memory from the second quarter of the run to the last.
 
-        The first quarter is warm-up.
+        The first quarter is warm-up. None if a quarter has no sample.
         """
         quarter = len(self.memory) // 4
         if not quarter:
-            return 0.0
+            return None
         sizes = [sample.mib for sample in self.memory]
         return median(sizes[-quarter:]) / median(sizes[quarter : 2 * quarter]) - 1
 
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the load and write the results. Return 1 if a goal is missed."""
+    """Run the load and write the results. Return 1 if a goal is missed or was not measured."""
     metadata = start_run("soak", arguments.command_line, arguments.seed)
     config = find_config(arguments.config)
     names = [kind.name for kind in KINDS if kind.name not in arguments.spare]
@@ -119,6 +119,8 @@ async def soak(server: Server, seconds: float, names: Sequence[str], seed: int) 
     finally:
         sampling.cancel()
         await load.stop()
+    with suppress(asyncio.CancelledError):
+        await sampling
     return SoakResults(
         time.perf_counter() - started_s, kills, count_outcomes(load.observations), memory
     )
@@ -164,7 +166,7 @@ def _read_sizes(launcher: int) -> list[int]:
 
 
 def count_outcomes(observations: Sequence[Observation]) -> dict[str, dict[str, int]]:
-    """Count the outcomes of each kind of request. Raise BenchmarkError if there are none."""
+    """Count the outcomes of each kind of request. Raise BenchmarkError without observations."""
     if not observations:
         raise BenchmarkError("no request was sent", hint="use a longer time with --seconds")
     counts: dict[str, Counter[str]] = {}

@@ -1,4 +1,4 @@
-"""Benchmark of text generation: tokens/s and latencies in process, over HTTP, of other engines.
+"""Benchmark of text generation: tokens/s and latencies in process, over HTTP and of other engines.
 
 All systems get the same prompts and decode the same number of tokens greedily. Every round measures
 all systems: first with one stream, then with four, and so on, then in the scenarios. A change of
@@ -112,7 +112,7 @@ def _add_baseline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raises BenchmarkError for a failure or a wrong answer."""
+    """Measure and write the results. Raises ServeError for a failure or a wrong answer."""
     metadata = start_run("generation", arguments.command_line, arguments.seed)
     with ExitStack() as stack:
         results = measure(arguments, stack)
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
-    """Run all rounds, repeat answers unbatched, then run churn and structured output.
+    """Run all rounds, repeat sampled prompts unbatched, then run churn and structured output.
 
     Raises ServeError if the model or its generator in this process fails.
     """
@@ -217,7 +217,7 @@ def open_benchmark(
 
 
 def require_context(arguments: argparse.Namespace, context: int) -> None:
-    """Raise BenchmarkError if a prompt and its answer exceed the context."""
+    """Raise BenchmarkError if a prompt and its answer together exceed `context` tokens."""
     tokens = arguments.prompt_tokens + arguments.new_tokens
     if tokens > context:
         raise BenchmarkError(

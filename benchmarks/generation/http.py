@@ -32,7 +32,7 @@ class BodyChunk(NamedTuple):
 
 
 class HttpGenerator:
-    """TextGenerator over HTTP with one connection per stream."""
+    """The protocol `TextGenerator` of streams.py over HTTP, with one connection per stream."""
 
     def __init__(self, target: ServerAddress, model_id: str, version: str = "") -> None:
         self.version = version  # version of the served model
@@ -41,26 +41,29 @@ class HttpGenerator:
 
     @classmethod
     def connect(cls, url: str, model_id: str) -> HttpGenerator:
-        """Connect to the server at `url`. Raise BenchmarkError if it does not serve the model."""
+        """Ask the server at `url` for its version of the model. Return a generator.
+
+        Raise BenchmarkError if the server does not serve the model.
+        """
         target = ServerAddress.parse(url)
         with Client(target) as client:
             model = client.describe_model(model_id)
         return cls(target, model_id, str(model.get("version")))
 
     async def generate(self, request: StreamRequest) -> StreamResult:
-        """Run one stream to its end or to the disconnect.
+        """Run one stream to its end.
 
         Raise BenchmarkError for an error response or an incomplete stream.
         """
-        stream = _Stream(
-            self._address.build_post(PATH, build_body(self.model_id, request)), request
-        )
+        assert request.disconnect_after is None, "bug: no disconnects over HTTP"
+        raw = self._address.build_post(PATH, build_body(self.model_id, request))
+        stream = _Stream(raw, request.first_token)
         submitted_s = time.perf_counter()
         await self._exchange(stream, PATH)
         if stream.status != 200:
             message = stream.body[:_MAX_MESSAGE_CHARACTERS].decode(errors="replace")
             raise self._failed(PATH, f"{stream.status}: {message}")
-        return self._read(submitted_s, stream.chunks, is_whole=request.disconnect_after is None)
+        return self._read(submitted_s, stream.chunks)
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Send a POST. Return status and body. Raises BenchmarkError if there is no response."""
@@ -79,9 +82,7 @@ class HttpGenerator:
         finally:
             stream.close()
 
-    def _read(
-        self, submitted_s: float, chunks: Sequence[BodyChunk], *, is_whole: bool
-    ) -> StreamResult:
+    def _read(self, submitted_s: float, chunks: Sequence[BodyChunk]) -> StreamResult:
         arrivals_s: list[float] = []
         texts: list[str] = []
         usage: dict[str, Any] | None = None
@@ -93,13 +94,13 @@ class HttpGenerator:
             for choice in event["choices"]:
                 arrivals_s.append(at_s)
                 texts.append(choice["text"])
-        if is_whole and (usage is None or not arrivals_s):
+        if usage is None or not arrivals_s:
             raise self._failed(PATH, "a stream without its last event")
-        details = (usage or {}).get("prompt_tokens_details") or {}
+        details = usage.get("prompt_tokens_details") or {}
         return StreamResult(
             submitted_s=submitted_s,
             arrivals_s=tuple(arrivals_s),
-            tokens=usage["completion_tokens"] if usage else len(arrivals_s),
+            tokens=usage["completion_tokens"],
             text="".join(texts),
             cached_tokens=details.get("cached_tokens", 0),
         )
@@ -136,15 +137,14 @@ def parse_events(chunks: Sequence[BodyChunk]) -> Iterator[tuple[float, bytes]]:
 
 
 class _Stream(asyncio.Protocol):
-    """One request and its response. `done` is set at the end or at the disconnect."""
+    """One request and its response. `done` is set at the end, `first_token` at the first chunk."""
 
-    def __init__(self, raw: bytes, request: StreamRequest | None = None) -> None:
+    def __init__(self, raw: bytes, first_token: asyncio.Event | None = None) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.chunks: list[BodyChunk] = []
         self.status = 0
         self._raw = raw
-        self._begun = request.first_token if request else None
-        self._disconnect_after = request.disconnect_after if request else None
+        self._first_token = first_token
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
 
@@ -170,10 +170,8 @@ class _Stream(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         """Store a chunk of the body with its arrival time. The parser calls this method."""
         self.chunks.append(BodyChunk(time.perf_counter(), data))
-        if self._begun is not None:
-            self._begun.set()
-        if len(self.chunks) == self._disconnect_after:
-            self._end()
+        if self._first_token is not None:
+            self._first_token.set()
 
     def on_message_complete(self) -> None:
         """End the exchange. The parser calls this method at the end of the response."""

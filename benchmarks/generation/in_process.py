@@ -34,7 +34,10 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class InProcessGenerator:
-    """TextGenerator over a generation scheduler. `events` is the loop that runs `generate`."""
+    """The protocol `TextGenerator` of streams.py over a generation scheduler.
+
+    `events` is the event loop that runs `generate`.
+    """
 
     def __init__(
         self,

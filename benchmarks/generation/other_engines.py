@@ -197,7 +197,7 @@ class PagedTransformersSystem(TransformersSystem):
 
 
 class _Streamer:
-    """Streamer for `generate` of transformers. Ignores the first `put`, which has the prompts."""
+    """Streamer for `generate` of transformers. The first `put` has the prompts and is ignored."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()
@@ -237,7 +237,7 @@ class LlamaCppSystem:
 
     @classmethod
     def open(cls, file: Path, context: int, threads: int) -> LlamaCppSystem:
-        """Open a GGUF file. Raise BenchmarkError if llama-cpp-python is not installed."""
+        """Open a GGUF file. Raise BenchmarkError if the file or llama-cpp-python is unusable."""
         package = _import_package("llama_cpp", "llama-cpp-python")
         with translate_errors(cls.name):
             llama = package.Llama(

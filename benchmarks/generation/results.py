@@ -55,12 +55,12 @@ class SystemResult:
 
 @dataclass(frozen=True, slots=True)
 class AnswerAgreement:
-    """Number of equal answers of two systems to the same prompts."""
+    """Comparison of the answers of two systems to the same prompts."""
 
     what: str
     compared: int
-    same: int  # equal in all tokens
-    leading_tokens: float | None  # mean length of the common prefix; None without token ids
+    same: int  # answers that are equal in all tokens; in the text if token ids are missing
+    leading_tokens: float | None  # mean length of the common prefix; None if token ids are missing
 
     @classmethod
     def compare(cls, what: str, pairs: Sequence[tuple[StreamResult, StreamResult]]) -> Self:
@@ -94,7 +94,7 @@ class GenerationResults:
     churn: ChurnResults | None
     structured_output: SchemaResults | None
     batch_invariance: AnswerAgreement | None  # batched compared with unbatched, in this process
-    answer_agreements: tuple[AnswerAgreement, ...]  # each baseline with our own engine
+    answer_agreements: tuple[AnswerAgreement, ...]  # each baseline compared with IN_PROCESS
     notes: tuple[str, ...]  # limits of the comparison
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # system -> reason why it was skipped or dropped

@@ -25,8 +25,8 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
-# Batched answers to sample in each round at each number of streams. Their prompts run again
-# unbatched.
+# Number of batched answers to sample in each round at each number of streams above 1. Their prompts
+# run again unbatched.
 REPEATED_PER_ROUND = 4
 
 Key = tuple[str, str]  # part, system

@@ -33,8 +33,8 @@ from deployments.tokenization.encodings import open_tokenizer
 class PromptSampler:
     """Sampler of prompts. Equal seeds give equal sequences.
 
-    A prompt is a slice of prose that repeats from its start. Prompts start at different offsets, so
-    that no prompt benefits from the prefix cache entry of another prompt.
+    A prompt is a slice of tokenized prose that repeats endlessly. Prompts start at different
+    offsets, so that no prompt benefits from the prefix cache entry of another prompt.
     """
 
     def __init__(self, prose: Sequence[int], seed: int) -> None:
@@ -70,14 +70,14 @@ PROMPTS = 24  # distinct prompts of different lengths
 PROMPT_TOKENS = (4, 48)
 NEW_TOKENS = (2, 16)
 DISCONNECT_SHARE = 0.5  # share of the requests that disconnect early
-WARM_UP_SHARE = 0.2  # share of requests sent before memory is read
+WARM_UP_SHARE = 0.2  # number of warm-up requests relative to the measured requests
 CLIENTS_PER_SLOT = 1.5  # above 1, so that some requests are queued when their client disconnects
 DRAIN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnResults:
-    """State of the generator after all requests have ended."""
+    """Counts of requests, and the state of the generator after all requests have ended."""
 
     requests: int
     disconnected: int
@@ -115,7 +115,7 @@ async def churn(
     request_count: int,
     kv_slots: int,
 ) -> ChurnResults:
-    """Send requests, half of which disconnect. Then check answers, KV slots and memory.
+    """Send requests, half of which disconnect. Then compare answers, and read KV slots and memory.
 
     Raises ServeError if a request fails.
     """

@@ -74,7 +74,7 @@ class StreamRequest(NamedTuple):
 
     prompt: Tokens
     new_tokens: int
-    disconnect_after: int | None = None  # number of tokens after which the client disconnects
+    disconnect_after: int | None = None  # tokens until the client disconnects; only in process
     first_token: asyncio.Event | None = None  # set when the first token arrives
 
 
@@ -82,7 +82,7 @@ class StreamResult(NamedTuple):
     """Tokens of a stream and their arrival times (time.perf_counter)."""
 
     submitted_s: float
-    arrivals_s: tuple[float, ...]  # one per token; over HTTP one per event with text
+    arrivals_s: tuple[float, ...]  # one per token; over HTTP one per choice of an event
     tokens: int
     ids: Tokens = ()  # empty if the system returns text only
     text: str = ""

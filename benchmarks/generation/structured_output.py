@@ -29,7 +29,7 @@ _MAX_MESSAGE_CHARACTERS = 200  # quoted characters of an invalid answer
 class SchemaOutcome(StrEnum):
     VALID = "valid"
     TRUNCATED = "truncated"  # ended by the token limit
-    INVALID = "invalid"  # complete, but no JSON or a violation of the schema
+    INVALID = "invalid"  # no chat completion, no JSON, or a violation of the schema
     REJECTED = "rejected"  # no response with status 200
 
 

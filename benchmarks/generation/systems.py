@@ -40,7 +40,7 @@ from deployments.errors import ServeError
 
 @dataclass(frozen=True, slots=True)
 class SystemFactory:
-    """Opens the measured systems from the command line, the model and its checkpoint."""
+    """Factory that opens the measured systems from command line, model and checkpoint."""
 
     arguments: argparse.Namespace
     model: LocalModel
@@ -75,7 +75,7 @@ class SystemFactory:
         return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:
-        """Open onnxruntime-genai on the graph in `--genai`, or build a graph first."""
+        """Open onnxruntime-genai on the graph in `--genai`; without this option, build a graph."""
         named = self.arguments.genai
         if named is None:
             directory = self.checkpoint.genai_directory(self.arguments.genai_precision)

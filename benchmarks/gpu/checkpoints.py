@@ -53,7 +53,7 @@ LLAMA_1B: LlamaSizes = dict(
 
 
 def write_bert(directory: Path, sizes: BertSizes, task: TaskName, seed: int) -> Path:
-    """Write a BERT with the head of `task`. Its outputs differ clearly between texts."""
+    """Write a BERT with the head of `task`. The model's outputs differ clearly between texts."""
     import torch
     import transformers
 

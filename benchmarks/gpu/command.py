@@ -1,7 +1,8 @@
 """`hundredfold bench gpu`: measurements and parity checks on a GPU, or a dry run on the CPU.
 
-The command runs offline. It needs the project's environment, or only torch for CUDA and
-transformers. It skips cases with a result in the output file, so that a repeated command continues.
+The command runs offline. It needs the project's environment, or an environment that has only
+transformers and a torch for CUDA. It skips cases that passed or were rejected according to the
+output file, so that a repeated command continues.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ In a checkout on a machine with an NVIDIA GPU:
   make gpu-check                         installs what fits the GPU, then runs this command
   hundredfold bench gpu --parts device encoder-parity decoder-parity   a first look
   hundredfold bench gpu --seconds 560    where commands are ended after ten minutes
-Without our environment, with torch for CUDA and transformers: python3 -m benchmarks gpu
+Without the project's environment, with torch for CUDA and transformers: python3 -m benchmarks gpu
 
 Each part runs in a process of its own, at most {MAX_PART_SECONDS:.0f} s. Results are written after
 every case, and the same command continues until nothing is left. A case is `passed`, `rejected` by
@@ -80,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the cases that have no result yet, or were blocked or failed before.
 
-    Return FAILED if a case failed. Raises BenchmarkError without a GPU, except in a dry run, or if
-    the result file cannot be read or written.
+    Return FAILED if the result file holds a failed case. Raises BenchmarkError if the result file
+    cannot be read or written, and without a GPU, except in a dry run.
     """
     target = Target(
         is_cuda=not arguments.dry,
@@ -159,7 +160,7 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
 
     The process is killed after `seconds`. The running case then failed if it was the first case;
     otherwise it has no result. If the process ends by itself, the running case failed. Cases that
-    did not start have no result.
+    did not start have no result. Raises BenchmarkError if the process fails while no case runs.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

@@ -50,7 +50,9 @@ _DRY_BUCKETS = (Shape(items=1, tokens=64),)
 _LARGE_ITEMS = (1, 8, 32, 64, 128)
 _COMPILED_LARGE_ITEMS = (1, 32, 128)
 _LARGE_TOKENS = 384
-# samples/s of BERT-large in a TensorRT demonstration. Results are stated as a share of this rate.
+# samples/s of BERT-large on one H100: MLPerf Inference 3.1, closed division, offline, 70,690 on
+# eight GPUs with 8-bit engines at 99 % of the reference accuracy on SQuAD. Results are stated as a
+# share of this rate.
 KNOWN_LARGE_SAMPLES_PER_S = 8_836
 
 

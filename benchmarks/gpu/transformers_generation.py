@@ -85,7 +85,8 @@ def _limit_pages(target: Target, streams: int, prompts: _Prompts, new_tokens: in
 
     known = inspect.signature(ContinuousBatchingConfig).parameters
     pages = -(-(len(prompts[0]) + new_tokens) // _PAGE_TOKENS)
-    # transformers 5.17 names the field `block_size`.
+    # `bench gpu` also runs in an environment that was not installed for this project. An older
+    # transformers there names the field `block_size`.
     size = "page_size" if "page_size" in known else "block_size"
     return ContinuousBatchingConfig(
         **{size: _PAGE_TOKENS},

@@ -42,8 +42,8 @@ OPENVINO = tuple(
     for recipe in (OPENVINO_INT8, OPENVINO_INT8_SMOOTH)
 )
 OPENVINO_BASELINES = tuple(recipe.name for recipe in OPENVINO)
-# Dynamic int8 takes activation ranges over the whole batch, so outputs depend on the batch. It is
-# therefore only a baseline.
+# Dynamic int8 computes activation ranges over the whole batch, so outputs depend on the batch. It
+# is therefore only a baseline.
 DYNAMIC = CPU_INT8_DYNAMIC.name
 BASELINES = {
     CPU_INT8_DYNAMIC: "the same rewrites with dynamic int8",
@@ -57,7 +57,7 @@ BASELINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCandidate:
-    """One way to run the model. A baseline may violate the accuracy gate; the results list how."""
+    """One way to run the model. A baseline may violate the accuracy gate; the results say how."""
 
     name: str
     what: str  # short description for the report

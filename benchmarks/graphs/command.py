@@ -43,7 +43,7 @@ from benchmarks.graphs.results import (
     speed_goals,
 )
 from benchmarks.graphs.run import (
-    PlacementRun,
+    CoreSplitRun,
     RunInputs,
     compare_with_reference,
     encoder_settings_for,
@@ -158,7 +158,8 @@ def select_systems(
 ) -> tuple[Sequence[GraphCandidate], RunInputs]:
     """Select the candidates and shapes of a run.
 
-    Concurrent passes split a batch, so they need batches of several items.
+    Concurrent passes split a batch, so they need batches of several items. They exclude candidates
+    without `can_split`.
     """
     if split.passes == 1:
         return candidates, inputs
@@ -166,13 +167,13 @@ def select_systems(
     return [c for c in candidates if c.can_split], replace(inputs, shapes=shapes)
 
 
-def run_rounds(run: PlacementRun, rounds: int) -> None:
+def run_rounds(run: CoreSplitRun, rounds: int) -> None:
     for number in range(rounds):
         run.run_round(number, f"round {number + 1}/{rounds}")
 
 
 def build_results(
-    run: PlacementRun, candidates: Sequence[GraphCandidate], inputs: RunInputs, model: LocalModel
+    run: CoreSplitRun, candidates: Sequence[GraphCandidate], inputs: RunInputs, model: LocalModel
 ) -> CoreSplitResults:
     """Summarize the rounds and compare the outputs of every open engine with the reference."""
     latencies = tuple(timing.latency() for timing in run.timings)

@@ -37,7 +37,7 @@ def encoder_settings_for(split: CoreSplit) -> EncoderSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementRun:
+class CoreSplitRun:
     """Open engines by name, and their timings. `failed` maps each missing system to its reason."""
 
     split: CoreSplit
@@ -79,7 +79,7 @@ class RunInputs:
 @contextmanager
 def open_run(
     candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
-) -> Iterator[PlacementRun]:
+) -> Iterator[CoreSplitRun]:
     """Open and warm up the candidates, and close them on exit. Skip baselines that fail.
 
     Raises EngineFailed if a candidate fails that must pass the accuracy gate.
@@ -90,7 +90,7 @@ def open_run(
             opener.open(candidate)
         forwards = {name: opener.forward(engine) for name, engine in opener.engines.items()}
         timings = build_timings(forwards, inputs.shapes, inputs.items, inputs.seed)
-        yield PlacementRun(split, opener.engines, timings, opener.failed)
+        yield CoreSplitRun(split, opener.engines, timings, opener.failed)
     finally:
         opener.close()
 

@@ -130,7 +130,8 @@ def select_variants(
     """Return the variants to measure, and the reasons of skipped candidates.
 
     Every candidate contributes the variant of the artifact and the variants that `table` selects. A
-    candidate is skipped if its outputs differ too much from the reference outputs in the artifact.
+    candidate is skipped if this host cannot run it, or if its outputs differ too much from the
+    reference outputs in the artifact.
     """
     specs: dict[Variant, VariantSpec] = {}
     skipped: dict[str, str] = {}
@@ -179,7 +180,7 @@ def check_selection(
 
 
 def evaluate_goal(checks: Sequence[SelectionCheck]) -> Goal:
-    """Require that every selected variant takes at most 5 % longer than the fastest variant."""
+    """Return the goal that each selected variant takes at most MAX_RATIO times the fastest time."""
     worst = max((check.ratio for check in checks), default=None)
     return Goal.at_most("selected / fastest at the worst shape", worst, MAX_RATIO)
 

@@ -114,7 +114,7 @@ def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
         "a key twice": b'{"%b": 7, "%b": "a"}' % (name, name),
         "NUL in a text": b'{"%b": "a\\u0000b"}' % name,
         "controls and marks": '{"%s": "\u202e\u0301\ufeff\U0010ffff"}'.encode() % name,
-        "a flag of a hundred regions": ('{"%s": "' + "\U0001f1e6" * 10 + '"}').encode() % name,
+        "a flag of ten regions": ('{"%s": "' + "\U0001f1e6" * 10 + '"}').encode() % name,
     }
     for what, body in valid.items():
         # 422: the text exceeds the maximum length of some models.

@@ -2,11 +2,11 @@
 
 schemathesis generates half of the requests from the OpenAPI document. The other half comes from
 `attacks.py`. The seed shuffles all requests. A background client sends valid requests at the same
-time. None of them may fail.
+time. No valid request may fail.
 
-A warm-up sends every attack and the first 10 % of the requests. Caches and allocators keep the
-memory of the largest request, so memory is compared after the warm-up. The server must run on this
-host.
+A warm-up sends the attacks that do not stall, and the first 10 % of the requests. Caches and
+allocators keep the memory of the largest request, so memory is compared after the warm-up. The
+server must run on this host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ REPLICA_TITLE = "ServeReplica:"
 
 
 def read_replica_memory() -> dict[str, int]:
-    """Return resident bytes by process, such as `ServeReplica:hundredfold:Ingress 4711`."""
+    """Return the resident bytes of each replica, by title and pid.
+
+    A key is, for example, `ServeReplica:hundredfold:Ingress 4711`.
+    """
     memory: dict[str, int] = {}
     for process in psutil.process_iter():
         try:
@@ -70,11 +73,11 @@ BACKGROUND_PAUSE_S = 0.02
 DRAIN_TIMEOUT_S = 60.0  # maximum wait until memory is released
 MAX_MEMORY_RATIO = 1.10
 MAX_FAILURES = 20  # number of the most frequent failures to write to the result file
-# Admission control may return these statuses to any request.
+# Statuses that any request may get: 408 after the body timeout, 429 and 503 under load.
 ALWAYS_EXPECTED = frozenset({408, 429, 503})
 LATE = 504  # expected only for requests that state a deadline
 DEADLINE = re.compile(b"timeout|deadline", re.IGNORECASE)
-GENERATION_ROUTES = re.compile("/generate|/completions|/responses|/messages")
+GENERATION_ROUTES = re.compile("/generate|/completions")
 
 
 @dataclass(slots=True)

@@ -20,9 +20,10 @@ def generate_requests(
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """Generate about `count` requests over all operations. Equal seeds give equal requests.
+    """Generate about `count` requests. Equal seeds give equal requests.
 
-    Operations that manage the server are excluded, because they would remove or unload models.
+    The requests cover all operations except those with the access `admin`, which would remove or
+    unload models.
     """
     try:
         import schemathesis

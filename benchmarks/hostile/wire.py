@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.common.http import ServerAddress
 
-# Status of a connection that the server closes without a response.
+# Status of a connection that the server refuses, or closes without a valid response.
 CLOSED = 0
 REJECTED = frozenset({400, 404, 413, 415, 422, CLOSED})
 

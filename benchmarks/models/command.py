@@ -47,7 +47,7 @@ from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 REPLICAS = 2
 FEW_MODELS = 10  # models in the store of the first server
 PINNED = model_name(0)
-COLD = [f"cold/model-{number}" for number in range(3)]  # loaded alone, then two together
+COLD = [f"cold/model-{number}" for number in range(3)]  # one is loaded alone, then two together
 ZIPF_EXPONENT = 1.0
 REQUESTS = 100_000  # length of the sequence that all connections share
 CONNECTIONS = 8
@@ -67,7 +67,7 @@ class ManyModelsResults:
     requests_per_s: float
     failures: Mapping[str, int]
     latency_ms: Mapping[str, float]  # Zipf traffic, including loads of models
-    models_asked: int
+    models_asked: int  # by the Zipf traffic, including its warm-up
     hot_ms: Mapping[str, float]
     pinned_ms: Mapping[str, float]
     cold_bytes: int  # size of the graph of a COLD model
@@ -155,12 +155,11 @@ def measure(address: ServerAddress, arguments: argparse.Namespace) -> dict[str, 
     with ThreadPoolExecutor(2) as threads:
         alone = ask_timed(address, COLD[0])
         both = list(threads.map(lambda model: ask_timed(address, model), COLD[1:]))
-    answered = len(result.latencies_s)
     return {
         "requests_per_s": result.requests_per_s,
         "failures": result.failures,
         "latency_ms": percentiles_ms(result.latencies_s),
-        "models_asked": len(set(numbers[:answered].tolist())),
+        "models_asked": len(set(numbers[: workload.taken].tolist())),
         "hot_ms": percentiles_ms(hot_s),
         "pinned_ms": percentiles_ms(pinned_s),
         "cold_s": (alone, *both),

@@ -28,7 +28,7 @@ RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutAnswer:
-    """Result of one request. `version` is empty without an answer."""
+    """Result of one request. `version` is empty without an answer that names it."""
 
     name: str  # model name in the request
     step: str
@@ -40,7 +40,7 @@ class RolloutAnswer:
 
 
 class VersionedLoad:
-    """Sends requests to several model names in turn, at a fixed rate, until `stop`.
+    """Load of requests to several model names in turn, at a fixed rate, until `stop`.
 
     Each request has a new API key, so that the server takes it for a request of a new client.
     """

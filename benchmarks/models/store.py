@@ -53,7 +53,7 @@ def write_version(store: Path, model_id: str, version: str, seed: int) -> None:
 
 
 def link_model(sealed: Path, manifest: ArtifactManifest, store: Path, model_id: str) -> None:
-    """Add an artifact to `store` again under another id. Its files are hard links, not copies."""
+    """Add the artifact in `sealed` to `store` as model `model_id`, with hard links to its files."""
     directory = model_directory(store, model_id) / manifest.version
     for name in manifest.files:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ from benchmarks.serving.load import LoadPlan, Workload, run_load
 from benchmarks.serving.profile import classify_process
 
 FACTORS = (1.2, 3.0, 10.0)
-SAMPLES = 300  # answers to compare per open loop
+SAMPLES = 300  # answers to compare per open loop, at most
 MIB = 1 << 20
 
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OverloadRun:
-    """Measures one workload at all multiples of the capacity."""
+    """Measurement of one workload at all multiples of the capacity."""
 
     address: ServerAddress
     workload: OverloadWorkload
@@ -157,7 +157,7 @@ class OverloadRun:
 
 
 def read_memory_mib() -> float:
-    """Return the private memory of all processes of the server, in MiB."""
+    """Return the private memory of all Ray and HAProxy processes on this host, in MiB."""
     total = 0
     for process in psutil.process_iter():
         try:

@@ -13,9 +13,9 @@ EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
 SETTLE_MS = 300.0  # wait until the page shows the last responses
 POLLS_PER_MINUTE = 30  # requests that the view `status` sends
 WARM_UP_MINUTES = 10  # until charts have all points and V8 has compiled the code
-SPEED = 1_000  # acceleration of the page's timers; requests run in real time
+SPEED = 1_000  # factor by which the page's timers run faster; requests take their real time
 FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Records layout shifts, except those after user input (https://web.dev/cls).
+# Script that records the elements of layout shifts, except after user input (https://web.dev/cls).
 OBSERVE_SHIFTS = """() => {
   window.shifted = [];
   const note = (entry) => entry.sources.forEach(({node}) => window.shifted.push(node?.className));
@@ -76,9 +76,10 @@ class OpenStatus:
         self._session = page.context.new_cdp_session(page)
 
     def read_bytes_after(self, minutes: float) -> int:
-        """Return the bytes of live JavaScript objects after `minutes`.
+        """Return the bytes of live JavaScript objects when the tab has been open for `minutes`.
 
-        The page's requests get no answer during the reading: a new answer would add objects.
+        Requests of the page count the minutes, because the page's timers may run fast.
+        Requests get no answer while the heap is read, because a new answer would add objects.
         """
         while self._polls < minutes * POLLS_PER_MINUTE:
             self._page.wait_for_timeout(50)

@@ -59,14 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(SETTINGS.gpu_speedups),
         metavar="FACTOR",
-        help="of a GPU replica to a CPU replica, by model (default: %(default)s)",
+        help="speed of a GPU replica relative to a CPU replica, by model (default: %(default)s)",
     )
     parser.add_argument(
         "--gpu-price",
         type=positive_number,
         default=SETTINGS.gpu_price,
         metavar="FACTOR",
-        help="of a GPU replica to a CPU replica (default: %(default)s)",
+        help="price of a GPU replica relative to a CPU replica (default: %(default)s)",
     )
     parser.add_argument(
         "--base-work",

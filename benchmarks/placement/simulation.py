@@ -23,13 +23,13 @@ from deployments.ingress.placement import PoolForecast, choose_pool
 
 PIECE_S = 0.25  # maximum work of a piece, in s of a CPU replica
 
-# Chooses the pool of a request from one forecast per pool and the deadline in s.
+# A function that chooses the pool of a request from one forecast per pool and the deadline in s.
 Place = Callable[[Sequence[PoolForecast], float], Device]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Facts about hardware and clients. The speedups are assumptions: no GPU was measured."""
+    """Properties of hardware and clients. The speedups are assumptions: no GPU was measured."""
 
     gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # by model
     gpu_price: float = 10.0  # price of a GPU replica relative to a CPU replica
@@ -43,7 +43,7 @@ class FleetSettings:
 
 
 class Policy(NamedTuple):
-    """A way to place requests. `min_replicas` is None for a device that has no pool."""
+    """A way to place requests. `min_replicas` maps a device without a pool to None."""
 
     name: str
     place: Place
@@ -86,7 +86,7 @@ def split_by_deadline(day: Day, settings: FleetSettings, seed: int) -> Day:
 
 
 class PlacedDay:
-    """Simulates a day from `split_by_deadline` under one policy."""
+    """Simulation of a day under one policy. The day comes from `split_by_deadline`."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PlacedDay:
     ) -> None:
         """Prepare the pools. `autoscaling` holds the settings of each pool.
 
-        Its replica bounds are replaced by the bounds of `settings` and `policy`.
+        `settings` and `policy` replace the replica bounds in `autoscaling`.
         """
         models = len(day.request_s) // 2
         self._day, self._settings, self._policy = day, settings, policy

@@ -104,7 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raises BenchmarkError if it fails or our answers are wrong."""
+    """Measure and write the results.
+
+    Raises ServeError for a failure, or if answers of Hundredfold are wrong.
+    """
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
     with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
@@ -172,7 +175,10 @@ def build_workloads(arguments: argparse.Namespace, model: LocalModel) -> list[Te
 def prepare_rivals(
     arguments: argparse.Namespace, rounds: RivalRounds, materials: Materials
 ) -> dict[str, Environment]:
-    """Install environments and prepare materials. Return the environments by rival."""
+    """Install environments and prepare materials. Add the rivals to `rounds`, or drop them.
+
+    Return the environments by rival.
+    """
     environments: dict[str, Environment] = {}
     for name in dict.fromkeys(arguments.rivals):
         rival = RIVALS[name]

@@ -21,6 +21,7 @@ DEFAULT_ENVIRONMENTS = Path.home() / ".cache" / "hundredfold" / "rivals"
 INSTALL_TIMEOUT_S = 3600.0
 _COMPLETE_NAME = "complete"  # file that marks a complete environment; without it pip installs again
 _DIGEST_CHARACTERS = 12
+_OMIT_HINT = "leave the rival out with --rivals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,16 @@ def current_environment() -> Environment:
 
 
 def list_packages(python: Path) -> dict[str, str]:
-    """Return the versions of the installed packages by their normalized names."""
+    """Return the versions of the installed packages by their normalized names.
+
+    Raises BenchmarkError if pip fails.
+    """
     done = _pip(python, ["list", "--format=json"], timeout_s=60.0)
+    if done.returncode:
+        raise BenchmarkError(
+            f"pip cannot list the packages of `{python}`: {_describe_failure(done)}",
+            hint=_OMIT_HINT,
+        )
     entries = orjson.loads(done.stdout)
     return {re.sub(r"[-_.]+", "-", e["name"]).lower(): e["version"] for e in entries}
 
@@ -74,10 +83,15 @@ def _install(file: Path, directory: Path, python: Path) -> None:
     log = directory / "install.log"
     log.write_text(done.stderr, encoding="utf-8")
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
-        reason = errors[-1].strip() if errors else f"exit code {done.returncode}"
+        reason = _describe_failure(done)
         raise BenchmarkError(f"pip cannot install {file.name}: {reason}", hint=f"see {log}")
     (directory / _COMPLETE_NAME).touch()
+
+
+def _describe_failure(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of stderr that names an error, or else the exit code."""
+    errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    return errors[-1].strip() if errors else f"exit code {done.returncode}"
 
 
 def _pip(
@@ -91,5 +105,7 @@ def _pip(
     except subprocess.TimeoutExpired as exc:
         raise BenchmarkError(
             f"`pip {arguments[0]}` took longer than {timeout_s:.0f} s",
-            hint="leave the rival out with --rivals",
+            hint=_OMIT_HINT,
         ) from exc
+    except OSError as exc:
+        raise BenchmarkError(f"cannot run `{python}`: {exc.strerror}", hint=_OMIT_HINT) from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,6 +131,8 @@ class Materials:
         return self.generator
 
     def _directory(self, name: str) -> Path:
+        """Return an empty directory. A failed preparation may have left files in it."""
         directory = self.scratch / name
+        shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         return directory

@@ -38,7 +38,7 @@ class PairedLevel:
     level: LevelName
     rival: LoadLevel
     ours: LoadLevel
-    rate_ratio: Ratio  # ours / rival; None if a rival's window had no response
+    rate_ratio: Ratio  # ours / rival; None if a window had no response
     p50_ratio: Ratio  # rival / ours
 
     @classmethod
@@ -49,7 +49,7 @@ class PairedLevel:
         ours: Sequence[LoadResult],
         work_ratio: float = 1.0,
     ) -> PairedLevel:
-        """Summarize all rounds. `work_ratio` is our work per response divided by the rival's."""
+        """Summarize all rounds. `work_ratio` is the ratio ours / rival of the work per response."""
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
         p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]
@@ -73,7 +73,10 @@ class AnswerCheck:
 
     @property
     def is_met(self) -> bool:
-        """Whether all compared answers are right; False if no answer was compared."""
+        """Whether all compared answers are right; False if no answer was compared.
+
+        Generated text counts as right if it has tokens.
+        """
         if self.worst_cosine is None or self.required_cosine is None:
             return self.compared > 0 and bool(self.tokens_per_response)
         return self.compared > 0 and self.worst_cosine >= self.required_cosine

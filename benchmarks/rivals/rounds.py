@@ -158,7 +158,10 @@ class RivalRounds:
         ]
 
     def _is_skipped(self, rival: Meter, level: LevelName) -> bool:
-        """Whether the rates at fewer connections show that requests of this level take too long."""
+        """Return whether earlier rates show that requests of this level take longer than allowed.
+
+        The limit is MAX_EXPECTED_S. Add such a level to `rival.skipped`.
+        """
         if level in rival.skipped:
             return True
         known = [

@@ -76,7 +76,7 @@ def _summarize_rival(
 
 
 def _work_ratio(ours: AnswerCheck, rival: AnswerCheck) -> float:
-    """Return our tokens per response divided by the rival's; 1.0 for embeddings."""
+    """Return the ratio ours / rival of the tokens per response; 1.0 for embeddings."""
     if not ours.tokens_per_response or not rival.tokens_per_response:
         return 1.0
     return ours.tokens_per_response / rival.tokens_per_response

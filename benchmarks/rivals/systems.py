@@ -1,4 +1,4 @@
-"""Commands of the measured servers, with filled placeholders, free ports and our config."""
+"""Commands of the measured servers, with filled placeholders, and the config of Hundredfold."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from benchmarks.common.errors import BenchmarkError
 
 TextRequest = tuple[str, ...]  # texts of one request
 
-REQUESTS = 2_048  # distinct requests of a workload, which then repeat
+REQUESTS = 2_048  # number of requests of a workload before they repeat
 LIST_SIZE = 32  # texts per request of the workload `lists`
 PARAGRAPH_TOKENS, LONG_PARAGRAPH_TOKENS, DOCUMENT_TOKENS = 75, 128, 512
 # Percent of each length in the workload `mixed`: sentences, paragraphs of 75 tokens, paragraphs of
@@ -60,13 +60,21 @@ class TextSource:
             yield from self.sentences
 
     def join_to(self, tokens: int) -> Iterator[str]:
-        """Yield texts of joined sentences with nearly `tokens` tokens, but not more."""
+        """Yield texts of joined sentences with nearly `tokens` tokens, but not more.
+
+        Raises BenchmarkError if every sentence is longer.
+        """
         limit = min(tokens, self.max_tokens)
+        fitting = [text for text in self.sentences if self.count_tokens(text) <= limit]
+        if not fitting:
+            raise BenchmarkError(
+                f"no sentence has at most {limit} tokens", hint="name a data set with --data DIR"
+            )
         while True:
-            joined = [self.rng.choice(self.sentences)]
+            joined = [self.rng.choice(fitting)]
             total = self.count_tokens(joined[0])
             while True:
-                sentence = self.rng.choice(self.sentences)
+                sentence = self.rng.choice(fitting)
                 total += self.count_tokens(sentence)  # also counts special tokens
                 if total > limit:
                     break

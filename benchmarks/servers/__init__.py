@@ -1,1 +1,1 @@
-"""Server processes that benchmarks start and measure: servers of rivals and our own server."""
+"""Server processes that benchmarks start and measure: servers of rivals, and Hundredfold."""

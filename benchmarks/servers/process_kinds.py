@@ -18,8 +18,8 @@ ACTION_NAMES = {"kill": "kill -9", "stop": "SIGSTOP"}
 class ProcessKind:
     """Processes whose command line contains `words`, and the allowed effect of their loss.
 
-    Requests may fail or be slow for up to `max_disturbed_s` after the fault. None: at most 0.1 % of
-    the requests may fail.
+    At most 0.1 % of the requests may fail. If `max_disturbed_s` is not None, more requests may fail
+    or be slow, but only for this number of seconds after the fault.
     """
 
     name: str

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with-engine",
         action="store_true",
-        help="measure the raw engine between the levels, and the ratio of the two",
+        help="measure the raw engine after the levels of each round, and served / raw engine",
     )
     parser.add_argument(
         "--cached",

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -282,7 +282,7 @@ async def measure_noisy(
     alone = await run_load(address, Workload(quiet), plan)
     loud = LoadPlan(connections=NOISY_CONNECTIONS, seconds=seconds, warm_up_s=SETTLE_S)
     beside, result = await asyncio.gather(
-        run_load(address, Workload(quiet), LoadPlan(connections=1, seconds=seconds, warm_up_s=10)),
+        run_load(address, Workload(quiet), replace(plan, warm_up_s=SETTLE_S)),
         run_load(address, Workload(noisy), loud),
     )
     return {

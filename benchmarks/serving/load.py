@@ -62,18 +62,21 @@ class Workload:
 
     def __init__(self, requests: Sequence[bytes], sample: Collection[int] = ()) -> None:
         self.responses: dict[int, bytes] = {}
+        self.taken = 0  # requests of all phases so far, including warm-ups
         self._requests = requests
         self._unclaimed = set(sample)
-        self._next = 0
 
     def take(self) -> tuple[int, bytes]:
         """Return the index and the bytes of the next request."""
-        index = self._next
-        self._next = index + 1 if index + 1 < len(self._requests) else 0
+        index = self.taken % len(self._requests)
+        self.taken += 1
         return index, self._requests[index]
 
     def claim_sample(self, index: int) -> bool:
-        """Whether to store this response to request `index`: True once per index of the sample."""
+        """Return whether to store the next response to request `index`.
+
+        This is True for the first call with each index of the sample.
+        """
         if index not in self._unclaimed:
             return False
         self._unclaimed.discard(index)

@@ -118,9 +118,9 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
 def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
     """Evaluate slowdown and share of the quiet client.
 
-    The fair share of the quiet client is half of the requests/s of both clients. It is at most the
-    rate of the quiet client alone divided by MAX_SLOWDOWN, because a closed loop cannot exceed this
-    rate at MAX_SLOWDOWN times the latency.
+    The fair share of the quiet client is half of the requests/s of both clients, but at most its
+    rate alone divided by MAX_SLOWDOWN. A closed loop cannot exceed this rate at MAX_SLOWDOWN times
+    the latency.
     """
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median

@@ -130,7 +130,10 @@ def measure_level(
     if arguments.samples:
         with sampling(arguments.out, connections, arguments.seconds) as stacks:
             uvloop.run(run_load(address, Workload(requests), plan))
-        functions = {name: count_functions(path.read_text()) for name, path in stacks.items()}
+        functions = {
+            name: count_functions("".join(path.read_text() for path in paths))
+            for name, paths in stacks.items()
+        }
     return ProfileLevel(
         connections=connections,
         requests=served,
@@ -252,11 +255,11 @@ def count_functions(collapsed: str) -> list[FunctionShare]:
 
 
 class sampling:
-    """Samples the stacks of every replica during a `with` block.
+    """Context manager that samples the stacks of every replica.
 
-    The `with` statement returns the path of the stack file of each deployment. Only threads that
-    hold the GIL are sampled. This excludes forward passes and waiting threads. Raises
-    BenchmarkError without py-spy.
+    `with` yields the paths of the stack files of each deployment, one per replica. The files are
+    complete after the block. Only threads that hold the GIL are sampled, which excludes forward
+    passes and waiting threads. Raises BenchmarkError without py-spy.
     """
 
     def __init__(self, out: Path, connections: int, seconds: float) -> None:
@@ -265,16 +268,17 @@ class sampling:
         self._seconds = seconds
         self._samplers: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Mapping[str, Path]:
+    def __enter__(self) -> Mapping[str, Sequence[Path]]:
         program = shutil.which("py-spy", path=str(Path(sys.executable).parent))
         if program is None:
             raise BenchmarkError("py-spy is not installed", hint="pip install py-spy")
         self._out.mkdir(parents=True, exist_ok=True)
-        stacks: dict[str, Path] = {}
+        stacks: defaultdict[str, list[Path]] = defaultdict(list)
         for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_threads()}):
             if kind in (OTHER_RAY, "haproxy"):
                 continue
-            path = stacks[kind] = self._out / f"stacks-{kind}-{self._connections}.txt"
+            path = self._out / f"stacks-{kind}-{pid}-{self._connections}.txt"
+            stacks[kind].append(path)
             options = (
                 "--gil",
                 "--format",

@@ -1,6 +1,7 @@
 """Accuracy of the HTTP API: STS-B Spearman correlation, SST-2 accuracy, SQuAD F1.
 
-Texts are sent to a running server in batches, so that the metrics cover all its layers.
+Texts are sent to a running server, several per request, so that the metrics cover HTTP, routing and
+batching.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def score_sentiment(served: ServedModelClient, labeled: Sequence[LabeledText]) -
 
 
 def find_squad(named: Path | None, data: Path) -> Path | None:
-    """Return the named file, or the default file in `data`; None if this does not exist."""
+    """Return `named`; if it is None, the default file in `data`, or None without this file."""
     path = named or data / SQUAD_NAME
     if named or path.is_file():
         return path

@@ -49,7 +49,7 @@ from deployments.artifacts.types import TaskName
 from deployments.machine import usable_cores
 
 DEFAULT_PRUNING = 0.2
-# Maximum drop of F1 by a stage, in points.
+# Maximum drop of F1 by a stage, in points (hundredths).
 DEFAULT_MAX_DROP = 5.0
 QUIET = "nothing else ran on the machine"
 
@@ -196,7 +196,7 @@ def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stage
 
 
 def find_calibration() -> Path:
-    """Return the file of the questions with which the demo model is evaluated."""
+    """Return the file with the evaluation questions of the demo model."""
     path = find_demo_model(DEFAULT_READER).evaluation
     if path is None:
         raise SourceNotFound(f"`{DEFAULT_READER}` has no questions", hint="this is a bug")

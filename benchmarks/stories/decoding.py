@@ -1,4 +1,6 @@
-"""Story c: a GPT-2 with numpy inputs or IO binding, with and without a KV cache.
+"""Story c, "Bound memory and KV cache" in docs/stories.md: variants of decoding with a GPT-2.
+
+Inputs are numpy arrays or bound to memory (IO binding), with and without a KV cache.
 
 Weights are random, because times do not depend on them. All systems run the same fp32 graph. The
 logits of each system are compared with the logits of the first system.
@@ -127,7 +129,7 @@ class NumpySystem:
 
 
 class BoundSystem:
-    """System that uses the server's engine, which binds inputs, outputs and KV cache to memory."""
+    """System over the server's engine, which binds inputs, outputs and KV cache to fixed memory."""
 
     io = BOUND
 

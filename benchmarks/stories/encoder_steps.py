@@ -1,4 +1,7 @@
-"""Steps of story a for embeddings. Each step adds one technique to the previous step."""
+"""Embedding steps of story a, "10 and 100 times" in docs/stories.md.
+
+Each step adds one technique to the previous step.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ class EncoderStep:
 def open_encoder_steps(
     model: LocalModel, store: Path, scratch: Path, texts: Sequence[str]
 ) -> Iterator[list[EncoderStep]]:
-    """Rebuild the stages that precede the served graph, and open every step.
+    """Rebuild the stages that precede the served graph. Open every step, and yield all steps.
 
     Raises ServeError if a stage cannot be built or the tokenizers disagree.
     """

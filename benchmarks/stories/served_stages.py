@@ -1,4 +1,4 @@
-"""Story b: a question-answering model from PyTorch to int8, served stage by stage.
+"""Story b, "From PyTorch to int8" in docs/stories.md: a question-answering model, stage by stage.
 
 Every stage passes the accuracy gate and becomes a model of its own. One server serves all stages
 over HTTP. The stages answer the same questions in turns. Each stage adds a technique to the
@@ -50,7 +50,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStage:
-    """Results of one stage. Measurements are None if this host cannot run the stage."""
+    """Results of one stage. Measurements are None if the stage was not measured; see `reason`."""
 
     name: str
     what: str
@@ -76,7 +76,7 @@ class StageResults:
     model_id: str
     pruned: float
     data: str  # data set on which F1 is computed
-    calibration: str  # data set that pruning uses to choose heads and columns
+    calibration: str  # data set that pruning uses to choose heads and channels
     questions: int
     threads: int
     note: str
@@ -93,8 +93,14 @@ def measure_stages(
 ) -> list[MeasuredStage]:
     """Serve all stages, measure their latencies in turns, and score their answers.
 
-    Raises BenchmarkError if the server or a request fails.
+    Raises BenchmarkError if there is nothing to measure, or if the server or a request fails.
     """
+    if not stages:
+        raise BenchmarkError("no stage passed the accuracy gate", hint="raise --max-drop")
+    if not lengths:
+        raise BenchmarkError(
+            f"the model accepts fewer than {min(LENGTHS)} tokens", hint="name one with --reader ID"
+        )
     with serve(stages, store, out) as client:
         times = time_requests(client, stages, lengths)
         measured = []

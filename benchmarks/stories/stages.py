@@ -1,4 +1,7 @@
-"""Stages of story b as models of a store: graphs of one checkpoint, with and without pruning."""
+"""Stages of story b, "From PyTorch to int8" in docs/stories.md, as models of a store.
+
+The stages are graphs of one checkpoint, with and without pruning.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def list_stages() -> tuple[StageRecipe, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedStage:
-    """A step of a story, such as fp32 or int8, published in a store as a model of its own."""
+    """A stage, such as `onnx` or `int8`, that is published in a store as a model of its own."""
 
     name: str
     what: str
@@ -88,7 +91,7 @@ class StagePlan:
     adapter: Path | None
     pruning: Pruning
     evaluation: Path  # labeled data of the accuracy gate
-    max_drop: float  # points of the metric that a stage may lose
+    max_drop: float  # of the metric, by one stage, in points (hundredths)
 
 
 def seal_stages(

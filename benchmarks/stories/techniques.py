@@ -1,4 +1,4 @@
-"""The story "10 and 100 times" of docs/stories.md: each technique is added to the earlier ones.
+"""Story a, "10 and 100 times" in docs/stories.md: each step adds a technique to the previous step.
 
 Embedding requests have one sentence each; some repeat. Generation requests have one prompt each.
 All steps run in this process, in turns. A server over HTTP is measured separately.

@@ -48,7 +48,8 @@ class Adapter:
 def read_adapter(directory: Path) -> Adapter:
     """Read the adapter in `directory`.
 
-    Raises SourceNotFound, UnsafeSource or UnsupportedModel.
+    Raises SourceNotFound without adapter_config.json, UnsupportedModel for another adapter type or
+    an unknown task, and the errors of `check_weights`.
     """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:
@@ -71,7 +72,7 @@ def read_adapter(directory: Path) -> Adapter:
 
 
 def _read_task(config: Mapping[str, Json]) -> TaskName | None:
-    """Read the task type, or derive it from the class of the base model when peft stored none."""
+    """Read the task type, or derive it from the base model's class; None if it is unsupported."""
     if config.get("task_type") is not None:
         return _TASKS.get(str(config["task_type"]))
     mapping = config.get("auto_mapping") or {}

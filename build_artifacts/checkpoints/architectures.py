@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import TaskName
 
@@ -28,6 +30,25 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 }
 
 
+# Errors that transformers raises for a config that it does not know, or for values of wrong types.
+_CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OSError)
+
+
+def load_config(weights: Path) -> TransformersConfig:
+    """Load config.json with transformers. Raises UnsupportedModel if transformers rejects it."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(weights, trust_remote_code=False)
+    except (*_CONFIG_ERRORS, StrictDataclassError) as exc:
+        first_paragraph = str(exc).partition("\n\n")[0]
+        raise UnsupportedModel(
+            f"transformers does not support `{CONFIG_NAME}`: {' '.join(first_paragraph.split())}",
+            hint="use a valid config of an architecture that is part of transformers",
+        ) from exc
+
+
 def parse_task_class(name: str) -> TaskName | None:
     """Return the task of a transformers class such as `BertForMaskedLM`, None if it has none."""
     return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
@@ -36,16 +57,16 @@ def parse_task_class(name: str) -> TaskName | None:
 def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
     """Raise UnsupportedModel with a reason unless the encoder compiler supports the model.
 
-    `pooled`: whether the checkpoint configures pooling of token vectors. Then a decoder is accepted
-    as an encoder.
+    `pooled` states whether the checkpoint configures pooling of token vectors. If it does, a
+    decoder is accepted as an encoder.
     """
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):
         raise UnsupportedModel(
             f"`{config.model_type}` is not an encoder",
             hint="add a sentence-transformers pooling, or pass `--task text-generation`",
         )
-    reason = _UNSUPPORTED.get(config.model_type, _is_supported)(config)
-    if reason is not None:
+    find_reason = _UNSUPPORTED.get(config.model_type)
+    if find_reason is not None and (reason := find_reason(config)) is not None:
         why, hint = reason
         raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
 
@@ -85,10 +106,6 @@ def _generates_only(config: TransformersConfig) -> bool:
 Reason = tuple[str, str]  # reason and hint
 
 
-def _is_supported(_config: TransformersConfig) -> Reason | None:
-    return None
-
-
 def _check_longformer(_config: TransformersConfig) -> Reason | None:
     return (
         "its global attention tokens depend on the input, and tracing does not support "
@@ -122,7 +139,7 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
     "mpnet": lambda _: 2,  # fixed in the model code; the config has no effect
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",
-         "data2vec-text", "longformer", "xmod", "esm", "ibert", "luke", "markuplm"),
+         "data2vec-text", "xmod", "esm", "ibert", "luke", "markuplm"),
         lambda config: int(config.pad_token_id) + 1,
     ),
 }  # fmt: skip

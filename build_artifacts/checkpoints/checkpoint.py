@@ -1,7 +1,7 @@
 """Checkpoints on disk: relevant files, digests and safety checks.
 
-The build reads safetensors and JSON only. Pickled weights and remote code would execute foreign
-programs, so checks reject them by name before anything is loaded.
+The build loads no pickled weights and no remote code, because both would execute foreign programs.
+Checks reject them by name before anything is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import (
@@ -28,13 +28,20 @@ from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
-# Files that the build downloads and hashes into the revision.
+# Suffixes of the files that the build downloads and hashes into the revision.
 HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
 _MODULE_PACKAGE = "sentence_transformers."
 
 Json = Any  # parsed JSON
+
+
+class SentenceModule(NamedTuple):
+    """A module of a sentence-transformers model."""
+
+    type: str  # class name
+    path: str  # directory within the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +58,21 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Bytes of the files that a build reads."""
+        """Bytes of `packed`, or of all files in `directory` if nothing is packed."""
         files = [self.packed] if self.packed else self.directory.rglob("*")
         return sum(path.stat().st_size for path in files if path.is_file())
 
     @property
     def weights(self) -> Path:
         """Directory of config.json, tokenizer.json and the weights."""
-        modules = read_json(self.directory / MODULES_NAME, default=[])
-        if not modules:
-            return self.directory
-        try:
-            return self.module(str(modules[0]["path"]))
-        except (KeyError, TypeError, IndexError) as exc:
-            raise UnsupportedModel(
-                f"`{MODULES_NAME}` has no path of the transformer module",
-                hint="save the model again with sentence-transformers",
-            ) from exc
+        modules = read_modules(self.directory)
+        return self.module(modules[0].path) if modules else self.directory
 
     def module(self, path: str) -> Path:
-        """Return the directory of a sentence-transformers module. Raises UnsafeSource."""
+        """Return the directory of a sentence-transformers module.
+
+        Raises UnsafeSource if `path` points outside the checkpoint.
+        """
         try:
             return resolve_inside(self.directory, path)
         except PathOutsideArtifact as exc:
@@ -116,7 +118,7 @@ def is_plain_file(path: Path) -> bool:
 def read_json(path: Path, default: Json = None) -> Json:
     """Return the JSON value in `path`, or `default` when the file is missing.
 
-    Raises UnsupportedModel or SourceUnreadable.
+    Raises UnsupportedModel for invalid JSON and SourceUnreadable for an unreadable file.
     """
     if not is_plain_file(path):
         return default
@@ -138,7 +140,7 @@ def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
 def read_object(path: Path) -> dict[str, Json]:
     """Return the JSON object in `path`, empty when the file is missing.
 
-    Raises UnsupportedModel or SourceUnreadable.
+    Raises UnsupportedModel for any other content and SourceUnreadable for an unreadable file.
     """
     value = read_json(path, default={})
     if not isinstance(value, dict):
@@ -146,10 +148,27 @@ def read_object(path: Path) -> dict[str, Json]:
     return value
 
 
+def read_modules(directory: Path) -> list[SentenceModule]:
+    """Return the modules in modules.json, empty when the file is missing.
+
+    Raises UnsupportedModel for any other content and SourceUnreadable for an unreadable file.
+    """
+    path = directory / MODULES_NAME
+    modules = read_json(path, default=[])
+    if not isinstance(modules, list) or not all(map(_is_module, modules)):
+        raise corrupt_file(path, "not a list of modules with `type` and `path`")
+    return [SentenceModule(module["type"], module["path"]) for module in modules]
+
+
+def _is_module(value: Json) -> bool:
+    keys = SentenceModule._fields
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
+
+
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of the files with HASHED_SUFFIXES, sorted by path.
 
-    Hidden files are left out. Raises SourceUnreadable.
+    Hidden files and directories are left out. Raises SourceUnreadable if one cannot be read.
     """
     paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):
@@ -162,7 +181,10 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def copy_without_weights(directory: Path, into: Path, without: Collection[str] = ()) -> None:
-    """Copy `hashed_files` except weights and the names in `without`. Raises SourceUnreadable."""
+    """Copy `hashed_files` to `into`, except weights and the names in `without`.
+
+    Raises SourceUnreadable if a file cannot be read.
+    """
     for name, path in hashed_files(directory):
         is_weight = name.endswith((".safetensors", ".safetensors.index.json"))
         if not is_weight and name not in without:
@@ -175,7 +197,10 @@ def _raise_unreadable(error: OSError) -> Never:
 
 
 def content_digest(directory: Path) -> str:
-    """Return the hex digest of names and contents of `hashed_files`. Raises SourceUnreadable."""
+    """Return the hex digest of names and contents of `hashed_files`.
+
+    Raises SourceUnreadable if a file cannot be read.
+    """
     digest = hashlib.sha256()
     for name, path in hashed_files(directory):
         try:
@@ -189,7 +214,8 @@ def content_digest(directory: Path) -> str:
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
-    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    Raises UnsafeSource for remote code, SourceNotFound without config.json, and the errors of
+    `check_weights`.
     """
     weights = checkpoint.weights
     if not is_plain_file(weights / CONFIG_NAME):
@@ -217,14 +243,11 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
                 f"`{CONFIG_NAME}` requires remote code (`{key}`), which the build never executes",
                 hint=hint,
             )
-    modules = checkpoint.directory / MODULES_NAME
-    for module in read_json(modules, default=[]):
-        if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-            raise corrupt_file(modules, "a module without a type")
-        if not module["type"].startswith(_MODULE_PACKAGE):
+    for module in read_modules(checkpoint.directory):
+        if not module.type.startswith(_MODULE_PACKAGE):
             raise UnsafeSource(
-                f"`{modules.name}` requires remote code (`{module['type']}`), which the build "
-                "never executes",
+                f"`{MODULES_NAME}` requires remote code (`{module.type}`), which the build never "
+                "executes",
                 hint=hint,
             )
     program = next(iter(sorted(weights.glob("modeling_*.py"))), None)
@@ -244,9 +267,11 @@ def _is_native(model_type: str) -> bool:
 
 
 def check_weights(directory: Path, stem: str) -> None:
-    """Check that `<stem>.safetensors` or all of its shards exist and are complete.
+    """Check that the weights are complete: `<stem>.safetensors`, or all shards of an index.
 
-    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    If both exist, both are checked. Raises SourceNotFound for a missing file, SourceUnreadable for
+    an unreadable one, UnsafeSource for pickled weights or a path outside `directory`, and
+    UnsupportedModel for a corrupt file or GGUF weights.
     """
     whole = directory / f"{stem}.safetensors"
     index = directory / f"{stem}.safetensors.index.json"

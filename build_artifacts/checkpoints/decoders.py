@@ -75,7 +75,7 @@ def check_decoder(config: TransformersConfig) -> int | None:
 def read_generation_config(weights: Path, config: TransformersConfig) -> GenerationConfig:
     """Read the KV cache shape, end tokens and sampling defaults.
 
-    Raises UnsupportedModel or SourceUnreadable.
+    Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
     heads = config.num_attention_heads
     special = special_tokens(weights)
@@ -91,7 +91,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 
 def _read_defaults(weights: Path) -> GenerationDefaults:
-    """Read the sampling defaults. Raises UnsupportedModel or SourceUnreadable."""
+    """Read the valid sampling defaults. Raises the errors of `read_object`."""
     value = read_object(weights / GENERATION_CONFIG_NAME)
     return GenerationDefaults(
         **{name: value[name] for name in _SAMPLING_FIELDS if _is_valid_default(name, value)}
@@ -121,7 +121,7 @@ def special_tokens(weights: Path) -> dict[str, str]:
 def read_chat_template(weights: Path) -> str | None:
     """Return the chat template, None when the checkpoint has none.
 
-    Raises UnsupportedModel or SourceUnreadable.
+    Raises UnsupportedModel for a corrupt file and SourceUnreadable for an unreadable file.
     """
     path = weights / CHAT_TEMPLATE_NAME
     if is_plain_file(path):

@@ -65,7 +65,7 @@ def read_encoder_decoder_config(
 ) -> GenerationConfig:
     """Read the KV cache shape, the start and end tokens and the generation defaults.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the start token or an end token is missing.
     """
     generation = load_generation_settings(weights, config)
     heads = _read_decoder_size(config, "attention_heads", "num_heads")
@@ -97,8 +97,9 @@ def read_encoder_decoder_config(
 def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
     """Read the ids of the tokenizer's language tokens by language code.
 
-    The result is empty unless the tokenizer adds exactly one language token to a text. Without
-    that token, the source language of a request would have no effect.
+    The result is empty for model types outside MULTILINGUAL. It is also empty unless the tokenizer
+    adds exactly one language token to a text: without that token, the source language of a request
+    would have no effect.
     """
     if config.model_type not in MULTILINGUAL or not is_plain_file(weights / TOKENIZER_NAME):
         return {}

@@ -20,7 +20,7 @@ OutputFunction = Callable[[Any, Any], Any]
 def wrap_for_export(
     model: TorchModel, head: ModelHead, pooling: Pooling | None = None, *, with_tokens: bool = False
 ) -> TorchModel:
-    """Return a copy of `model` with shared weights, whose forward returns one float32 tensor.
+    """Return a copy of `model`, with the same weights, whose forward returns one float32 tensor.
 
     VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W], with M masks
     and W values per row. Vectors are pooled but not normalized, because the server normalizes them.
@@ -55,7 +55,7 @@ def _has_token_types(model: TorchModel) -> bool:
 
 
 def _export_class(base: type, answer: OutputFunction) -> type:
-    """Create a subclass of `base`, because the exporter identifies architectures by class."""
+    """Create a subclass of `base` that applies `answer`. Exporters identify models by class."""
     inner: Any = base
 
     def forward(

@@ -11,6 +11,7 @@ from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
     check_architecture,
+    load_config,
     parse_task_class,
     read_architecture,
     read_max_positions,
@@ -82,10 +83,11 @@ class CheckpointMetadata:
 def select_tasks(
     checkpoint: Checkpoint, adapter: Adapter | None, requested: str | None
 ) -> tuple[str, ...]:
-    """Return the tasks to build: `requested`, or the task that the files state.
+    """Return the tasks to build: `requested` or the task that the files state, then related tasks.
 
     Zero-shot classification is built as text classification, because the graphs are equal. The
-    server offers both tasks for every classifier with an entailment label. Raises UnsupportedModel.
+    server offers both tasks for every classifier with an entailment label. Raises UnsupportedModel
+    if the files state no task or do not support `requested`.
     """
     task = requested or (adapter.task if adapter else None) or _detect_task(checkpoint)
     if task == TaskName.ZERO_SHOT_CLASSIFICATION:
@@ -106,7 +108,10 @@ def select_tasks(
 
 
 def _select_label_tasks(task: str, labels: int) -> tuple[str, ...]:
-    """Return `task` and, for a model with a single score, the other tasks of LABEL_TASKS."""
+    """Return `task` and, for a model with a single score, the other tasks of LABEL_TASKS.
+
+    Raises UnsupportedModel for ranking with several labels.
+    """
     if labels == 1:
         return (task, *(other for other in LABEL_TASKS if other != task))
     if task == TaskName.TEXT_RANKING:
@@ -154,8 +159,11 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
 
 
 def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-    """Read the metadata of an encoder, with any adapter merged. Raises UnsupportedModel."""
-    config = _load_config(checkpoint.weights)
+    """Read the metadata of an encoder checkpoint, in which any adapter is already merged.
+
+    Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
+    """
+    config = load_config(checkpoint.weights)
     head = find_head(tasks[0])
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_architecture(config, pooled=pooled)
@@ -179,18 +187,6 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     )
 
 
-def _load_config(weights: Path) -> TransformersConfig:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(weights, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as exc:
-        raise UnsupportedModel(
-            f"transformers does not support `{CONFIG_NAME}`: {str(exc).splitlines()[0]}",
-            hint="use an architecture that is part of transformers",
-        ) from exc
-
-
 def _read_problem_type(config: TransformersConfig) -> ProblemType:
     # A single label means regression only if the config says so. Otherwise transformers' pipeline
     # applies a sigmoid to the logit.
@@ -201,8 +197,11 @@ def _read_problem_type(config: TransformersConfig) -> ProblemType:
 
 
 def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-    """Read the metadata of a decoder, with any adapter merged. Raises UnsupportedModel."""
-    config = _load_config(checkpoint.weights)
+    """Read the metadata of a decoder checkpoint, in which any adapter is already merged.
+
+    Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
+    """
+    config = load_config(checkpoint.weights)
     reach = check_decoder(config)
     return CheckpointMetadata(
         tasks=tasks,
@@ -216,8 +215,11 @@ def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
 def read_encoder_decoder_metadata(
     checkpoint: Checkpoint, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
-    """Read the metadata of an encoder-decoder checkpoint. Raises UnsupportedModel."""
-    config = _load_config(checkpoint.weights)
+    """Read the metadata of an encoder-decoder checkpoint.
+
+    Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
+    """
+    config = load_config(checkpoint.weights)
     if not config.is_encoder_decoder:
         raise UnsupportedModel(
             f"`{tasks[0]}` requires an encoder-decoder model; `{config.model_type}` has no encoder",
@@ -254,7 +256,10 @@ def _embedding_metadata(
 def _read_max_tokens(
     checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
 ) -> int:
-    """Return the smallest limit of input tokens, special tokens included, in the checkpoint."""
+    """Return the smallest token limit: `further_limit` or one of the checkpoint.
+
+    Special tokens count. Raises UnsupportedModel if there is no limit.
+    """
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
     limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
@@ -272,7 +277,7 @@ def _is_limit(value: Json) -> bool:
 
 
 def _read_mask_token(weights: Path) -> int:
-    """Return the id of the mask token in the tokenizer's files. Raises UnsupportedModel."""
+    """Return the id of the mask token. Raises UnsupportedModel if the tokenizer's files lack it."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))

@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULES_NAME,
     Checkpoint,
     Json,
-    read_json,
+    read_modules,
     read_object,
 )
 from build_artifacts.errors import UnsupportedModel
@@ -43,7 +43,10 @@ class EmbeddingConfig:
 
 
 def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
-    """Read the embedding config; the default pooling is the mean. Raises UnsupportedModel."""
+    """Read the embedding config; the default pooling is the mean.
+
+    Raises UnsupportedModel for a module or a pooling that the build does not support.
+    """
     modules = _modules(checkpoint)
     config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     prompts = dict(config_file.get("prompts") or {})
@@ -59,7 +62,10 @@ def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
 
 
 def read_max_seq_length(weights: Path) -> Json:
-    """Read `max_seq_length`, None when absent. Raises UnsupportedModel."""
+    """Read `max_seq_length`, None when absent.
+
+    Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them.
+    """
     sentence = read_object(weights / "sentence_bert_config.json")
     if sentence.get("do_lower_case"):
         _check_lowercases(weights)
@@ -81,14 +87,14 @@ def is_cross_encoder(checkpoint: Checkpoint) -> bool:
 def _modules(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the directory of each sentence-transformers module by type."""
     kinds: dict[str, str] = {}
-    for module in read_json(checkpoint.directory / MODULES_NAME, default=[]):
-        kind = str(module["type"]).rpartition(".")[2]
+    for module in read_modules(checkpoint.directory):
+        kind = module.type.rpartition(".")[2]
         if kind not in ("Transformer", "Pooling", "Normalize"):
             raise UnsupportedModel(
                 f"`{MODULES_NAME}` has the unsupported module `{kind}`",
                 hint="supported: Transformer, Pooling, Normalize",
             )
-        kinds[kind] = str(module["path"])
+        kinds[kind] = module.path
     return kinds
 
 

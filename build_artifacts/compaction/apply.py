@@ -1,4 +1,4 @@
-"""Removal of constant heads and channels from a model before export."""
+"""Removal of constant heads and feed-forward channels from a model before export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
     `model` may have another precision than the model that `find` searched. The compacted model can
     run and be exported, but not saved, because its config has the old sizes.
 
-    Raises CompactionMismatch.
+    Raises CompactionMismatch if `compaction` is not for these weights.
     """
     _check_same_model(model, compaction)
     layers = encoder_layers(model)
@@ -36,7 +36,7 @@ def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
         _check_constant(
             layers[reduction.layer].ffn_channels,
             reduction.ffn_channels,
-            f"rows of layer {reduction.layer}",
+            f"feed-forward channels of layer {reduction.layer}",
         )
     for reduction in compaction.reductions:
         layers[reduction.layer].remove_heads(reduction.heads)

@@ -27,7 +27,7 @@ class ChannelGroups:
     source: Linear  # weight [groups * width, inputs]
     sink: Linear  # weight [outputs, groups * width]
     paired_linears: tuple[Linear, ...]  # shaped like `source`; `remove` cuts the same rows
-    activation: Callable[[TorchTensor], TorchTensor]
+    activation: Callable[[TorchTensor], TorchTensor]  # between `source` and `sink`
     width: int  # channels per group
 
     @property
@@ -149,7 +149,7 @@ def _replace(linear: Linear, name: str, values: TorchTensor) -> None:
 
 
 def _select_heads(attention: Any, place: int, remaining: list[int]) -> None:
-    """Slice the per-head argument of `attention`, [B, heads, T, T], to the `remaining` heads."""
+    """Make `attention` read only the `remaining` heads of its argument [B, heads, T, T]."""
 
     def select(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (*args[:place], args[place][:, remaining], *args[place + 1 :])

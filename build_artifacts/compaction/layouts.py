@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 class ArchitectureLayout:
     """Module paths of an architecture, relative to a layer; `layers` is relative to the encoder.
 
-    Head h of width w owns rows h * w to (h + 1) * w of each projection and the same columns of
+    Head h of width w owns rows h * w to (h + 1) * w - 1 of each projection and the same columns of
     `attention_output`.
     """
 
@@ -69,7 +69,7 @@ _DEBERTA_V2 = replace(
     value="attention.self.value_proj",
 )
 
-# Keys are `model_type`.
+# Layout by `model_type` of config.json.
 LAYOUTS: Mapping[str, ArchitectureLayout] = {
     "bert": _BERT,
     "camembert": _BERT,

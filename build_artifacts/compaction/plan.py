@@ -23,7 +23,7 @@ class LayerReduction(FrozenModel):
 
     layer: NonNegativeInt
     heads: Indices = ()
-    ffn_channels: Indices = ()  # rows of `ffn_up`
+    ffn_channels: Indices = ()  # output rows of the first feed-forward Linear
 
     @model_validator(mode="after")
     def _removes_something(self) -> Self:
@@ -36,7 +36,7 @@ class Compaction(FrozenModel):
     """Attention heads and feed-forward channels with constant output in one encoder.
 
     `reductions` lists only affected layers, in ascending order. For an unknown architecture, the
-    counts of heads and channels are 0. The parameter counts include the head of the model.
+    counts of heads and channels are 0. The parameter counts include the task head.
     """
 
     architecture: str  # `model_type` of the config

@@ -20,7 +20,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_
 
 class BuilderRun(NamedTuple):
     log: str
-    failure: str | None  # last line of stderr; None after success
+    failure: str | None  # last line of stderr or the exit status; None after success
 
 
 def run_builder(

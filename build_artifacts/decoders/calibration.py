@@ -71,11 +71,9 @@ def _build_feeds(
 ) -> dict[str, NDArray[np.generic]]:
     """Build the inputs for a prompt, with an empty KV cache that has room for the prompt only."""
     count = len(text)
-    memory = np.zeros(
-        (1, generation_config.kv_heads, count, generation_config.head_dim), np.float32
-    )
+    cache = np.zeros((1, generation_config.kv_heads, count, generation_config.head_dim), np.float32)
     return {
-        **{i.name: memory for i in model.graph.input if i.name.startswith("past_key_values.")},
+        **{i.name: cache for i in model.graph.input if i.name.startswith("past_key_values.")},
         "input_ids": np.array([text]),
         "attention_mask": np.ones((1, count), np.int64),
         LOGITS_FROM: np.array([count - 1]),

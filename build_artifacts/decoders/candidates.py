@@ -1,4 +1,4 @@
-"""Graphs of the candidates of a decoder. Candidates share the fp32 export."""
+"""Graphs of the candidates of a decoder. Graphs quantized per token share the fp32 export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class DecoderGraphs:
     metadata: CheckpointMetadata
 
     def spec(self, recipe: DecoderRecipe) -> DecoderSpec:
-        """Build the graph and describe how to open it. Raises UnsupportedModel."""
+        """Build the graph and describe how to open it.
+
+        Raises UnsupportedModel if the model cannot be exported by this recipe.
+        """
         graph = self._graph(recipe)
         is_int8 = recipe.kv_cache_dtype is not None and has_int8_kv_cache(graph)
         return DecoderSpec(
@@ -96,13 +99,16 @@ class DecoderGraphs:
         return CalibrationTexts(texts, self.metadata.required_generation_config)
 
     def _quantize_kv_cache(self, recipe: DecoderRecipe, directory: Path) -> None:
-        """Store the KV cache in int8, if the recipe says so and the graph supports it."""
+        """Convert the graph's KV cache to int8 if the recipe demands it and the graph allows it."""
         if recipe.kv_cache_dtype:
             quantize_kv_cache(directory / GRAPH_NAME, self._calibration())
 
 
 def open_for_gate(spec: DecoderSpec, reference: DecoderReference) -> DecoderEngine:
-    """Open the graph with slots for the gate inputs. Raises EngineFailed."""
+    """Open the graph with slots for the gate inputs and for the throughput measurement.
+
+    Raises EngineFailed if the engine cannot open the graph.
+    """
     prompts = reference.gate_inputs.prompts
     longest_prompt = max(map(len, prompts))
     longest = max(*map(len, reference.texts), longest_prompt + max_answer_tokens(spec.max_tokens))

@@ -34,9 +34,9 @@ _BUILDER_OPTIONS = "windowed_kv_cache=false"
 def export_decoder(
     weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
 ) -> None:
-    """Write the graphs of the checkpoint in `weights` and their weight files to `into`.
+    """Write the files that the engine of the recipe opens to `into`, from the checkpoint `weights`.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the exporter does not support the model or the recipe.
     """
     if recipe.engine == "torch":
         export_program(weights, metadata, recipe, into / PROGRAM_NAME)
@@ -124,7 +124,7 @@ def _check_shape(metadata: CheckpointMetadata, built: _DecoderSizes) -> None:
     )
     if built != expected:
         raise UnsupportedModel(
-            f"the graph of `{metadata.architecture}` has {built} layers, heads of keys and values, "
-            f"values per head and words; config.json says {expected}",
-            hint="this release serves models whose layers are all alike",
+            f"layers, KV heads, head size and vocabulary size of `{metadata.architecture}` are "
+            f"{built} in the graph, but {expected} in config.json",
+            hint="use a model whose layers all have the same shape",
         )

@@ -21,9 +21,9 @@ class WeightColumns(NamedTuple):
     """Columns of the weights and the bias of one linear layer."""
 
     tables: tuple[str, ...]  # names of weight and bias; empty if the layer is missing or shared
-    first: int
+    first: int  # index of the first column
     heads: int
-    size: int  # per head
+    size: int  # columns per head
 
 
 class AttentionWeights(NamedTuple):
@@ -62,7 +62,8 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     """Move the score scale of an attention node into its query projection.
 
     ONNX Runtime has a fast kernel for one row times a matrix, but that kernel cannot multiply the
-    result by a scale. Nodes without a query projection stay unchanged.
+    result by a scale. Other operators, and attention without a query projection of its own, stay
+    unchanged.
     """
     import onnx
 
@@ -105,7 +106,7 @@ class FloatGraph:
         return read + (name in self._output_names)
 
     def has_private(self, tables: Sequence[str]) -> bool:
-        """Return whether all tensors exist and have exactly one consumer."""
+        """Return whether all tensors exist and the graph reads each of them exactly once."""
         return all(name in self._tables and self.count_reads(name) == 1 for name in tables)
 
     def table(self, name: str) -> FloatArray:
@@ -121,10 +122,10 @@ class FloatGraph:
         self._tables[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
 
     def find_linear_weights(self, value: str) -> tuple[str, ...]:
-        """Return the names of weights [K, N] and optional bias [N] of the layer behind `value`.
+        """Return the names of the weights of the linear layer that computes `value`.
 
-        Empty if no linear layer computes `value`, or if `value`, the weights or the bias have other
-        consumers.
+        The result has the weights [K, N] and, if there is one, the bias [N]. It is empty if no
+        linear layer computes `value`, or if `value`, the weights or the bias have other consumers.
         """
         producer = self.find_producer(value)
         if producer is None or self.count_reads(value) != 1:

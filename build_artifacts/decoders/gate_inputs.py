@@ -138,8 +138,9 @@ def max_answer_tokens(max_tokens: int) -> int:
 def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
     """Tokenize passages and prompts and truncate them to the context.
 
-    Prompts leave space for an answer. For an encoder-decoder model, the passages become prompts,
-    because its encoder reads passages and prompts alike.
+    A chat template, if there is one, formats the prompts of a decoder-only model. They leave space
+    for an answer. For an encoder-decoder model, the passages become prompts, because its encoder
+    reads passages and prompts alike.
 
     Raises UnsupportedModel for an unusable chat template.
     """
@@ -153,7 +154,7 @@ def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Ga
 def load_calibration_inputs(weights: Path, max_tokens: int) -> tuple[Tokens, ...]:
     """Tokenize the calibration texts, which are disjoint from the gate's texts.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel for an unusable chat template.
     """
     inputs = _tokenize_inputs(weights, max_tokens, CALIBRATION_PASSAGES, CALIBRATION_PROMPTS)
     return (*inputs.passages, *inputs.prompts)

@@ -26,7 +26,7 @@ _HEADER = (
     "8 SLOTS",
     "PREFILL",
 )
-_MAX_SHOWN_CHARACTERS = 100  # longer answers are cut
+_MAX_SHOWN_CHARACTERS = 100  # longer prompts and answers are cut
 
 
 class SampleAnswer(FrozenModel):
@@ -38,7 +38,7 @@ class SampleAnswer(FrozenModel):
 
 
 class SampleComparison(FrozenModel):
-    """Prompt, formatted by the chat template, with answers of the reference and all candidates."""
+    """Prompt as the model reads it, with the answers of the reference and all candidates."""
 
     prompt: str
     reference: SampleAnswer
@@ -46,7 +46,7 @@ class SampleComparison(FrozenModel):
 
 
 class GenerationReport(FrozenModel):
-    """Sample answers of all candidates and their throughput on the build host."""
+    """Sample answers of the accepted candidates, and their throughput on the build host."""
 
     host: str
     threads: int
@@ -54,7 +54,7 @@ class GenerationReport(FrozenModel):
     samples: tuple[SampleComparison, ...]
 
     def matching_token_share(self, candidate: str) -> float:
-        """Return the share of reference tokens before the candidate's first different token."""
+        """Return the share of reference tokens before the first difference, over all samples."""
         matching = sum(s.candidates[candidate].matching_tokens for s in self.samples)
         return matching / max(1, sum(len(s.reference.tokens) for s in self.samples))
 
@@ -94,7 +94,7 @@ def common_prefix_length(actual: Tokens, expected: Tokens) -> int:
 
 
 def read_generation_report(directory: Path) -> GenerationReport:
-    """Read generation.json of an artifact. Raises ArtifactError."""
+    """Read generation.json of an artifact. Raises ArtifactError if it is missing or invalid."""
     path = directory / GENERATION_NAME
     try:
         return GenerationReport.model_validate_json(path.read_bytes())

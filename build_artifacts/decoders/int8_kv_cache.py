@@ -14,7 +14,7 @@ prefill. The input `is_prefill` selects the branch:
 
 Prompt tokens attend to rounded keys and values, including those of their own chunk. The result
 therefore does not depend on the chunking. Both branches write to the buffer that `past` and
-`present` share (engines/onnx_decoder.py).
+`present` share (deployments/engines/onnx_decoder.py).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
 MAX_INT8 = 127
 _MARGIN = 1.1  # headroom for values larger than in the calibration texts
-_MIN_SCALE = 1e-6  # scale of channels that are always zero
+_MIN_SCALE = 1e-6  # minimum, for channels that are always zero
 
 
 class ChannelScales:
-    """Scales of the channels of one cache, updated text by text."""
+    """Scales of the channels of one cache, the keys or the values of a layer."""
 
     def __init__(self, pairs: int = 0, *, interleaved: bool = False) -> None:
         """Set the RoPE layout: the first 2 x `pairs` channels rotate in pairs.
@@ -49,7 +49,10 @@ class ChannelScales:
         self._largest: FloatArray = np.zeros((), np.float32)
 
     def update(self, cache: FloatArray) -> None:
-        """Include the cache of one text, [heads, tokens, size]."""
+        """Include the cache of one text, [heads, tokens, size].
+
+        A pair counts with its norm, because RoPE may rotate the pair into a single channel.
+        """
         sizes = np.abs(cache)
         rotated = cache[..., : 2 * self._pairs]
         parted = (self._pairs, 2) if self._interleaved else (2, self._pairs)
@@ -90,15 +93,16 @@ _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
 # Values with the token counts of a prefill of one slot: the cached tokens, [1], and the cached plus
 # the new tokens, a scalar.
-_DONE, _ALL = "memory_done", "memory_all"
-_FIRST, _TOKENS, _ONE = "memory_first", "memory_tokens_axis", "memory_one"
-_LOWEST, _HIGHEST = "memory_lowest", "memory_highest"
+_CACHED_TOKENS, _TOTAL_TOKENS = "kv_cache_cached_tokens", "kv_cache_total_tokens"
+_FIRST, _TOKENS_AXIS, _ONE = "kv_cache_first", "kv_cache_tokens_axis", "kv_cache_one"
+_LOWEST, _HIGHEST = "kv_cache_lowest", "kv_cache_highest"
 
 
 def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
-    """Convert the KV cache of `graph` to int8. Weights stay unchanged.
+    """Rewrite the file `graph` so that its KV cache is int8. The weight file stays unchanged.
 
-    `graph` must be a float graph that runs. Graphs with unsupported attention nodes stay unchanged.
+    The KV cache must still be float; weights may be quantized. A graph with an unsupported
+    attention node stays unchanged.
     """
     import onnx
 
@@ -111,7 +115,7 @@ def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
     scales = collect_scales(calibration.observe_kv_cache(graph), _create_scales(nodes, tables))
     writer = _Int8KvCacheWriter(model, tables)
     for layer, node in enumerate(nodes):
-        writer.replace(node, f"memory/{layer}", [scales[name] for name in node.output[1:]])
+        writer.replace(node, f"kv_cache/{layer}", [scales[name] for name in node.output[1:]])
     writer.finish()
     onnx.save(model, graph)
 
@@ -172,17 +176,17 @@ class _Int8KvCacheWriter:
         for part, table in zip(KV_NAMES, scales, strict=True):
             self._constant(f"{name}/{part}_scales", table[None, :, None, :])
             self._constant(f"{name}/{part}_steps", table)
-        ways = {
+        branches = {
             "then_branch": self._build_prefill_branch(node, name),
             "else_branch": _build_decode_branch(node, name),
         }
-        chosen = onnx.helper.make_node("If", [IS_PREFILL], node.output, name, **ways)
+        chosen = onnx.helper.make_node("If", [IS_PREFILL], node.output, name, **branches)
         index = list(self._graph.node).index(node)
         self._graph.node.remove(node)
         self._graph.node.insert(index, chosen)
 
     def finish(self) -> None:
-        """Add shared constants and set the types of inputs and outputs."""
+        """Add constants, token counts and the input `is_prefill`; set the cache types to int8."""
         import onnx
 
         types = onnx.TensorProto
@@ -192,7 +196,7 @@ class _Int8KvCacheWriter:
         self._graph.input.append(onnx.helper.make_tensor_value_info(IS_PREFILL, types.BOOL, []))
         for name, values in {
             _FIRST: np.array([0]),
-            _TOKENS: np.array([2]),
+            _TOKENS_AXIS: np.array([2]),
             _LOWEST: np.array(-MAX_INT8, np.float32),
             _HIGHEST: np.array(MAX_INT8, np.float32),
             _ONE: np.array([1], np.int32),
@@ -200,12 +204,12 @@ class _Int8KvCacheWriter:
             self._constant(name, values)
         make = onnx.helper.make_node
         counting = [
-            make("Shape", ["input_ids"], ["memory_new"], "memory_new", start=1, end=2),
-            make("Gather", [self._lengths, _FIRST], ["memory_last"], "memory_last"),
-            make("Add", ["memory_last", _ONE], ["memory_each"], "memory_each"),
-            make("Squeeze", ["memory_each", _FIRST], [_ALL], _ALL),
-            make("Cast", ["memory_each"], ["memory_end"], "memory_end", to=types.INT64),
-            make("Sub", ["memory_end", "memory_new"], [_DONE], _DONE),
+            make("Shape", ["input_ids"], ["kv_cache_new"], "kv_cache_new", start=1, end=2),
+            make("Gather", [self._lengths, _FIRST], ["kv_cache_last"], "kv_cache_last"),
+            make("Add", ["kv_cache_last", _ONE], ["kv_cache_each"], "kv_cache_each"),
+            make("Squeeze", ["kv_cache_each", _FIRST], [_TOTAL_TOKENS], _TOTAL_TOKENS),
+            make("Cast", ["kv_cache_each"], ["kv_cache_end"], "kv_cache_end", to=types.INT64),
+            make("Sub", ["kv_cache_end", "kv_cache_new"], [_CACHED_TOKENS], _CACHED_TOKENS),
         ]
         made = [set(node.output) for node in self._graph.node]
         behind = next((i + 1 for i, names in enumerate(made) if self._lengths in names), 0)
@@ -240,7 +244,7 @@ class _Int8KvCacheWriter:
         out = f"{name}/out"
         attended = self._op(
             ATTENTION,
-            [queries, keys, values, past_keys, past_values, node.input[_LENGTHS], _ALL],
+            [queries, keys, values, past_keys, past_values, node.input[_LENGTHS], _TOTAL_TOKENS],
             [out, f"{name}/all_keys", f"{name}/all_values"],
             domain=ORT_DOMAIN,
         )
@@ -264,7 +268,7 @@ class _Int8KvCacheWriter:
         turned = f"{value}/turned"
         self._op(
             "RotaryEmbedding",
-            [value, _DONE, node.input[_COSINES], node.input[_SINES]],
+            [value, _CACHED_TOKENS, node.input[_COSINES], node.input[_SINES]],
             [turned],
             domain=ORT_DOMAIN,
             num_heads=heads,
@@ -293,11 +297,13 @@ class _Int8KvCacheWriter:
         self._op("Reshape", [named("rounded"), f"{name}/side_by_side"], [named("new")])
         self._op("Transpose", [named("near")], [named("by_head")], perm=[0, 2, 1, 3])
         self._op("Cast", [named("by_head")], [named("int8")], to=onnx.TensorProto.INT8)
-        self._op("TensorScatter", [past, named("int8"), _DONE], [named("memory")], axis=-2)
-        self._op("Slice", [past, _FIRST, _DONE, _TOKENS], [named("before_int8")])
+        self._op(
+            "TensorScatter", [past, named("int8"), _CACHED_TOKENS], [named("updated")], axis=-2
+        )
+        self._op("Slice", [past, _FIRST, _CACHED_TOKENS, _TOKENS_AXIS], [named("before_int8")])
         self._op("Cast", [named("before_int8")], [named("before")], to=onnx.TensorProto.FLOAT)
         self._op("Mul", [named("before"), scales], [named("past")])
-        return named("new"), named("past"), named("memory")
+        return named("new"), named("past"), named("updated")
 
     def _op(
         self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any

@@ -27,10 +27,11 @@ _TOKENS_AXIS = 1
 
 
 def slice_logits(graph: Path, architecture: str) -> None:
-    """Give `graph` the input `logits_from`, [1]: the first token to compute logits for.
+    """Add the input `logits_from`, [1], to the file `graph`: the first token with logits.
 
     A Slice before the head removes all earlier tokens; 0 keeps all tokens. Weight files stay
-    unchanged. Raises UnsupportedModel for a graph that the server cannot feed.
+    unchanged. Raises UnsupportedModel for a graph that the server cannot feed or that has no
+    MatMul for the logits.
     """
     import onnx
 

@@ -34,11 +34,11 @@ LIMITS = (
     "near_tie_margin",
 )
 _PROMPT_TOKENS = 256
-_CACHED_TOKENS = 128  # in each slot during the measurement
+_CACHED_TOKENS = 128  # in each slot during the measured decode steps
 
 
 class DecoderThroughput(BaseModel):
-    """Tokens per second."""
+    """Throughput of a decoder in tokens per second."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,7 +59,10 @@ def throughput_context(max_tokens: int) -> int:
 
 
 def measure_throughput(engine: DecoderEngine, seconds: float) -> DecoderThroughput:
-    """Measure each of the three values for a third of `seconds`. Raises EngineFailed."""
+    """Measure decode steps with one slot and with BATCH_SLOTS slots, and prefill.
+
+    Each measurement takes a third of `seconds`. Raises EngineFailed if a call fails.
+    """
     context = engine.info.context
     cached = min(_CACHED_TOKENS, context - 1)
     max_prompt = engine.info.max_source_tokens or context
@@ -156,7 +159,8 @@ def compare_decoder(
 ) -> DecoderParity:
     """Run the texts in prefill and in decode steps. The worse mode counts for each limit.
 
-    `engine` needs BATCH_SLOTS slots, each with space for the longest text. Raises EngineFailed.
+    `engine` needs BATCH_SLOTS slots, each with space for the longest text. Raises EngineFailed if a
+    call fails.
     """
     texts, starts = reference.texts, np.array(reference.starts)
     prefilled, stepwise = LogitAccumulator(reference), LogitAccumulator(reference)
@@ -242,7 +246,7 @@ def generate_answers(
 ) -> tuple[Tokens, ...]:
     """Generate greedily for all prompts in one batch.
 
-    `engine` needs a slot per prompt. Raises EngineFailed.
+    `engine` needs a slot per prompt. Raises EngineFailed if a call fails.
     """
     answers = [[int(engine.prefill(slot, ids, 0).argmax())] for slot, ids in enumerate(prompts)]
     # After the prefill of an encoder-decoder model, a slot holds only the start token.

@@ -14,7 +14,7 @@ operators per MatMul.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 
-An embedding table that the graph gathers from becomes int8 with one scale per row.
+An embedding table from which the graph gathers rows becomes int8 with one scale per row.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
 # Smaller tensors stay float: quantization saves nothing.
 _MIN_QUANTIZED_VALUES = 1 << 12
 _MARGIN = 1.1  # headroom of a static scale for values larger than in the calibration texts
-# Maximum rounding noise of a static scale, relative to the RMS of the row. A dynamic scale adds
-# 0.01 to 0.03.
+# Maximum rounding noise of a static scale, relative to the RMS of the median row. A dynamic scale
+# adds 0.01 to 0.03.
 _MAX_NOISE = 0.05
 
 
@@ -50,11 +50,12 @@ def quantize_per_token(
 ) -> None:
     """Write an int8 copy of `graph` to `into` in another directory, with its weights next to it.
 
-    With `calibration` the rewrite smooths activations and uses static scales.
+    With `calibration`, the rewrite smooths activations and uses static scales where they are
+    precise enough.
     """
     import onnx
 
-    # Calibrate before loading the weights, so that memory holds them only once.
+    # Run the graph before loading its weights here, so that memory never holds them twice.
     observed = calibration.observe(graph, _find_activations(graph)) if calibration else {}
     model = onnx.load(graph)
     rewriter = _PerTokenRewriter(model)
@@ -86,6 +87,10 @@ def _is_large_matrix(table: onnx.TensorProto) -> bool:
     return is_matrix and int(np.prod(table.dims)) >= _MIN_QUANTIZED_VALUES
 
 
+def _gathers_rows(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Gather" and all(attribute.i == 0 for attribute in node.attribute)
+
+
 class _QuantizedRows(NamedTuple):
     """Names of the graph values that represent a quantized activation."""
 
@@ -109,7 +114,10 @@ class _PerTokenRewriter:
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
     def calibrate(self, observed: Mapping[str, FloatArray]) -> None:
-        """Smooth the observed activations, [tokens, K], and fix static scales."""
+        """Smooth the observed activations, [tokens, K], and fix static scales.
+
+        Also move the score scale of each attention node into its query projection.
+        """
         graph = FloatGraph(self._model)
         for value, rows in observed.items():
             scale = compute_static_scale(smooth_activations(graph, value, rows))
@@ -124,7 +132,7 @@ class _PerTokenRewriter:
                 self._transpose(node)
             elif node.op_type == "MatMul" and self._read_large_matrix(node.input[1]) is not None:
                 self._quantize_matmul(node)
-            elif node.op_type == "Gather" and self._read_large_matrix(node.input[0]) is not None:
+            elif _gathers_rows(node) and self._read_large_matrix(node.input[0]) is not None:
                 self._quantize_gather(node)
             else:
                 self._nodes.append(node)
@@ -157,7 +165,7 @@ class _PerTokenRewriter:
 
     def _quantize_matmul(self, node: onnx.NodeProto) -> None:
         weights = self._read_large_matrix(node.input[1])
-        assert weights is not None, "only products with weights come here; this is a bug"
+        assert weights is not None, "bug: the MatMul has no large weight matrix"
         name = node.input[1]
         scales = _compute_scales(weights, axis=0)
         self._constant(f"{name}_int8", _round_to_int8(weights, scales))
@@ -198,7 +206,7 @@ class _PerTokenRewriter:
         import onnx
 
         table = self._read_large_matrix(node.input[0])
-        assert table is not None, "only lookups in a table come here; this is a bug"
+        assert table is not None, "bug: the Gather has no large table"
         name, output = node.input[0], node.output[0]
         scales = _compute_scales(table, axis=1)
         self._constant(f"{name}_words_int8", _round_to_int8(table, scales))
@@ -238,7 +246,7 @@ def _round_to_int8(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
 
 
 def compute_static_scale(rows: FloatArray) -> np.float32 | None:
-    """Return one scale for all rows [N, K]; None when the scale is too coarse for most rows.
+    """Return one scale for all rows [N, K]; None if it is zero or too coarse for half the rows.
 
     Rounding to steps of `scale` adds noise of scale / sqrt(12) per value.
     """

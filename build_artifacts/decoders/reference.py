@@ -30,9 +30,9 @@ _SUMMARY_ROWS = 128
 class DecoderReference:
     """Logits and answers of the reference model.
 
-    The model reads `texts`: the passages, and each prompt followed by its answer. `logits` is [N,
-    V] over the N tokens of all texts and stays on disk. For an encoder-decoder model a text is the
-    decoder input: the start token and the answer without its last token.
+    The model reads `texts`: the passages, and each prompt followed by its answer. For an
+    encoder-decoder model, a text is the decoder input: the start token and the answer without its
+    last token. `logits` is [N, V]: N tokens of all texts, V vocabulary entries. It stays on disk.
     """
 
     gate_inputs: GateInputs
@@ -87,7 +87,7 @@ class DecoderReference:
         return LogitSummary(*map(np.concatenate, zip(*parts, strict=True)))
 
     def perplexity(self) -> float:
-        """Return the perplexity of the positions with a target token."""
+        """Return the perplexity of the reference over the positions with a target token."""
         positions = np.flatnonzero(self.next_token_ids >= 0)
         targets = self.logits[positions, self.next_token_ids[positions]]
         return perplexity(self.summary.log_totals[positions] - targets)
@@ -114,7 +114,7 @@ def summarize_logits(logits: FloatArray) -> LogitSummary:
 
 
 def perplexity(negative_log_likelihoods: NDArray[np.float64]) -> float:
-    """Return the perplexity; 1 for an empty array."""
+    """Return the perplexity, capped at exp(700) to avoid overflow; 1 for an empty array."""
     return (
         float(np.exp(min(negative_log_likelihoods.mean(), 700.0)))
         if len(negative_log_likelihoods)
@@ -147,7 +147,8 @@ def _join_texts(
 def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
     """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the checkpoint cannot be loaded, its chat template fails, or a logit
+    is not finite.
     """
     decoder_start_token_id = _decoder_start_token_id(metadata.required_generation_config)
     has_encoder = decoder_start_token_id is not None
@@ -201,9 +202,12 @@ def _write_logits(
 
 
 def _generate_answers(
-    model: TorchModel, prompts: Sequence[Tokens], generation_config: GenerationConfig, most: int
+    model: TorchModel,
+    prompts: Sequence[Tokens],
+    generation_config: GenerationConfig,
+    max_new_tokens: int,
 ) -> tuple[Tokens, ...]:
-    """Generate greedily, up to and including an end token."""
+    """Generate at most `max_new_tokens` per prompt, greedily, up to and including an end token."""
     import torch
     from transformers import GenerationConfig
 
@@ -222,7 +226,7 @@ def _generate_answers(
         mask[row, index] = 1
     # Replace the checkpoint's settings, which may enable sampling or penalties.
     model.generation_config = GenerationConfig(
-        max_new_tokens=most,
+        max_new_tokens=max_new_tokens,
         do_sample=False,
         eos_token_id=list(generation_config.eos_token_ids),
         pad_token_id=filling,

@@ -16,7 +16,7 @@ import numpy as np
 from build_artifacts.decoders.float_graph import ATTENTION, AttentionWeights, FloatGraph
 from build_artifacts.types import FloatArray
 
-# Exponent of the activation size in the smoothing factor. 0.5 to 0.7 are best for SmolLM2-135M.
+# Exponent of the activation size in the smoothing factor. SmolLM2-135M is best with 0.5 to 0.7.
 _MIGRATION_STRENGTH = 0.6
 _MIN_SIZE = 1e-5  # lower bound of channel and weight magnitudes
 # Indices of the inputs that hold scale and shift, by operator.
@@ -32,7 +32,7 @@ class _ScaleTarget(NamedTuple):
     """Tensors that can absorb the division of an activation, along their last axis."""
 
     tables: tuple[str, ...]
-    first: int = 0
+    first: int = 0  # index of the first channel in `tables`
     # For an attention output: number of value heads, and number of query heads per value head.
     heads: int = 1
     copies: int = 1
@@ -51,8 +51,9 @@ class _ScaleTarget(NamedTuple):
 def smooth_activations(graph: FloatGraph, value: str, observed: FloatArray) -> FloatArray:
     """Smooth an activation given samples `observed` [tokens, K]; return the smoothed samples.
 
-    An activation stays unchanged if no tensor can absorb the division, or if a consumer is not a
-    MatMul. It also stays unchanged if other nodes share the weights of a consumer.
+    Smoothing changes weights of `graph`. An activation stays unchanged if no tensor can absorb the
+    division, or if a consumer is not a MatMul. It also stays unchanged if other nodes share the
+    weights of a consumer.
     """
     divisor = next(_find_scale_targets(graph, value), None)
     products = graph.find_consumers(value)

@@ -1,7 +1,7 @@
 """Export of decoders to torch: as a traced program, or as a checkpoint for transformers.
 
-Both exports use transformers' model with an external KV cache
-(deployments/engines/transformers_kv.py).
+Both forms run with an external KV cache (deployments/engines/transformers_kv.py). A program has the
+cache as inputs; the engine adds the cache to a checkpoint.
 deployments/engines/torch_decoder.py describes inputs and outputs of the program.
 """
 
@@ -31,7 +31,8 @@ def export_checkpoint(
 ) -> None:
     """Write the checkpoint in `weights`, converted to the recipe's precision, to `into`.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the model cannot be loaded, or the engine cannot run it as the recipe
+    demands.
     """
     check_recipe(metadata, recipe, _DTYPES)
     if (
@@ -105,7 +106,8 @@ def export_program(
 ) -> None:
     """Write the traced program of the checkpoint in `weights` to `path`.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedModel if the model cannot be loaded or traced, or the engine cannot run it as
+    the recipe demands.
     """
     check_recipe(metadata, recipe, _GRAPH_DTYPES)
     if (
@@ -128,7 +130,10 @@ def export_program(
 def check_recipe(
     metadata: CheckpointMetadata, recipe: DecoderRecipe, supported: Collection[str]
 ) -> None:
-    """Raise UnsupportedModel unless torch engines support the recipe and the model type."""
+    """Raise UnsupportedModel unless the engine of the recipe supports the recipe and the model.
+
+    `supported` are the precisions of the engine.
+    """
     if metadata.required_generation_config.encoder_decoder is not None:
         raise UnsupportedModel(
             f"`{recipe.name}`: the engine {recipe.engine} does not support models with an encoder",
@@ -143,7 +148,7 @@ def check_recipe(
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for a model that cannot use an external KV cache."""
+    """Raise UnsupportedModel for a RoPE type, soft cap or window that engines cannot compute."""
     if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         raise UnsupportedModel(
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
@@ -176,12 +181,12 @@ def _trace(
         _EXAMPLE_CAPACITY,
         generation_config.head_dim,
     )
-    memory = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * generation_config.layers)]
+    caches = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * generation_config.layers)]
     example = {
         "input_ids": torch.ones(_EXAMPLE_SLOTS, _EXAMPLE_TOKENS, dtype=torch.int64),
         "lengths": torch.zeros(_EXAMPLE_SLOTS, dtype=torch.int64),
         "wanted": torch.arange(_EXAMPLE_LOGITS),
-        "memory": memory,
+        "memory": caches,
     }
     rows = torch.export.Dim("rows", min=1, max=_MAX_SLOTS)
     tokens, logits, capacity = (
@@ -192,7 +197,7 @@ def _trace(
         "input_ids": {0: rows, 1: tokens},
         "lengths": {0: rows},
         "wanted": {0: logits},
-        "memory": [{0: rows, 2: capacity} for _ in memory],
+        "memory": [{0: rows, 2: capacity} for _ in caches],
     }
     return torch.export.export(
         with_external_kv(model, attention),

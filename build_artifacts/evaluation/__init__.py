@@ -1,23 +1,24 @@
 """Evaluation of candidates and the reference model on labeled data, with the metrics of a task.
 
 `load_evaluation` reads a file into an Evaluation: the items for an engine and the scoring of its
-outputs. Files are UTF-8; empty lines are ignored. Files that end in .jsonl, .ndjson or .json hold
-one JSON object per line. All other files hold tab-separated columns without quoting; a header line
-is optional, and columns with unknown names are ignored.
+outputs. Files are UTF-8; empty lines are ignored. Unless the table states the format, files that
+end in .jsonl, .ndjson or .json hold one JSON object per line, and other files hold tab-separated
+columns without quoting. A header line is optional, and columns with unknown names are ignored.
 
-    task                  columns or keys                       metrics; the gate uses the first
-    feature-extraction    sentence1, sentence2, score           spearman of the cosine
-    sentence-similarity   the same                              the same
-    text-classification   text, label (text_pair)               accuracy, macro_f1
-      several labels      text, labels (a,b or a JSON list)     micro_f1, macro_f1
-      regression          text, score (text_pair)               spearman, pearson
-    text-ranking          JSON: query, documents, relevant      mrr, ndcg@10
-    token-classification  JSON: tokens, tags                    entity_f1, token_accuracy
-    question-answering    SQuAD 1.1 or 2.0, one JSON file       f1, exact_match
-    fill-mask             plain text, one sentence a line       perplexity
+    task                  columns or keys                         metrics; the gate uses the first
+    feature-extraction    sentence1, sentence2, score             spearman of the cosine
+    sentence-similarity   the same                                the same
+    text-classification   text, label (text_pair)                 accuracy, macro_f1
+      several labels      text, labels (a,b or a JSON list)       micro_f1, macro_f1
+      regression          text, score (text_pair)                 spearman, pearson
+    text-ranking          JSON lines: query, documents, relevant  mrr, ndcg@10
+    token-classification  JSON lines: tokens, tags                entity_f1, token_accuracy
+    question-answering    SQuAD 1.1 or 2.0, one JSON file         f1, exact_match
+    fill-mask             plain text, one sentence a line         perplexity
 
 Labels and tags are names or ids of the model's own labels; `relevant` holds indices into
-`documents`. All metrics are fractions of 1, except perplexity, where lower is better.
+`documents`. Correlations are -1 to 1. Perplexity is at least 1, and lower is better. All other
+metrics are 0 to 1.
 """
 
 from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, ExampleSampling, Output

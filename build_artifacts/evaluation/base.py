@@ -60,8 +60,8 @@ class ExampleSampling:
 class Evaluation(ABC):
     """The examples of one file for one task.
 
-    `items` are the inputs of the engine, in any order. `metric` names the score that the accuracy
-    gate uses.
+    `items` are the inputs of the engine, which may run them in any order. `metric` names the score
+    that the accuracy gate uses.
     """
 
     def __init__(self, items: Sequence[TokenizedItem], metric: str) -> None:
@@ -96,8 +96,8 @@ class Evaluation(ABC):
     def metric_drop(self, reference: Mapping[str, float], scores: Mapping[str, float]) -> float:
         """Return the loss of `metric` from `reference` to `scores`.
 
-        The unit is points (hundredths of the metric), for perplexity the increase in percent.
-        Negative if `scores` is better; infinite if one of them is NaN.
+        The unit is points (hundredths of the metric); for perplexity, percent of the reference. The
+        loss is negative if `scores` is better, and infinite if one of the values is NaN.
         """
         drop = self._drop(reference[self.metric], scores[self.metric])
         # NaN would pass every gate: its comparisons with a limit are false.
@@ -110,11 +110,13 @@ class Evaluation(ABC):
         drop = self.metric_drop(reference, scores)
         if drop <= max_drop:
             return ()
-        metric = self.metric
-        return (f"{metric} {scores[metric]:.4f}, {drop:.2f} points below the reference",)
+        return (f"{self.metric} {scores[self.metric]:.4f}, {self._format_drop(drop)}",)
 
     def _drop(self, reference: float, score: float) -> float:
         return 100 * (reference - score)
+
+    def _format_drop(self, drop: float) -> str:
+        return f"{drop:.2f} points below the reference"
 
 
 def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[TokenizedItem]:

@@ -34,7 +34,7 @@ EXPECTED = (
 
 
 def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """Load one item per example. Raises BadEvaluationData."""
+    """Load one item per example. Raises BadEvaluationData for an unusable file."""
     # A model with one score cannot choose a label; only the order of its scores can be compared.
     problem = "regression" if len(model.labels) == 1 else model.problem_type or "single_label"
     load = _LOADERS[problem]

@@ -19,7 +19,7 @@ class BadEvaluationData(BuildError):
 
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-# Larger values are data errors; their squares would overflow in the correlation.
+# Larger absolute values are data errors. Squares of huge scores would overflow in the correlation.
 MAX_SCORE = 1e9
 
 
@@ -54,7 +54,7 @@ class Record:
         return self.location.data_error(problem, self.file_names.get(field, field))
 
     def text(self, field: str) -> str:
-        """Return a string that is not blank. Raises BadEvaluationData."""
+        """Return a string. Raises BadEvaluationData if it is missing, blank or no string."""
         value = self.require(field)
         if not isinstance(value, str):
             raise self.data_error("not a string", field)
@@ -63,17 +63,22 @@ class Record:
         return value
 
     def number(self, field: str) -> float:
-        """Return a number; numeric strings are parsed. Raises BadEvaluationData."""
+        """Return a number; numeric strings are parsed.
+
+        Raises BadEvaluationData if it is missing, no finite number, or beyond +-MAX_SCORE.
+        """
         value = self.require(field)
         number = as_number(value)
         if number is None:
             raise self.data_error(f"`{shorten(value)}` is not a number", field)
         if abs(number) > MAX_SCORE:
-            raise self.data_error(f"`{shorten(value)}` is larger than {MAX_SCORE:g}", field)
+            raise self.data_error(
+                f"`{shorten(value)}` is not between -{MAX_SCORE:g} and {MAX_SCORE:g}", field
+            )
         return number
 
     def require_list(self, field: str) -> list[object]:
-        """Return a list that is not empty. Raises BadEvaluationData."""
+        """Return a list. Raises BadEvaluationData if it is missing, empty or no list."""
         value = self.require(field)
         if not isinstance(value, list):
             raise self.data_error("not a list", field)
@@ -82,7 +87,7 @@ class Record:
         return value
 
     def texts(self, field: str) -> list[str]:
-        """Return a list of strings, none of them blank. Raises BadEvaluationData."""
+        """Return a list of strings. Raises BadEvaluationData if it is empty or one is blank."""
         values = self.require_list(field)
         return [
             Record(self.location, {f"{field}[{i}]": value}).text(f"{field}[{i}]")
@@ -127,7 +132,7 @@ class FileLayout:
 
 
 def read_records(location: FileLocation, layout: FileLayout) -> list[Record]:
-    """Read a file of columns or of JSON lines. Raises BadEvaluationData."""
+    """Read a file of columns or of JSON lines. Raises BadEvaluationData for an unusable file."""
     if is_json(location.path):
         return [_rename_fields(record, layout) for record in read_objects(location)]
     rows = [(location.at(f"line {n}"), line.split("\t")) for n, line in read_lines(location)]
@@ -169,7 +174,7 @@ def _rename_fields(record: Record, layout: FileLayout) -> Record:
 
 
 def read_objects(location: FileLocation) -> list[Record]:
-    """Read one JSON object per line. Raises BadEvaluationData."""
+    """Read one JSON object per line. Raises BadEvaluationData for an unusable file."""
     return [
         _parse_object(location.at(f"line {number}"), line) for number, line in read_lines(location)
     ]
@@ -186,7 +191,10 @@ def _parse_object(location: FileLocation, line: str) -> Record:
 
 
 def read_lines(location: FileLocation) -> list[tuple[int, str]]:
-    """Return the lines that are not blank with their numbers from 1. Raises BadEvaluationData."""
+    """Return the lines that are not blank, with their numbers from 1.
+
+    Raises BadEvaluationData if the file is unreadable, not UTF-8 or blank.
+    """
     raw = read_bytes(location)
     try:
         text = raw.decode("utf-8-sig")
@@ -202,7 +210,7 @@ def read_lines(location: FileLocation) -> list[tuple[int, str]]:
 
 
 def read_bytes(location: FileLocation) -> bytes:
-    """Read the whole file. Raises BadEvaluationData."""
+    """Read the whole file. Raises BadEvaluationData if that fails."""
     try:
         return location.path.read_bytes()
     except OSError as exc:
@@ -233,6 +241,6 @@ def as_index(value: object, count: int) -> int | None:
 
 
 def shorten(value: object) -> str:
-    """Format `value` with at most 40 characters for an error message."""
+    """Format `value` for an error message, truncated to 40 characters."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:40]}…"

@@ -28,10 +28,11 @@ MAX_MASKS = 16
 
 
 def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """Load one item per sentence with some tokens masked. Raises BadEvaluationData.
+    """Load one item per sentence with some tokens masked.
 
-    In sentence i every seventh token is masked, starting at token i modulo 7. The masks cover all
-    positions and are the same in every build.
+    In sentence i every seventh token is masked, starting at token i modulo 7, up to MAX_MASKS. Over
+    several sentences, the masks cover all positions. They are the same in every build. Raises
+    BadEvaluationData for an unusable file.
     """
     location = FileLocation(path, EXPECTED)
     if model.mask_token is None:
@@ -87,3 +88,6 @@ class FillMaskEvaluation(Evaluation):
     def _drop(self, reference: float, score: float) -> float:
         """Return the increase of the perplexity in percent."""
         return 100 * (score - reference) / reference
+
+    def _format_drop(self, drop: float) -> str:
+        return f"{drop:.2f} % above the reference"

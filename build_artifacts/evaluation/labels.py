@@ -6,7 +6,7 @@ from build_artifacts.evaluation.files import Record, as_index, shorten
 
 
 class LabelIndex:
-    """Labels of one model, looked up by name, else by id."""
+    """Labels of one model, looked up by exact name, then by name without case, then by id."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -28,7 +28,7 @@ class LabelIndex:
         return as_index(value, len(self.names))
 
     def index(self, value: object, record: Record, field: str) -> int:
-        """Return the label's id. Raises BadEvaluationData."""
+        """Return the label's id. Raises BadEvaluationData if the model has no such label."""
         index = self.find(value)
         if index is None:
             known = ", ".join(f"`{name}`" for name in self.names[:10])

@@ -16,7 +16,7 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float:
 def pearson(left: ArrayLike, right: ArrayLike) -> float:
     """Return the linear correlation, -1 to 1; 0 if either side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    # Without this check, rounding of the mean leaves nonzero deviations, which seem to correlate.
+    # Without this check, rounding of the mean gives a constant side deviations that correlate.
     if np.all(x == x[0]) or np.all(y == y[0]):
         return 0.0
     x, y = x - x.mean(), y - y.mean()
@@ -59,7 +59,7 @@ def micro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float
 
 
 def macro_f1(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> float:
-    """Return the mean F1 of the labels that occur; both arrays are [N, labels]."""
+    """Return the mean F1 of the labels that occur in either array; both are [N, labels]."""
     occurs = (predicted | expected).any(axis=0)
     scores = [
         micro_f1(predicted[:, [label]], expected[:, [label]]) for label in np.flatnonzero(occurs)

@@ -17,7 +17,15 @@ from build_artifacts.evaluation.base import (
     Output,
     ReducedOutput,
 )
-from build_artifacts.evaluation.squad import SquadQuestion, exact_match, overlap_f1, read_questions
+from build_artifacts.evaluation.files import FileLocation
+from build_artifacts.evaluation.squad import (
+    EXPECTED,
+    SquadQuestion,
+    exact_match,
+    overlap_f1,
+    read_questions,
+)
+from deployments.errors import InputTooLong
 from deployments.messages import TokenizedItem, TokenOffsets, Truncation
 from deployments.tasks.question_answering import build_question_windowing
 from deployments.tokenization.windows import WindowTokenizer
@@ -54,18 +62,25 @@ class _QuestionSpan(NamedTuple):
 def load_question_answering(
     path: Path, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    """Load the questions and split them into windows as in serving. Raises BadEvaluationData."""
-    questions = sampling.sample(read_questions(path))
+    """Load the questions and split them into windows as in serving.
+
+    Raises BadEvaluationData for an unusable file.
+    """
+    numbered = sampling.sample(list(enumerate(read_questions(path), start=1)))
     tokenizer = WindowTokenizer(model.directory, model.max_tokens)
     windowing = build_question_windowing(model.max_tokens)
     items: list[TokenizedItem] = []
     windows: list[QuestionWindow] = []
-    for i, question_record in enumerate(questions):
-        pair = (question_record.question, question_record.context)
-        tokenized, _ = tokenizer.windows(pair, i, windowing, Truncation.REFUSE)
+    for i, (number, question) in enumerate(numbered):
+        pair = (question.question, question.context)
+        try:
+            tokenized, _ = tokenizer.windows(pair, i, windowing, Truncation.REFUSE)
+        except InputTooLong as exc:
+            location = FileLocation(path, EXPECTED).at(f"question {number}")
+            raise location.data_error(f"it {exc.message}") from exc
         items += [item for item, _ in tokenized]
         windows += [_build_window(offsets) for _, offsets in tokenized]
-    return QuestionAnsweringEvaluation(items, windows, questions)
+    return QuestionAnsweringEvaluation(items, windows, [question for _, question in numbered])
 
 
 def _build_window(tokens: TokenOffsets) -> QuestionWindow:
@@ -80,7 +95,7 @@ class QuestionAnsweringEvaluation(Evaluation):
 
     If some questions have no answer, the predicted answer is empty when the no-answer score is
     higher than the best span's score. `answerable_f1` and `answerable_exact_match` then score the
-    best spans of the other questions.
+    best spans of the questions with an answer.
     """
 
     def __init__(

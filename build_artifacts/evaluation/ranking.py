@@ -37,7 +37,8 @@ class RankedQuery:
 def load_ranking(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """Load one item per pair of query and document.
 
-    Raises BadEvaluationData, or UnsupportedModel for a model with several labels.
+    Raises BadEvaluationData for an unusable file and UnsupportedModel for a model with several
+    labels.
     """
     if len(model.labels) > 1:
         raise UnsupportedModel(

@@ -18,7 +18,7 @@ MAX_BATCH_TOKENS = 8_192
 
 
 def run_items(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Output]:
-    """Return the output of each item in the order of `items`. Raises EngineFailed."""
+    """Return the outputs in the order of `items`. Raises EngineFailed if a forward pass fails."""
     # Copy: an output may be a view, which would hold the memory of its whole batch.
     outputs = {i: np.array(output) for i, output in _run(engine, items)}
     return [outputs[i] for i in range(len(items))]

@@ -44,7 +44,7 @@ class ScoredPair:
 
 
 def read_pairs(path: Path) -> list[ScoredPair]:
-    """Read the pairs of a file. Raises BadEvaluationData."""
+    """Read the pairs of a file. Raises BadEvaluationData for an unusable file."""
     return [
         ScoredPair(record.text("sentence1"), record.text("sentence2"), record.number("score"))
         for record in read_records(FileLocation(path, EXPECTED), LAYOUT)
@@ -52,7 +52,7 @@ def read_pairs(path: Path) -> list[ScoredPair]:
 
 
 def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """Load two items per pair. Raises BadEvaluationData."""
+    """Load two items per pair. Raises BadEvaluationData for an unusable file."""
     pairs = sampling.sample(read_pairs(path))
     scores = [pair.score for pair in pairs]
     if len(set(scores)) < 2:

@@ -21,7 +21,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @dataclass(frozen=True, slots=True)
 class SquadQuestion:
-    """A question, its context and all correct answers; `golds` is empty if it has no answer."""
+    """A question, its context and all correct answers; none if the context has no answer."""
 
     question: str
     context: str
@@ -29,7 +29,7 @@ class SquadQuestion:
 
 
 def read_questions(path: Path) -> list[SquadQuestion]:
-    """Read the questions of a file. Raises BadEvaluationData."""
+    """Read the questions of a file. Raises BadEvaluationData for an unusable file."""
     location = FileLocation(path, EXPECTED)
     raw = read_bytes(location)
     if not raw.strip():
@@ -82,14 +82,17 @@ def normalize_answer(answer: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Return 1 for a correct answer, else 0; "" is correct if `golds` is empty."""
+    """Return 1 if the normalized answer equals one of `golds`, else 0.
+
+    If `golds` is empty, only an empty answer is correct.
+    """
     return float(
         max(normalize_answer(answer) == normalize_answer(gold) for gold in _drop_blank(golds))
     )
 
 
 def overlap_f1(answer: str, golds: Sequence[str]) -> float:
-    """Return the highest word F1 of the answer with any correct answer."""
+    """Return the highest word F1, 0 to 1, of the answer with one of `golds`."""
     return max(_word_f1(answer, gold) for gold in _drop_blank(golds))
 
 

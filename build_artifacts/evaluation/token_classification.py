@@ -98,7 +98,7 @@ class AlignedTags:
 def load_token_classification(
     path: Path, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
-    """Load one item per sentence. Raises BadEvaluationData."""
+    """Load one item per sentence that has tokens. Raises BadEvaluationData for an unusable file."""
     location = FileLocation(path, EXPECTED)
     labels = LabelIndex(model.labels)
     sentences = sampling.sample(

@@ -20,5 +20,8 @@ def find_family(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> ModelFamily:
 
 
 def read_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-    """Read the metadata of a checkpoint, with any adapter merged. Raises UnsupportedModel."""
+    """Read the metadata of a checkpoint, in which any adapter is already merged.
+
+    Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
+    """
     return find_family(checkpoint, tasks).read_metadata(checkpoint, tasks)

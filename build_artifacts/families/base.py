@@ -43,7 +43,7 @@ class BuildBudget:
 
     # Seconds per device to export candidates. For generative models, evaluation counts too.
     search_seconds: float = 300.0
-    tune_seconds: float = 60.0  # 0 disables tuning
+    tune_seconds: float = 60.0  # for all graphs together; 0 disables tuning
     evaluation: Path | None = None  # labeled data for the accuracy gate
     sampling: ExampleSampling = ALL_EXAMPLES
 
@@ -62,7 +62,7 @@ class BuildContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt(Generic[R]):
-    """One try at a graph: a recipe, or a variant of it that is more accurate and slower."""
+    """One try at a graph: a recipe, or a variant of it that may be more accurate."""
 
     recipe: R
     label: str  # text for progress lines
@@ -75,10 +75,11 @@ class GateResult(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    parity: Parity | None  # None: the graph returned no usable numbers
+    parity: Parity | None  # None: the graph failed or returned invalid numbers
     scores: dict[str, float] = {}  # by metric
-    reasons: tuple[str, ...] = ()  # limits that are violated; empty: accepted
-    samples: tuple[tuple[int, ...], ...] = ()  # greedy answers to the sample prompts, token ids
+    reasons: tuple[str, ...] = ()  # violated limits or the failure; empty: accepted
+    # Generative models only: greedy answers to the gate prompts, as token ids.
+    samples: tuple[tuple[int, ...], ...] = ()
 
     def describe(self) -> str:
         if self.reasons or self.parity is None:
@@ -131,9 +132,6 @@ class Ranking(Generic[R]):
 class ModelBuild(ABC, Generic[R, S]):
     """One build of one model; implemented by each family."""
 
-    # True if accuracy fallbacks make graphs slower. The search then skips fallbacks as soon as one
-    # candidate is accepted.
-    fallbacks_cost_speed: ClassVar[bool] = False
     gate_failed_hint: ClassVar[str]
 
     def __init__(self, context: BuildContext) -> None:
@@ -154,7 +152,7 @@ class ModelBuild(ABC, Generic[R, S]):
 
     @abstractmethod
     def export(self, attempt: Attempt[R]) -> S:
-        """Build the graph. Raises UnsupportedModel."""
+        """Build the graph. Raises UnsupportedModel if the recipe does not fit the model."""
 
     @abstractmethod
     def evaluate(self, spec: S) -> GateResult:
@@ -179,8 +177,14 @@ class ModelFamily(Protocol):
         ...
 
     def read_metadata(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
-        """Read the metadata of a checkpoint, with any adapter merged. Raises UnsupportedModel."""
+        """Read the metadata of a checkpoint, in which any adapter is already merged.
+
+        Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
+        """
         ...
 
     def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
-        """Compute the reference outputs. Raises BuildError for options that the family rejects."""
+        """Compute the reference outputs and return the build.
+
+        Raises BuildError for options that the family rejects.
+        """

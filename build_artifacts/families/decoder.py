@@ -96,7 +96,10 @@ def check_options(context: BuildContext) -> None:
 
 
 def cached_reference(context: BuildContext) -> DecoderReference:
-    """Run the checkpoint in fp32 torch on the gate inputs. Raises UnsupportedModel."""
+    """Return the outputs of the checkpoint on the gate inputs, computed once in fp32 torch.
+
+    Raises the errors of `write_reference`.
+    """
     metadata = context.metadata
     config = metadata.required_generation_config
 
@@ -132,7 +135,8 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
     def attempts(self, recipe: DecoderRecipe) -> Iterator[Attempt[DecoderRecipe]]:
         """Yield the recipe, then the recipe with each of its `other_options`.
 
-        The last attempt repeats the most accurate of these recipes without an int8 KV cache.
+        If the last exported graph has an int8 KV cache, the final attempt repeats its recipe with a
+        float KV cache.
         """
         exported = None
         for options in (recipe.options, *recipe.other_options):
@@ -249,7 +253,7 @@ def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCand
 
 
 def _directory(candidate: DecoderCandidate) -> str:
-    """Return the artifact directory of the graph, which contains no weights of other graphs."""
+    """Return the artifact directory of one graph: the files of different graphs share names."""
     return f"graphs/{candidate.recipe.name}"
 
 

@@ -95,7 +95,6 @@ def _load_evaluation(context: BuildContext) -> Evaluation | None:
 
 
 class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
-    fallbacks_cost_speed = True
     gate_failed_hint = "the checkpoint may be damaged: compare it with its published scores"
 
     def __init__(
@@ -116,7 +115,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
         """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
-        The last attempts exclude more and more MatMuls of the recipe from int8.
+        The last attempts exclude more and more MatMuls of an int8 graph from quantization. If the
+        recipe cannot be exported, nothing follows it.
         """
         first = _build_attempt(recipe)
         yield first
@@ -219,7 +219,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         ranked = _fastest_first(accepted, tables)
         names = _name_graphs(ranked)
         prepared, compaction = self.prepared, self.prepared.compaction
-        # compaction.json lists the heads and columns that compaction removed from each layer.
+        # compaction.json lists the heads and channels that compaction removed from each layer.
         compacted = {COMPACTION_NAME: prepared.reference_dir / COMPACTION_NAME}
         return ArtifactContents(
             identity=identity,
@@ -267,7 +267,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         def work(into: Path) -> str:
             variants = [VariantSpec.of(c.recipe.name, c.spec) for c in graphs]
             rows = measure_variants(variants, plan)
-            table = build_cost_table(version, variants, rows, plan, {})
+            table = build_cost_table(version, variants, rows, plan)
             (into / _TABLE_NAME).write_bytes(table.to_json())
             return ", ".join(variant.name for variant in table.selected_variants())
 
@@ -296,7 +296,10 @@ def _build_attempt(
 def _fastest_first(
     accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
 ) -> list[EncoderCandidate]:
-    """Put this host's fastest candidates first: the order for hosts without measurements."""
+    """Put the fastest candidate of each device first: the default of hosts without measurements.
+
+    The speed is that of one thread on this host.
+    """
     winners = {t.selected_variants()[0].candidate for t in tables if t.threads == 1}
     return sorted(accepted, key=lambda candidate: candidate.recipe.name not in winners)
 

@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs
 
-_SAMPLING = ExampleSampling(limit=256)  # number of calibration examples
+_SAMPLING = ExampleSampling(limit=256)  # maximum number of calibration examples
 
 
 def prepare_pruned(
@@ -22,25 +22,26 @@ def prepare_pruned(
     pruning: Pruning,
     gate: Gate,
 ) -> PreparedModel:
-    """Prune `original`. Raises GateFailed or UnsupportedModel.
+    """Return `original` after pruning.
 
     With labeled data, the gate limits the loss of the task's metric. Without labeled data, the gate
     limits the difference of the outputs for the probe texts. Hardly any pruned model passes that
-    limit.
+    limit. Raises GateFailed if the model does not pass, and UnsupportedModel if its layers are not
+    known.
     """
     pruned = cached_prune(steps, original, pruning.fraction, load_calibration(original, pruning))
     reasons = _find_violations(original, pruned, gate)
     if reasons:
         raise GateFailed(
-            f"the model without {pruning.fraction:.0%} of its heads and columns does not pass the "
-            f"accuracy gate: {'; '.join(reasons)}",
+            f"the model without {pruning.fraction:.0%} of its heads and feed-forward channels does "
+            f"not pass the accuracy gate: {'; '.join(reasons)}",
             hint=_hint(original),
         )
     return pruned
 
 
 def load_calibration(original: PreparedModel, pruning: Pruning) -> Sequence[TokenizedItem]:
-    """Return the items of `pruning.data`, or else the probes. Raises BadEvaluationData."""
+    """Return the items of `pruning.data`, or the probes. Raises BadEvaluationData for bad data."""
     if pruning.data is None:
         return original.reference.items
     return load_examples(pruning.data, original.weights, original.metadata, _SAMPLING).items

@@ -1,4 +1,5 @@
-"""Structured pruning: `measure` rates heads and columns, `prune` sets the least important to zero.
+"""Structured pruning: `measure` rates heads and channels, `prune` sets the least important to zero.
 
-The package `compaction` then removes these heads and columns from every export.
+The channels are those of the feed-forward networks. The package `compaction` then removes these
+heads and channels from every export.
 """

@@ -1,9 +1,9 @@
-"""Importance of attention heads and feed-forward columns, measured on calibration items.
+"""Importance of attention heads and feed-forward channels, measured on calibration items.
 
-The importance of a head or a column is the mean over the items of |sum of activation x gradient|.
-This mean approximates, to first order, the change of the loss without the head or column. The
+The importance of a head or a channel is the mean over the items of |sum of activation x gradient|.
+This mean approximates, to first order, the change of the loss without the head or channel. The
 method for heads is from Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?"
-(2019). The method for columns is from Molchanov et al., "Importance Estimation for Neural Network
+(2019). The method for channels is from Molchanov et al., "Importance Estimation for Neural Network
 Pruning" (2019).
 
 The loss is the negative log-likelihood of an answer that is drawn from the model's own output. The
@@ -37,10 +37,10 @@ class GroupStatistics(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Statistics of the heads and columns of one encoder layer over all items."""
+    """Statistics of the heads and channels of one encoder layer over all items."""
 
     heads: GroupStatistics
-    columns: GroupStatistics
+    ffn_channels: GroupStatistics
 
 
 def measure(
@@ -73,7 +73,7 @@ def measure(
     finally:
         for observer in every:
             observer.hook.remove()
-    return [LayerStatistics(heads.read(), columns.read()) for heads, columns in observers]
+    return [LayerStatistics(heads.read(), channels.read()) for heads, channels in observers]
 
 
 class _Observer:
@@ -112,9 +112,9 @@ def _draw_log_likelihood(
 ) -> TorchTensor:
     """Draw an answer from the `outputs` of an item and return its log-likelihood, a scalar.
 
-    Labels and tokens are drawn from the softmax, and so are the start and the end of a span.
-    Vectors and scores are drawn from a normal distribution around the output. For these, the
-    function returns a random projection of the output, which has the gradient of the
+    A label, a token, and the start and end of a span are drawn from the softmax. Vectors, scores
+    and the logits of multi-label models are drawn from a normal distribution around the output. For
+    these, the function returns a random projection of the output, which has the gradient of the
     log-likelihood.
     """
     import torch

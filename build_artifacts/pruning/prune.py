@@ -1,8 +1,8 @@
-"""Structured pruning: sets the least important heads and columns of an encoder to zero.
+"""Structured pruning: sets the least important heads and feed-forward channels to zero.
 
-Heads are ranked over all layers. Every layer loses the same number of columns, so that passes reuse
-the memory of one layer for the next. Every layer retains a multiple of `_COLUMNS` columns, so that
-kernels fill whole registers.
+Heads are ranked over all layers. Every layer loses the same number of feed-forward channels, so
+that passes reuse the memory of one layer for the next. Every layer retains a multiple of
+`_CHANNELS`, so that kernels fill whole registers.
 
 The retained channels approximate the removed channels by least squares on the calibration items.
 This is the mask tuning of Kwon et al., 2022, with a full matrix instead of scales.
@@ -25,15 +25,15 @@ from build_artifacts.types import TorchTensor
 from deployments.artifacts.manifest import PruningSource
 from deployments.messages import TokenizedItem
 
-_COLUMNS = 16
+_CHANNELS = 16
 _RIDGE = 1e-3  # ridge of the least squares, relative to the mean square of a channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """Share to prune, and the data that determine the importance of heads and columns."""
+    """Share to prune, and the data that determine the importance of heads and channels."""
 
-    fraction: float  # of the heads and of the columns, between 0 and 1
+    fraction: float  # of the heads and of the feed-forward channels, between 0 and 1
     data: Path | None = None  # as for `--eval`, labels ignored; None: built-in texts
 
 
@@ -51,7 +51,8 @@ def prune(
 ) -> None:
     """Prune an fp32 `model` in place; each layer retains at least one head.
 
-    Removed parts have zero columns in the layer that reads them. Raises UnsupportedModel.
+    Removed parts have zero columns in the layer that reads them. Raises UnsupportedModel if the
+    layers of this architecture are not known.
     """
     layers = encoder_layers(model)
     if not layers:
@@ -64,8 +65,8 @@ def prune(
         layers, statistics, _select_heads(layers, statistics, fraction), strict=True
     ):
         _remove(layer.heads, heads, seen.heads.moments)
-        columns = _select_columns(layer.ffn_channels, seen.columns.importance, fraction)
-        _remove(layer.ffn_channels, columns, seen.columns.moments)
+        channels = _select_channels(layer.ffn_channels, seen.ffn_channels.importance, fraction)
+        _remove(layer.ffn_channels, channels, seen.ffn_channels.moments)
 
 
 def _select_heads(
@@ -86,8 +87,8 @@ def _select_heads(
     return selected
 
 
-def _select_columns(groups: ChannelGroups, importance: TorchTensor, fraction: float) -> list[int]:
-    retained = -(-round((1 - fraction) * groups.count) // _COLUMNS) * _COLUMNS
+def _select_channels(groups: ChannelGroups, importance: TorchTensor, fraction: float) -> list[int]:
+    retained = -(-round((1 - fraction) * groups.count) // _CHANNELS) * _CHANNELS
     removed = max(groups.count - max(retained, 1), 0)
     selected: list[int] = importance.argsort(stable=True)[:removed].tolist()
     return selected

@@ -1,4 +1,4 @@
-"""Build the report of an artifact: collect its stages, measure them, add the speed-ups."""
+"""From an artifact to its report: collecting the stages, measuring them, adding speed-ups."""
 
 from __future__ import annotations
 
@@ -127,7 +127,10 @@ def _build_inputs(
 
 
 def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
-    """Load the labeled data of the request, tokenized. Raises BadEvaluationData."""
+    """Load the labeled data of the request, tokenized; None without such data.
+
+    Raises BadEvaluationData if they are invalid, BuildError if the task has no evaluation.
+    """
     if request.evaluation is None:
         return None
     model = EvaluatedModel(

@@ -25,10 +25,10 @@ from deployments.tuning.host import free_bytes
 from deployments.tuning.measure import ClockFunction, wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
-BLOCKS = 5
-MIN_RUNS = 5
-_WARM_PASSES = 2
-MAX_ROUNDS = 5
+BLOCKS = 5  # the engines take turns in this many parts of their runs
+MIN_RUNS = 5  # per engine and length, even beyond the time budget
+_WARM_PASSES = 2  # per engine and length
+MAX_ROUNDS = 5  # of the throughput, per engine
 # A round ends with its slowest thread, so a short round would measure thread start times.
 _MIN_ROUND_S = 0.2
 
@@ -42,8 +42,8 @@ def split_runs(runs: int) -> tuple[int, ...]:
 def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
     """Limit `runs` to the time budget. `pass_s` is the total time of one run of every engine.
 
-    Each block has one additional untimed run. The result is at least MIN_RUNS, unless `runs` is
-    less.
+    Each of the BLOCKS has one additional untimed run. The result is at least MIN_RUNS, unless
+    `runs` is less.
     """
     fitting = int(budget_s / max(pass_s, 1e-9)) - BLOCKS
     return min(runs, max(MIN_RUNS, fitting))
@@ -222,6 +222,8 @@ class StageMeasurement:
         with self._open_engines(stages, {s.name: s.throughput for s in stages}) as engines:
             passes = {s.name: s.throughput.concurrent_passes for s in stages}
             throughputs = self._time_throughputs(engines, passes, seconds * (1 - _LATENCY_SHARE))
+        for name in [name for name in latencies if name in self.failed]:
+            self.failed[f"the throughput of {name}"] = self.failed.pop(name)
         for stage in stages:
             accuracy = accuracies[stage.name]
             yield StageResult(

@@ -197,7 +197,7 @@ def _format_score(score: float | None) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format with three significant digits, without an exponent."""
+    """Format with at most two decimals: three significant digits for values from 1 to 999."""
     places = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{places}f}"
 
@@ -339,7 +339,8 @@ def _list_changes(stored: ReportConditions, current: ReportConditions) -> list[s
 def write_report(artifact: Path, report: Report, log: LogFunction) -> Path:
     """Write the report in all formats. Return the path of report.json, which is written last.
 
-    Each file is written atomically. Without matplotlib there are no plots. Raises OSError.
+    Each file is written atomically. Without matplotlib there are no plots. Raises OSError if the
+    store cannot be written.
     """
     path = report_path(artifact, report.conditions.host)
     path.parent.mkdir(parents=True, exist_ok=True)

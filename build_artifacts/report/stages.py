@@ -21,6 +21,7 @@ from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
 from build_artifacts.search.preparation import (
     PreparedModel,
     TorchReferenceEngine,
+    cached_dequantize,
     cached_merge,
     cached_prepare,
     cached_prune,
@@ -47,10 +48,11 @@ _REQUIRED_PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
 def rebuild_checkpoint(
     manifest: ArtifactManifest, steps: StepRunner, sources: Path, hub: Hub, adapter: Path | None
 ) -> Checkpoint:
-    """Resolve the source in the manifest again and merge its adapter.
+    """Resolve the source in the manifest again, convert its weights and merge its adapter.
 
     Archives are unpacked under `sources`. The manifest does not record the directory of the
-    adapter, so `adapter` names it. Raises BuildError if a part is missing or has changed.
+    adapter, so `adapter` names it; an adapter of a demo model is found without it. Raises
+    BuildError if a part is missing or has changed.
     """
     for package in _REQUIRED_PACKAGES:
         if find_spec(package) is None:
@@ -61,6 +63,7 @@ def rebuild_checkpoint(
         checkpoint = resolve(manifest.source.ref, sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
+    checkpoint = cached_dequantize(steps, checkpoint)
     if manifest.source.adapter is None:
         return checkpoint
     return cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
@@ -100,7 +103,7 @@ def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
         if describe_pruning(pruning) == source:
             return pruning
     raise SourceNotFound(
-        "the data that rated heads and columns are not those of the build",
+        "the data that rated heads and channels are not those of the build",
         hint="pass the file of the build with `--prune-data FILE`",
     )
 
@@ -159,7 +162,7 @@ class Stage:
     open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
     single_pass: EncoderSettings  # for the lowest latency of one pass
     throughput: EncoderSettings  # for the most items per second
-    is_baseline_path: bool = True
+    is_baseline_path: bool = True  # False: measured for comparison only
     scores: Mapping[str, float]  # measured by the build; empty if not measured
     parities: tuple[Parity, ...] = ()  # of the sealed graphs; empty for stages built again
 
@@ -195,7 +198,7 @@ class RebuiltStages:
     def build_baselines(
         self, served: ServedVariants | None, scores: Mapping[str, float]
     ) -> Iterator[Stage]:
-        """Yield the stages before the served graph: from the original model to a float graph.
+        """Yield the stages before the served graph: the original model, pruned, and float graphs.
 
         `scores` are the metrics of the original model.
         """
@@ -220,7 +223,7 @@ class RebuiltStages:
             yield from self._optimized_stage(served)
 
     def build_common_recipe(self, served: ServedVariants | None) -> Iterator[Stage]:
-        """Yield a stage of the common int8 recipe, for comparison, unless its graph is served."""
+        """Yield a stage of the common int8 recipe, unless its graph is the only served graph."""
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
             what = "the common recipe: fused, then quantized"

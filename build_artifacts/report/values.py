@@ -22,6 +22,7 @@ from deployments.tuning.costs import TuningTarget, Variant, read_costs
 from deployments.tuning.host import Host, read_host
 from deployments.tuning.opening import default_candidate
 
+DEFAULT_RUNS, DEFAULT_SECONDS = 50, 300.0  # of `hundredfold models report`
 GPU_SETTINGS = EncoderSettings(providers=("CUDAExecutionProvider",))
 
 
@@ -37,9 +38,9 @@ class ReportRequest:
 
     artifact: Path
     store: Path
-    runs: int = 50  # sequential passes per length
+    runs: int = DEFAULT_RUNS  # sequential passes per length
     threads: int | None = None  # None: all usable cores
-    seconds: float = 300.0  # for all timed passes of all stages
+    seconds: float = DEFAULT_SECONDS  # for all timed passes of all stages
     evaluation: Path | None = None
     sampling: ExampleSampling = ALL_EXAMPLES
     adapter: Path | None = None  # directory of the adapter
@@ -103,7 +104,10 @@ def read_served_variants(target: TuningTarget) -> ServedVariants | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingModes:
-    """Settings for the lowest latency of one pass, and for the most items per second."""
+    """CPU settings for the lowest latency of one pass and for the most items per second.
+
+    `gpu` is for both measurements on a GPU.
+    """
 
     single_pass: EncoderSettings
     throughput: EncoderSettings
@@ -120,7 +124,7 @@ class TimingModes:
 
 
 def read_conditions(request: ReportRequest, manifest: ArtifactManifest) -> ReportConditions:
-    """Read the current conditions of `request`. Raises BuildError."""
+    """Read the current conditions of `request`. Raises BuildError for unreadable labeled data."""
     modes = TimingModes.of(request)
     evaluation = request.evaluation
     served = {}
@@ -154,7 +158,7 @@ BASELINE = "torch"  # name of the stage that all others are compared with
 
 
 class StageLatency(ReportModel):
-    """Sequential passes of one item of `tokens` tokens."""
+    """Latency of sequential passes of one item of `tokens` tokens."""
 
     tokens: int = Field(ge=1)
     runs: int = Field(ge=1)
@@ -178,7 +182,7 @@ class StageLatency(ReportModel):
 
 
 class StageThroughput(ReportModel):
-    """Full batches of `items` x `tokens`, in `passes` concurrent passes."""
+    """Throughput of full batches of `items` x `tokens`, in `passes` concurrent passes."""
 
     items: int = Field(ge=1)
     tokens: int = Field(ge=1)
@@ -193,7 +197,8 @@ class StageResult(ReportModel):
 
     name: str
     what: str  # description in a few words
-    is_baseline_path: bool  # False: measured for comparison only
+    # True: a stage on the way from the original to the served graph. False: only for comparison.
+    is_baseline_path: bool
     size_bytes: int = Field(ge=0)  # weights on disk
     cosine: float  # mean cosine of unbatched probes to the sealed fp32 reference
     agreement: float | None  # top-1 agreement of models with labels (see `manifest.Parity`)

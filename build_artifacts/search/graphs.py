@@ -1,4 +1,7 @@
-"""Graphs of the candidates of an encoder. Candidates share exports, rewrites and rankings."""
+"""Graphs of the candidates of an encoder. Candidates share exports, rewrites and rankings.
+
+A ranking orders the MatMuls of a graph by their sensitivity to int8.
+"""
 
 from __future__ import annotations
 

@@ -109,15 +109,19 @@ class PreparedModel:
         return scores
 
     def model(self, dtype: Dtype) -> TorchModel:
-        """Load the compacted torch model. Raises UnsupportedModel."""
+        """Load the compacted torch model. Raises UnsupportedModel if it cannot be loaded."""
         model = load_model(self.weights, head=self.metadata.head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
 
 
 def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """Convert the weights of a GGUF or ONNX file to fp32. Raises UnsupportedModel."""
+    """Convert a checkpoint with weights in a GGUF or ONNX file to safetensors in fp32.
+
+    Return other checkpoints unchanged. Raises UnsupportedModel if the weights cannot be converted.
+    """
     file = checkpoint.packed
-    assert file is not None, "bug: the checkpoint has no packed weights"
+    if file is None:
+        return checkpoint
     convert = dequantize_onnx if is_onnx(file.name) else dequantize
 
     def work(into: Path) -> str:
@@ -129,7 +133,7 @@ def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Merge the adapter into the weights of the checkpoint. Raises BuildError."""
+    """Merge the adapter into the checkpoint. Raises BuildError if it does not fit."""
 
     def work(into: Path) -> str:
         merge(checkpoint, adapter, into)
@@ -142,7 +146,10 @@ def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) ->
 def load_examples(
     path: Path, weights: Path, metadata: CheckpointMetadata, sampling: ExampleSampling
 ) -> Evaluation:
-    """Load the examples of a file for the task of a checkpoint. Raises BadEvaluationData."""
+    """Load the examples of a file for the main task of a checkpoint.
+
+    Raises BadEvaluationData if the file is invalid, BuildError if the task has no evaluation.
+    """
     model = EvaluatedModel(
         directory=weights,
         max_tokens=metadata.max_tokens,
@@ -157,13 +164,16 @@ def load_examples(
 def cached_prune(
     steps: StepRunner, original: PreparedModel, fraction: float, items: Sequence[TokenizedItem]
 ) -> PreparedModel:
-    """Prune a model, calibrated on `items`, and prepare the result. Raises UnsupportedModel."""
+    """Prune the heads and channels that matter least for `items`, and prepare the result.
+
+    Raises UnsupportedModel, for instance if the layers of the model are not known.
+    """
     metadata = original.metadata
 
     def work(into: Path) -> str:
         return prune_checkpoint(original.weights, metadata, fraction, items, into)
 
-    detail = f"{fraction:.0%} of heads and columns, rated on {len(items)} items"
+    detail = f"{fraction:.0%} of heads and channels, rated on {len(items)} items"
     directory = steps.run_cached("prune", "prune", detail, work)
     pruned = cached_prepare(steps, directory, metadata, original.evaluation, key="pruned")
     return replace(pruned, original=original)
@@ -177,7 +187,10 @@ def cached_prepare(
     *,
     key: str = "reference",
 ) -> PreparedModel:
-    """Compute reference outputs and scores of `weights`. Raises UnsupportedModel."""
+    """Compute reference outputs and scores of `weights` in the cached step `key`.
+
+    Raises UnsupportedModel as `prepare` does.
+    """
 
     def work(into: Path) -> str:
         prepare(weights, metadata, evaluation, into)
@@ -196,7 +209,8 @@ def prepare(
     """Write reference outputs, scores and the compaction plan to `into`.
 
     The outputs are those of the model before compaction, so the gate detects a compaction that
-    changes them. Raises UnsupportedModel.
+    changes them. Raises UnsupportedModel if the model cannot be loaded or its outputs are not
+    finite.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)

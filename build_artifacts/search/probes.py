@@ -22,7 +22,8 @@ from deployments.tokenization.tokenizer import CachingTokenizer
 
 # The reference stores one logit per mask and vocabulary entry. Probes with masks are therefore
 # truncated, and the total size of the logits limits the number of masks. A probe for BERT has four
-# masks. Each probe has at least one mask: with one per probe, the logits of XLM-R take 64 MB.
+# masks. Each probe has at least one mask, even beyond the limit: with one per probe, the logits of
+# XLM-R take 64 MB.
 MASKED_PROBE_TOKENS = 128
 MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
@@ -185,7 +186,7 @@ PROBES: tuple[str, ...] = (
     "A gentle story about friendship, told with charm and humour.",
 )
 
-# Questions with a passage, which contains the answer to most of them.
+# Questions, each with a passage. Most passages contain the answer.
 _QUESTIONS: tuple[TextPair, ...] = (
     ("Who counts the boats from her kitchen window?", _HARBOUR),
     ("How far had the middle span sunk?", _BRIDGE),

@@ -26,8 +26,8 @@ _SHAPES = (
     Shape(items=8, tokens=64),
     Shape(items=8, tokens=128),
 )
-_SECONDS = 25.0
-# The gate skips a graph that is slower than the fastest accepted graph by more than this factor.
+_SECONDS = 25.0  # time budget of all graphs together
+# The search skips a graph that is slower than the fastest accepted graph by more than this factor.
 _MAX_SLOWDOWN = 1.4
 
 
@@ -58,7 +58,7 @@ class SpeedScreening(BaseModel):
         return {names[column.index(min(column))] for column in columns}
 
     def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
-        """Return whether `name` is fastest at no shape and much slower than an accepted graph."""
+        """Return whether `name` is fastest at no shape and far slower than an accepted graph."""
         if not accepted or name in self.fastest():
             return False
         return self.mean_ms(name) > min(map(self.mean_ms, accepted)) * _MAX_SLOWDOWN
@@ -75,8 +75,8 @@ def screen_speed(
 ) -> SpeedScreening:
     """Measure `specs`, all of one device, in interleaved order.
 
-    Skip graphs that do not run with `settings` or do not fit into memory. Raises EngineFailed if
-    the first graph does not fit into memory.
+    Skip graphs that do not run with `settings`. Of the others, measure the leading ones that fit
+    into memory together. Raises EngineFailed if not even the first of them fits.
     """
     fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(fitting))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 CalibrationInputs = Mapping[str, NDArray[np.int64]]
 
-# Number of tokens whose values are stored. BERT-large needs 700 KB per token. 512 tokens give
-# MiniLM the same accuracy and take twice the time.
+# Minimum number of tokens whose values are stored; at most twice as many are. BERT-large needs
+# 700 KB per token. 512 tokens give MiniLM the same accuracy and take twice the time.
 _SAMPLED_TOKENS = 256
 
 

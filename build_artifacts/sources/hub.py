@@ -30,13 +30,17 @@ class Hub(Protocol):
     """Operations of a model hub that the build needs."""
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
-        """Resolve `revision` (default: the main branch) to a commit. Raises SourceNotFound."""
+        """Resolve `revision` (default: the main branch) to a commit.
+
+        Raises SourceNotFound if the hub has no such revision or does not answer.
+        """
         ...
 
     def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
         """Download the files that match `patterns` and return their directory.
 
-        Raises SourceNotFound.
+        Raises SourceNotFound if the download fails, BuildError if the local disk is full or
+        read-only.
         """
         ...
 
@@ -60,7 +64,10 @@ class HuggingFaceHub:
 
 
 def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
-    """Download the files of a hub model with HASHED_SUFFIXES at one commit."""
+    """Download the files whose names end with HASHED_SUFFIXES at one commit of a hub model.
+
+    Raises BuildError if the model has no safetensors weights or the download fails.
+    """
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
     if not any(name.endswith(".safetensors") for name in listing.files):
@@ -75,7 +82,7 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
 
 @contextmanager
 def hub_errors(model_id: str) -> Iterator[None]:
-    """Translate errors of huggingface_hub to BuildError."""
+    """Translate errors of huggingface_hub to SourceNotFound, or to BuildError for a full disk."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 

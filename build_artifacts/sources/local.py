@@ -17,18 +17,38 @@ from deployments.builds.sources import sanitize_id
 
 
 def find_directory(ref: str) -> Path | None:
-    """Return the directory `ref`, or None if it does not exist. Raises BuildError for a file."""
+    """Return the directory `ref`, or None if it does not exist.
+
+    Raises BuildError for a file, and for a path that cannot be read.
+    """
+    path = _expand(ref)
+    if path is None:
+        return None
     try:
-        path = Path(ref).expanduser()
         if path.is_dir():
             return path.resolve()
         if not path.parent.is_dir() or not is_plain_file(path):
             return None
-    except (RuntimeError, ValueError):  # `~` of an unknown user, or a null byte
-        return None
     except OSError as exc:
-        raise unreadable_source(Path(ref), str(exc.strerror)) from exc
+        raise unreadable_source(path, str(exc.strerror)) from exc
     raise not_a_directory(path)
+
+
+def find_file(ref: str) -> Path | None:
+    """Return the file `ref`, or None if it does not exist.
+
+    Raises SourceUnreadable for a directory, and for a path that cannot be read.
+    """
+    path = _expand(ref)
+    return path.resolve() if path is not None and is_plain_file(path) else None
+
+
+def _expand(ref: str) -> Path | None:
+    """Return the path `ref`; None for `~` of an unknown user, and for a null byte."""
+    try:
+        return None if "\0" in ref else Path(ref).expanduser()
+    except RuntimeError:
+        return None
 
 
 def not_a_directory(path: Path) -> BuildError:

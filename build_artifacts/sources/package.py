@@ -138,7 +138,8 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
     HASHED_SUFFIXES in its directory and one directory above.
 
     Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
-    Raises BuildError when only unsupported weight formats are present.
+    Raises SourceNotFound for a corrupt archive, and BuildError if all weights have unsupported
+    formats.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:

@@ -53,9 +53,10 @@ def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
 
 
 def write_fast_tokenizer(weights: Path, into: Path) -> Path:
-    """Return the checkpoint's tokenizer.json, or write one to `into`.
+    """Return the path of the checkpoint's tokenizer.json, or write one to `into`.
 
-    Raises SourceNotFound, SourceUnreadable or UnsupportedModel.
+    Raises SourceNotFound if there is no vocabulary that can be converted. Raises SourceUnreadable
+    or UnsupportedModel for unreadable or corrupt files.
     """
     own = weights / TOKENIZER_NAME
     if is_plain_file(own):

@@ -11,7 +11,10 @@ from build_artifacts.errors import UnsupportedModel
 
 
 def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
-    """Write the checkpoint to `into`, with its weights as safetensors. Raises UnsupportedModel."""
+    """Write the checkpoint to `into`, with its weights as safetensors.
+
+    Raises UnsupportedModel if the weights cannot be read or some are missing.
+    """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 

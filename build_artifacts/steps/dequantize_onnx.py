@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
@@ -27,14 +28,17 @@ Node = Any  # an onnx.NodeProto; the library is not typed
 
 
 def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
-    """Write the checkpoint to `into`, with its weights as safetensors. Raises UnsupportedModel."""
+    """Write the checkpoint to `into`, with its weights as safetensors.
+
+    Raises UnsupportedModel if the weights cannot be read, do not fit, or some are missing.
+    """
     import torch
     import transformers
 
     file = checkpoint.packed
     assert file is not None, "bug: dequantize without an ONNX file"
     weights = read_weights(file)
-    config = transformers.AutoConfig.from_pretrained(checkpoint.weights, local_files_only=True)
+    config = load_config(checkpoint.weights)
     architecture = str((config.architectures or ["none"])[0])
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
@@ -66,7 +70,10 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
 
 
 def read_weights(file: Path) -> dict[str, WeightArray]:
-    """Read every weight as fp32 by the name of its torch parameter. Raises UnsupportedModel."""
+    """Read every weight as fp32, by the name of its torch parameter.
+
+    Raises UnsupportedModel if the graph is corrupt or has external data.
+    """
     import onnx
     from onnx import numpy_helper
 
@@ -83,7 +90,8 @@ def read_weights(file: Path) -> dict[str, WeightArray]:
         for name, value in tensors.items()
         if value.dtype in (np.float16, np.float32)
     }
-    # The graph gathers rows of a quantized table before it dequantizes the rows.
+    # The graph gathers rows of a quantized table before it dequantizes the rows. The input of
+    # DequantizeLinear is then the output of Gather, not the table.
     sources = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Gather"}
     for node in graph.node:
         read = _READERS.get(node.op_type)

@@ -1,8 +1,8 @@
 """Export of an encoder model to an ONNX graph.
 
-`input_names` lists the inputs. The first output is the output of `wrap_for_export`, in float32.
-VECTOR models have a second output `tokens`, the unpooled vectors. An engine computes this output
-only on request. Batch, length and number of masks are dynamic.
+`input_names` returns the names of the inputs. The first output is the output of `wrap_for_export`,
+in float32. VECTOR models have a second output `tokens`, the unpooled vectors. An engine computes
+this output only on request. Batch, length and number of masks are dynamic.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def batch_rope_tables(graph: Graph) -> None:
 MAX_BATCH = 4096
 # The exporter's name for a single output.
 MAIN_OUTPUT = "output"
-# A graph file without external data is one protobuf message, limited to 2 GiB.
+# A graph file without external data is one protobuf message, limited to 2 GiB. 8 MiB are left for
+# the nodes.
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
@@ -57,7 +58,8 @@ def export(
 ) -> Path:
     """Write the graph of `model` to `graph`; `model` stays unchanged.
 
-    The model must have the dtype of the recipe. Raises UnsupportedModel.
+    The model must have the dtype of the recipe. Raises UnsupportedModel if the weights exceed
+    MAX_GRAPH_BYTES or the export fails.
     """
     import onnx_ir
     from transformers.exporters import OnnxConfig, OnnxExporter
@@ -92,7 +94,7 @@ def export(
 def build_example_inputs(
     names: tuple[str, ...], min_tokens: int, max_tokens: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return example inputs of 2 x 9 tokens and their dynamic dimensions."""
+    """Return example inputs of 2 x 9 tokens at most, and their dynamic dimensions, by name."""
     import torch
 
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)

@@ -21,7 +21,7 @@ from deployments.tasks import find_head
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
     """Write the checkpoint with merged adapter weights to `into`, in fp32.
 
-    Raises UnsupportedModel when the adapter does not fit or lacks weights of a new head.
+    Raises UnsupportedModel if the adapter does not fit or lacks weights, such as those of a head.
     """
     is_head = find_head(adapter.task) is not ModelHead.VECTOR
     # A head replaces pooling, so the sentence-transformers config no longer applies.

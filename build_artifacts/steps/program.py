@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) -> None:
-    """Write the program of `model` to `path`; `model` stays unchanged. Raises UnsupportedModel."""
+    """Write the program of `model` to `path`; `model` stays unchanged.
+
+    Raises UnsupportedModel if the model cannot be traced.
+    """
     from transformers.exporters import DynamoConfig, DynamoExporter
 
     names = input_names(model, metadata.head)
@@ -44,7 +47,7 @@ def write_traced(
     *,
     in_place: bool = False,
 ) -> None:
-    """Write the result of `trace` with `write_program`. Raises UnsupportedModel."""
+    """Write the result of `trace` with `write_program`. Raises UnsupportedModel if either fails."""
     import torch
 
     try:

@@ -20,9 +20,10 @@ def prune_checkpoint(
     items: Sequence[TokenizedItem],
     into: Path,
 ) -> str:
-    """Write the pruned checkpoint of `weights` to `into`. Describe the parts to be compacted.
+    """Write the pruned checkpoint of `weights` to `into`. Describe what compaction can remove.
 
-    The shapes are unchanged, so any tool can load the result. Raises UnsupportedModel.
+    Pruned parts are zero. The shapes are unchanged, so any tool can load the result. Raises
+    UnsupportedModel if the model cannot be loaded or pruned.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     prune(model, fraction, metadata, items)

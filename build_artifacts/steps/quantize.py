@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     import onnx
     from onnxruntime.quantization import QuantType
 
-# Calibration stores all activations of all items, so their number and length are limited.
+# ONNX Runtime and NNCF store all activations of all items for calibration, so the number of items
+# and their length are limited.
 CALIBRATION_ITEMS = 24
 CALIBRATION_TOKENS = 128
 # Entropy calibration searches the range whose 128 levels lose the least information. ONNX Runtime's
@@ -57,7 +58,8 @@ def quantize(
 
     Static schemes calibrate activation ranges with `items`. `excluded_nodes` get int8 weights in
     small blocks, which takes half the time of float at nearly the same accuracy. In a SmoothedInt8
-    graph with the layout "pairs", they stay float. Raises UnsupportedModel.
+    graph with the layout "pairs", they stay float. NncfInt8 and WeightOnlyInt8 ignore them. Raises
+    UnsupportedModel if the quantizer fails.
     """
     try:
         _quantize_graph(graph, scheme, into, items, excluded_nodes)
@@ -145,12 +147,13 @@ def _quantize_static(
     items: Sequence[TokenizedItem],
 ) -> onnx.ModelProto:
     import onnx
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import CalibrationMethod as OrtCalibration
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    methods: dict[CalibrationMethod, CalibrationMethod] = {
-        "minmax": CalibrationMethod.MinMax,
-        "percentile": CalibrationMethod.Percentile,
-        "entropy": CalibrationMethod.Entropy,
+    methods: dict[CalibrationMethod, OrtCalibration] = {
+        "minmax": OrtCalibration.MinMax,
+        "percentile": OrtCalibration.Percentile,
+        "entropy": OrtCalibration.Entropy,
     }
     model = _load_graph(graph)
     reader = _CalibrationReader(
@@ -194,7 +197,8 @@ def _write_entropy_ranges(
     model: onnx.ModelProto, scheme: StaticInt8, reader: _CalibrationReader, ranges: Path
 ) -> None:
     import onnx
-    from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
+    from onnxruntime.quantization import CalibrationMethod as OrtCalibration
+    from onnxruntime.quantization import create_calibrator, save_tensors_data
 
     float_graph = ranges.with_name("float.onnx")
     onnx.save(model, float_graph)
@@ -202,7 +206,7 @@ def _write_entropy_ranges(
         float_graph,
         list(scheme.op_types),
         augmented_model_path=str(ranges.with_name("observed.onnx")),
-        calibrate_method=CalibrationMethod.Entropy,
+        calibrate_method=OrtCalibration.Entropy,
         extra_options={"num_bins": _ENTROPY_BINS},
     )
     calibrator.collect_data(reader)
@@ -265,7 +269,10 @@ _FLOAT = {"DefaultTensorType": 1}
 def _quantize_weights(
     model: onnx.ModelProto, block: int, nodes: Collection[str] | None, into: Path
 ) -> None:
-    """Replace MatMuls with constant weights by `MatMulNBits`: all, or only those in `nodes`."""
+    """Write the model with `MatMulNBits` for MatMuls with constant weights.
+
+    None replaces all of these MatMuls, otherwise `nodes` names them.
+    """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     # The quantizer's option `nodes_to_include` does not restrict it to these nodes, so exclude the
@@ -297,14 +304,17 @@ class _CalibrationReader:
 
 
 def _truncate_to_equal_length(items: Sequence[TokenizedItem]) -> list[TokenizedItem]:
-    """Truncate items to one length but keep the last token: histograms require equal shapes."""
+    """Truncate the longest items to one length, because histograms require equal shapes.
+
+    Return at most CALIBRATION_ITEMS items. Each keeps its last token.
+    """
     chosen = sorted(items, key=lambda item: -len(item.ids))[:CALIBRATION_ITEMS]
     length = min(CALIBRATION_TOKENS, *(len(item.ids) for item in chosen))
     return [_truncate(item, length) for item in chosen]
 
 
 def _truncate(item: TokenizedItem, length: int = CALIBRATION_TOKENS) -> TokenizedItem:
-    """Truncate to at most `length` tokens but keep the last."""
+    """Truncate to at most `length` tokens but keep the last token."""
     ids, second_segment_start = item
     length = min(length, len(ids))
     return TokenizedItem(np.append(ids[: length - 1], ids[-1]), min(second_segment_start, length))

@@ -43,22 +43,22 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
 def largest_difference(
     before: Path, after: Path, batches: Sequence[Batch], mask_token: int | None
 ) -> float:
-    """Return the maximum difference between the outputs, relative to the largest output.
+    """Return the maximum difference between the first outputs, relative to the largest output.
 
     Graph structure cannot distinguish a padding mask from a mask for sliding-window attention, so
-    only equal outputs prove a rewrite correct.
+    only equal outputs prove a rewrite correct. NaN in an output makes the result NaN.
     """
     import onnxruntime as ort
 
-    worst = 0.0
     sessions = [
         ort.InferenceSession(g, providers=["CPUExecutionProvider"]) for g in (before, after)
     ]
+    differences = []
     for batch in batches:
         feeds = build_feeds(batch, [i.name for i in sessions[0].get_inputs()], mask_token)
         old, new = (np.asarray(s.run(None, feeds.arrays)[0], dtype=np.float64) for s in sessions)
-        worst = max(worst, float(np.abs(new - old).max() / max(np.abs(old).max(), 1e-12)))
-    return worst
+        differences.append(np.abs(new - old).max() / max(np.abs(old).max(), 1e-12))
+    return float(np.max(differences))  # Python's max would drop NaN
 
 
 def drop_empty_rows(model: ir.Model) -> int:
@@ -164,7 +164,7 @@ def read_mask_directly(model: ir.Model) -> int:
     """Reshape the padding mask of attention to [B, 1, 1, T] instead of gathering its values.
 
     The exporter looks up mask[item, token] with the indices of all items and tokens, which takes
-    fourteen operators. They take 2 % of a pass of MiniLM over 16 tokens.
+    fourteen operators. They take 2 % of a forward pass of MiniLM over 16 tokens.
     """
     import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""Last step of a build: write the accepted candidates and their metadata as an artifact."""
+"""Last step of a build: writing the accepted candidates and their metadata as an artifact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class ArtifactIdentity:
-    """Id, version and source of an artifact."""
+    """Id, version and source of an artifact, and the digest of its recipe."""
 
     id: str
     version: str
@@ -49,11 +49,11 @@ class ArtifactContents:
     files: Mapping[str, Path]  # to copy, by their names in the artifact
     texts: Mapping[str, str] = field(default_factory=dict)  # to write, by their names
     cost_tables: tuple[CostTable, ...] = ()  # measured on this host
-    pruned: str | None = None
+    pruned: str | None = None  # what the build removed, as text
 
 
 def write_artifact(contents: ArtifactContents, into: Path) -> None:
-    """Write the files and the manifest with their digests to `into`."""
+    """Write the files, the manifest with their digests, and the cost tables to `into`."""
     identity, metadata = contents.identity, contents.metadata
     for name, source in contents.files.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,10 @@ def _digest_file(path: Path) -> FileDigest:
 
 
 def read_tool_versions() -> dict[str, str]:
-    """Return the versions of the packages that determine the output of a build."""
+    """Return the versions of the packages that determine the output of a build.
+
+    `onnxruntime-gpu` counts as `onnxruntime`.
+    """
     versions = installed_versions(_TOOLS)
     if gpu := versions.pop("onnxruntime-gpu", None):
         versions["onnxruntime"] = gpu

@@ -1,10 +1,10 @@
 """Ranking of MatMuls by int8 error: the order of exclusion from quantization.
 
-Computes each MatMul with constant weights twice on the float graph's activations: in float, and
-with both operands rounded as in dynamic int8. The rank is the relative error, largest first. One
-forward pass yields the errors of all MatMuls, so there is no need for one graph per MatMul. Ranking
-layers by signal-to-quantization-noise follows Lin, Talathi, Annapureddy, "Fixed Point Quantization
-of Deep Convolutional Networks", 2016.
+This module computes each MatMul with constant weights twice on the float graph's activations: in
+float, and with both operands rounded as in dynamic int8. The MatMul with the largest relative error
+comes first. One forward pass yields the errors of all MatMuls, so there is no need for one graph
+per MatMul. Ranking layers by signal-to-quantization-noise follows Lin, Talathi, Annapureddy, "Fixed
+Point Quantization of Deep Convolutional Networks", 2016.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deployments.messages import TokenizedItem
 
 Matrix = NDArray[np.float32]
 
-ITEMS = 6
+ITEMS = 6  # calibration items in the forward pass
 TOKENS = 64  # per item: enough to include outliers, few enough for large models
 
 
@@ -64,7 +64,7 @@ def relative_error(activations: Matrix, weights: Matrix) -> float:
 
 
 def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
-    """Round to a grid of 255 steps between the extremes, including zero."""
+    """Round to a grid of 255 equal steps from the minimum to the maximum, extended to zero."""
     axis = 0 if per_column else None
     low = np.minimum(values.min(axis=axis), 0)
     step = np.maximum(np.maximum(values.max(axis=axis), 0) - low, 1e-12) / 255
@@ -76,7 +76,10 @@ def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
 def _read_activations(
     model: object, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
 ) -> Mapping[str, Matrix]:
-    """Return the activations `names` for one padded batch, [tokens, K] each."""
+    """Return the activations `names` for one padded batch, [tokens, K] each.
+
+    Changes the outputs of `model`.
+    """
     import onnx
     import onnxruntime as ort
     from onnx import helper

@@ -4,13 +4,14 @@ The plan (`plan.json` of the store) and aliases name versions. An alias is a pla
 directory, such as `latest`, that contains only a version. A version stays in these cases:
 
 - An alias or the plan names it, or the argument `keep` contains it.
+- An alias of its model cannot be read.
 - A rollback would return to it. If no version was promoted, a rollback returns to the version
   before the latest.
 - A build of its model runs.
 - A process holds an exclusive lock on one of its files.
 
 Links are neither followed nor removed. Replicas keep the models that they have loaded. `keep` must
-contain the versions that a server's configuration pins by number.
+contain the versions that a server's configuration names.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def old_builds(building: Path, now_s: float) -> Iterator[GarbageItem]:
 
 
 def orphan_logs(building: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Yield logs that belong to no version."""
+    """Yield logs that belong to no version and have not changed for ABANDONED_AFTER_S."""
     for path in list_logs_without_version(building):
         usage = measure(path)
         if now_s - usage.changed_s > ABANDONED_AFTER_S:
@@ -119,7 +120,7 @@ def abandoned_scratch(building: Path) -> list[GarbageItem]:
 
 
 def temporary_files(model: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Yield temporary files that an interrupted write left in a model's directory."""
+    """Yield files of interrupted writes that have not changed for TEMPORARY_AFTER_S."""
     for path in plain_files(model):
         usage = measure(path)
         if TEMPORARY_FILE.fullmatch(path.name) and now_s - usage.changed_s > TEMPORARY_AFTER_S:
@@ -174,7 +175,7 @@ class Garbage:
 def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
     """Find everything removable, except the versions in `keep`, written `id@version`.
 
-    Raises BuildError.
+    Raises BuildError if an item of `keep` names no version, or if the store cannot be read.
     """
     for ref in keep:
         if not split_name(ref)[1]:
@@ -194,9 +195,10 @@ def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
 
 
 def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
-    """Remove the items that are still garbage and return them. Raises BuildError.
+    """Remove the items that are still garbage and return the removed ones.
 
-    Search the store again first, because an alias may have moved since the first search.
+    Search the store again first, because an alias may have moved since the first search. Raises
+    BuildError if the store cannot be read or changed.
     """
     store, building = garbage.store, building_directory(garbage.store)
     current = {(item.kind, item.path) for item in find_garbage(store, garbage.keep).items}
@@ -235,7 +237,7 @@ def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
     entry = plan.find(model_id)
     try:
         former = list_rollback_versions(model.parent, model_id, entry)
-    except UnknownModel:  # an unreadable alias
+    except UnknownModel:  # the store lacks the present version
         former = []
     sealed = (version for version in former if sealed_ns(model / version))
     return entry.versions().union(itertools.islice(sealed, 1))

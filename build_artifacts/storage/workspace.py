@@ -31,7 +31,10 @@ from deployments.artifacts.store import (
 
 @contextmanager
 def scratch(store: Path) -> Iterator[Path]:
-    """Create an empty directory in `store`; remove it on exit."""
+    """Create an empty directory in `store`; remove it on exit.
+
+    Also remove such directories of killed processes.
+    """
     building = building_directory(store)
     with ExitStack() as stack:
         with store_errors(store):
@@ -66,7 +69,7 @@ _PROBE_BYTES = 1 << 20
 
 
 class Workspace:
-    """The private directory of one build, created by `build_workspace`."""
+    """The private directory of one build or report, and its log."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -190,7 +193,10 @@ def _clean_up(root: Path) -> None:
 
 @contextmanager
 def workspace(store: Path) -> Iterator[Workspace]:
-    """Open a temporary workspace. Remove it on exit, but keep its log after a failure."""
+    """Open a temporary workspace. Remove it on exit.
+
+    After a failure, its log stays until the next temporary workspace is opened.
+    """
     with scratch(store) as root:
         for log in find_abandoned_scratch_logs(root.parent):
             log.unlink(missing_ok=True)
@@ -282,7 +288,7 @@ class StepRunner:
     def run_cached(self, key: str, name: str, detail: str, work: StepWork) -> Path:
         """Return the directory that `work` filled, in this or in an interrupted build.
 
-        `key` is unique among the steps of the build.
+        Calls with an equal `key` share one directory.
         """
         is_first_report = key not in self._reported
         self._reported.add(key)

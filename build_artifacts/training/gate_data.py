@@ -55,7 +55,10 @@ def generate_claims(rng: random.Random) -> Iterator[dict[str, str]]:
 
 
 def list_ranked_sentences(questions: Path) -> Iterator[dict[str, Any]]:
-    """Yield each question with the sentences of its text and the index of the answer's sentence."""
+    """Yield questions with the sentences of their text and the index of the answer's sentence.
+
+    Skip a question unless exactly one of at least three sentences contains the answer.
+    """
     for question in read_questions(questions):
         sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", question.context)
         relevant = [i for i, each in enumerate(sentences) if question.golds[0] in each]

@@ -103,7 +103,10 @@ def measure_inference(classifier: PairClassifier, examples: Sequence[Example]) -
 def measure_choice(
     classifier: PairClassifier, base: Path, examples: Sequence[Example]
 ) -> dict[str, float]:
-    """Return the accuracy of choosing the only entailed claim, by entailment and by embedding."""
+    """Return the accuracy of finding the entailed claim, by entailment and by embedding.
+
+    Use only premises that have several claims, of which exactly one is entailed.
+    """
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(example[0], []).append(example)

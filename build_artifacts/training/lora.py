@@ -62,7 +62,10 @@ class PairClassifier:
             self.load(settings.start, with_head=False)
 
     def load(self, directory: Path, *, with_head: bool = True) -> None:
-        """Copy the weights of an adapter of equal rank and modules."""
+        """Copy the weights of an adapter of equal rank and modules.
+
+        Without `with_head`, copy its LoRA weights but not its classifier.
+        """
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 
@@ -84,7 +87,10 @@ class PairClassifier:
         return output.logits.float()
 
     def predict(self, pairs: Sequence[TextPair], *, batch: int = 64) -> TorchTensor:
-        """Compute the logits of any number of pairs without gradients."""
+        """Compute the logits [pairs, labels] in batches, without gradients.
+
+        Pairs are truncated at _MAX_POSITIONS from here on, no longer at `max_tokens`.
+        """
         import torch
 
         self.model.eval()
@@ -98,7 +104,7 @@ class PairClassifier:
         return scores
 
     def fit(self, batches: Iterable[Any], loss_of: Callable[[Any], TorchTensor]) -> None:
-        """Minimize `loss_of` each batch, with one line of progress per fifty steps."""
+        """Minimize the loss that `loss_of` returns for a batch. Print a line per fifty steps."""
         import torch
 
         steps = self.settings.steps
@@ -122,7 +128,7 @@ class PairClassifier:
                 recent = 0.0
 
     def save(self, directory: Path) -> None:
-        """Write the adapter and its labels."""
+        """Write the adapter in fp16 and its labels."""
         from safetensors.torch import load_file, save_file
 
         self.model.peft_config["default"].base_model_name_or_path = _BASE

@@ -25,7 +25,7 @@ MONTHS = (
 )  # fmt: skip
 MAX_NUMBER = 999_999
 _DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  # number of days per month
-_HELD_OUT_SHARE = 20  # one of this many expressions is held out from training
+_HELD_OUT_DIVISOR = 20  # one of this many expressions is held out from training
 
 ExpressionWords = tuple[str, str]  # expression and its words
 
@@ -90,7 +90,7 @@ def generate_pairs(rng: random.Random, *, held_out: bool) -> Iterator[Expression
 def is_held_out(expression: str) -> bool:
     """Return whether the expression is held out from training, according to its digest."""
     digest = hashlib.sha256(expression.encode()).digest()
-    return digest[0] * 256 + digest[1] < 65536 // _HELD_OUT_SHARE
+    return digest[0] * 256 + digest[1] < 65536 // _HELD_OUT_DIVISOR
 
 
 def _number(rng: random.Random) -> ExpressionWords:
@@ -134,7 +134,7 @@ _KINDS: tuple[Callable[[random.Random], ExpressionWords], ...] = (
 
 
 def _draw_number(rng: random.Random) -> int:
-    """Draw a number of one to six digits; each length is equally likely.
+    """Draw one to six digits, each count equally likely, and return them as a number.
 
     After the first digit, a quarter of the digits are zeros.
     """

@@ -93,7 +93,7 @@ def load_model(directory: Path, tokenizer: Any) -> Any:
 
 
 def train(model: Any, tokenizer: Any, settings: TrainingSettings) -> None:
-    """Train in place, with one line of progress per hundred steps."""
+    """Train `model` in place. Print a line of progress per hundred steps."""
     import torch
 
     steps = settings.steps

@@ -58,7 +58,7 @@ class Questions:
 
 
 def sample_groups(data: Questions) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yield batches of questions with passages. The first passage answers the question."""
+    """Yield batches of questions with passages, without end. The first passage answers."""
     rng = random.Random(0)
     while True:
         order = list(range(len(data.questions)))
@@ -75,7 +75,7 @@ def _sample_group(data: Questions, question: int, rng: random.Random) -> tuple[s
 
 
 def train(classifier: PairClassifier, data: Questions) -> None:
-    """Train an adapter with one score per pair."""
+    """Train the adapter to score the answering passage above the other passages of a group."""
     import torch
 
     def loss(batch: list[tuple[str, list[str]]]) -> TorchTensor:

@@ -1,7 +1,7 @@
-"""Edits HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
+"""Editor of HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
 
-`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. It writes the
-error files next to the configuration.
+`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. It edits CONFIG
+and writes the error files next to it.
 """
 
 from __future__ import annotations

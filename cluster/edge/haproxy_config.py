@@ -36,13 +36,13 @@ ERRORS: Mapping[int, tuple[str, str]] = {
 }
 RETRYABLE = {429, 502, 503, 504}
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
-# Requests are alike if client address, path and these headers are equal. If a queue was just too
-# long for a request, it is too long for alike requests, unless their bodies differ in model or
+# Requests are similar if client address, path and these headers are equal. If a queue was just too
+# long for a request, it is too long for similar requests, unless their bodies differ in model or
 # size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
-# Table of alike requests. The key is a digest of address, path and headers, which include API keys.
-# An entry counts refusals in the last second and requests in flight. It also keeps two values of
-# the last refusal: its `Retry-After`, and the number of requests in flight at that time.
+# Table of similar requests. The key is a digest of address, path and headers, because these include
+# API keys. An entry counts refusals in the last second and requests in flight. It also keeps two
+# values of the last refusal: its `Retry-After`, and the number of requests in flight at that time.
 _REFUSALS = """
 backend refusals
     stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),conn_cur,gpt(2)
@@ -63,11 +63,11 @@ class ClientLimits:
     # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
     # busy replica, without priorities and predictions, even if their clients have disconnected.
     requests: int = 512
-    # On one host only: if the ingress refuses more alike requests than this in a second, HAProxy
+    # On one host only: if the ingress refuses more similar requests than this in a second, HAProxy
     # limits how many of them are in flight. A refusal costs about 1 ms of CPU time in the ingress
     # and nearly none in HAProxy.
     refusals: int = 20
-    head_s: float = 10.0  # for the head of a request, and for its first byte
+    head_s: float = 10.0  # for the head of a request, including the wait for its first byte
     # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
     # afterwards and has limits of its own for the rest.
     body_s: float = 20.0
@@ -103,7 +103,7 @@ def _write_error(directory: Path, status: int) -> Path:
 
 
 def has_routes(text: str) -> bool:
-    """Whether the configuration of Ray Serve routes to an application."""
+    """Return whether the configuration of Ray Serve routes to an application."""
     return "\n    use_backend " in text
 
 
@@ -116,7 +116,10 @@ def find_admin_socket(text: str) -> Path:
 
 
 def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
-    """Return Ray Serve's configuration with JSON errors and limits. Raises UnknownTemplate."""
+    """Return Ray Serve's configuration with JSON errors and limits.
+
+    Raises UnknownTemplate if a line to edit is missing.
+    """
     edits = (
         (r"^    errorfile .*\n", ""),
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
@@ -128,7 +131,7 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
 
 
 def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
-    """Edit as `edit` does, and adapt the result to the edge of a host. Raises UnknownTemplate.
+    """Edit as `edit` does, with the same error, and adapt the result to the edge of a host.
 
     HAProxy inherits the listening socket for clients. All other ports are on loopback, and the
     admin socket is private. The metrics port serves the applications' metrics. HAProxy's own
@@ -195,20 +198,21 @@ def _limit_requests(requests: int) -> str:
 
 
 def _limit_refusals(refusals: int) -> str:
-    """Build the rules of a backend that limit alike requests after refusals by the ingress.
+    """Build the rules of a backend that limit similar requests after refusals by the ingress.
 
-    The ingress marks its refusals with REFUSAL_HEADER. A marked refusal sets the limit of alike
+    The ingress marks its refusals with REFUSAL_HEADER. A marked refusal sets the limit of similar
     requests in flight to the number that the ingress had accepted at that time. The limit applies
     above `refusals` marked refusals per second. Between a quarter of this rate and the full rate,
     one more request may be in flight, which tests whether the ingress accepts more now. HAProxy's
     own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
-    alike = "|".join(("%[src]", "%[path]", *(f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)))
+    headers = (f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)
+    similar = "|".join(("%[src]", "%[path]", *headers))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
     repeated = "{ var(txn.repeated) -m bool }"
     return (
-        f'    http-request set-var-fmt(txn.alike) "{alike}"\n'
-        "    http-request track-sc1 var(txn.alike),sha1 table refusals if METH_POST\n"
+        f'    http-request set-var-fmt(txn.similar) "{similar}"\n'
+        "    http-request track-sc1 var(txn.similar),sha1 table refusals if METH_POST\n"
         # `refused_at` counts the refused request, and sc1_conn_cur the new one. Equal numbers mean
         # that as many others are in flight as were accepted at the refusal.
         "    http-request set-var(txn.refused_at) sc_get_gpt(1,1)\n"

@@ -43,7 +43,7 @@ class HaproxyProcess:
 
     @classmethod
     async def start(cls, files: HaproxyFiles, listener_fd: int) -> HaproxyProcess:
-        """Start a process and wait until it serves. Raises EdgeError."""
+        """Start a process and wait until it serves. Raises EdgeError if it does not."""
         with_parent = end_with_parent(signal.SIGKILL)
         command = [*with_parent, files.binary, "-db", "-f", str(files.config)]
         with files.log.open("ab") as output:
@@ -73,7 +73,10 @@ class HaproxyProcess:
         return float(times.user + times.system)
 
     async def command(self, line: bytes, timeout_s: float = COMMAND_S) -> bytes:
-        """Send one line to the admin socket and return the answer. Raises OSError."""
+        """Send one line to the admin socket and return the answer.
+
+        Raises OSError if the process does not answer within `timeout_s`.
+        """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(self.files.admin_socket)
             try:
@@ -83,7 +86,7 @@ class HaproxyProcess:
                 writer.close()
 
     async def is_serving(self, timeout_s: float = COMMAND_S) -> bool:
-        """Whether this process answers on the admin socket, and not an earlier process."""
+        """Return whether this process, and not an earlier one, answers on the admin socket."""
         try:
             return b"\nPid: %d\n" % self.pid in await self.command(b"show info\n", timeout_s)
         except OSError:

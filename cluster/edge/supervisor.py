@@ -82,12 +82,15 @@ class Edge:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
 
     def start(self) -> None:
-        """Start HAProxy, which serves 503 until Ray Serve attaches. Raises EdgeError."""
+        """Start HAProxy, which serves 503 until Ray Serve attaches.
+
+        Raises EdgeError if HAProxy does not start.
+        """
         self._thread.start()
         self._call(self._start())
 
     def stop(self) -> None:
-        """Kill HAProxy."""
+        """Kill HAProxy and end the thread of the edge."""
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -123,7 +126,10 @@ class Edge:
             path.chmod(0o600)
 
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Apply a configuration from Ray Serve. Stay connected until the next process attaches."""
+        """Apply a configuration from Ray Serve, or send back why it cannot be applied.
+
+        Stay connected until the attached process ends or the next process attaches.
+        """
         attached = _Attached(_read_peer_pid(writer), writer)
         with contextlib.suppress(ConnectionError):
             config = Path((await reader.readline()).decode().strip())
@@ -144,7 +150,10 @@ class Edge:
         writer.close()
 
     def _detach(self, attached: _Attached, admin_socket: Path) -> None:
-        """Close the admin socket, so that Ray Serve notices the end of the attached process."""
+        """Close the admin socket, unless a later process has attached.
+
+        Ray Serve thereby notices the end of the attached process.
+        """
         if self._attached is attached:
             self._attached = None
             self._servers.pop(admin_socket).close()

@@ -24,7 +24,7 @@ class ResourceDemand:
     """Resources and replica bounds of one deployment."""
 
     name: str
-    pool: str | None  # worker group that its label selector names
+    pool: str | None  # worker group in the deployment's label selector; None: any group
     min_replicas: int
     max_replicas: int
     cpus: float  # per replica
@@ -75,7 +75,7 @@ def find_capacity_errors(
 
 
 def find_gpu_memory_errors(args: AppArgs, groups: Sequence[WorkerGroup]) -> Iterator[str]:
-    """Yield a message for each group whose GPUs have less memory than configured."""
+    """Yield a message for each group whose GPUs have less memory than `args` requires."""
     settings = args.generators.get(Device.GPU)
     for group in groups:
         if not group.gpus or group.gpu_memory_gib is None:

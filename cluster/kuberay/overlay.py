@@ -6,8 +6,9 @@ import copy
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.linting.document import UnreadableConfig, read_document
 
 
 class InvalidOverlay(Exception):
@@ -64,8 +65,16 @@ class Production(_OverlayModel):
 def read_production(path: Path) -> Production:
     """Parse the overlay. Raises InvalidOverlay, which names the key, or OSError."""
     try:
-        return Production.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (ValidationError, yaml.YAMLError) as exc:
+        return Production.model_validate(read_yaml(path))
+    except ValidationError as exc:
+        raise InvalidOverlay(f"`{path.name}`: {exc}") from exc
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a file. Raises InvalidOverlay, which names the line, or OSError."""
+    try:
+        return read_document(path.read_text(encoding="utf-8")).value
+    except (UnicodeDecodeError, UnreadableConfig) as exc:
         raise InvalidOverlay(f"`{path.name}`: {exc}") from exc
 
 

@@ -14,7 +14,13 @@ import yaml
 from cluster.check import check_text, report
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
-from cluster.kuberay.overlay import InvalidOverlay, Production, merge, read_production
+from cluster.kuberay.overlay import (
+    InvalidOverlay,
+    Production,
+    merge,
+    read_production,
+    read_yaml,
+)
 from cluster.kuberay.pods import (
     PART_OF,
     Manifest,
@@ -23,11 +29,13 @@ from cluster.kuberay.pods import (
     build_security_context,
     build_worker_group,
 )
+from cluster.serve_config import find_applications, read_args, read_mapping
 from deployments.config import AppArgs
 
 FOLDER = Path(__file__).parent
 PRODUCTION = FOLDER / "production.yaml"
 RAYSERVICE = FOLDER / "rayservice.yaml"
+SERVE_PORT = 8000  # default of Serve for `http_options.port`
 SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
 COMMAND = "hundredfold render"
 HEADER = f"""\
@@ -38,17 +46,20 @@ HEADER = f"""\
 
 
 def render_rayservice(config: Path, production: Path) -> str:
-    """Build the text of rayservice.yaml. Raises InvalidOverlay or OSError."""
+    """Build the text of rayservice.yaml.
+
+    Raises InvalidOverlay if the merged config is invalid or the pods are too small for it, OSError
+    if a file cannot be read.
+    """
     overlay = read_production(production)
-    merged = merge(yaml.safe_load(config.read_text(encoding="utf-8")), overlay.serve)
+    merged = merge(read_yaml(config), overlay.serve)
     embedded = yaml.safe_dump(merged, sort_keys=False, width=100)
     problems = check_text(embedded)
     if problems:
         raise InvalidOverlay("the merged Serve config is invalid:\n" + report("merged", problems))
-    deployments = [entry for app in merged["applications"] for entry in app["deployments"]]
-    errors = list(find_capacity_errors(deployments, overlay.workers))
-    for app in merged["applications"]:
-        errors += find_gpu_memory_errors(AppArgs.parse(app["args"]), overlay.workers)
+    errors = list(find_capacity_errors(_list_deployments(merged), overlay.workers))
+    for args in read_args(merged):
+        errors += find_gpu_memory_errors(AppArgs.parse(args), overlay.workers)
     if errors:
         raise InvalidOverlay("\n".join(errors))
     manifest = _build_rayservice(overlay, _read_endpoint(merged), embedded)
@@ -99,7 +110,7 @@ _BlockText.add_representer(str, _represent_block)
 
 
 def _read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
-    stores = {app["args"]["store"] for app in merged["applications"]}
+    stores = {args.get("store") for args in read_args(merged)}
     if len(stores) != 1 or None in stores:
         raise InvalidOverlay(
             "`args.store` must be the same directory in all applications: the pods mount the "
@@ -108,12 +119,14 @@ def _read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
     # A terminating worker must run at least as long as the slowest shutdown of its replicas.
     timeouts = [
         entry.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)
-        for app in merged["applications"]
-        for entry in app["deployments"]
+        for entry in _list_deployments(merged)
     ]
-    return ServeEndpoint(
-        port=merged["http_options"]["port"], store=str(stores.pop()), drain_s=ceil(max(timeouts))
-    )
+    port = read_mapping(merged, "http_options").get("port", SERVE_PORT)
+    return ServeEndpoint(port=port, store=str(stores.pop()), drain_s=ceil(max(timeouts)))
+
+
+def _list_deployments(merged: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry.raw for app in find_applications(merged) for entry in app.deployments()]
 
 
 def _build_rayservice(production: Production, endpoint: ServeEndpoint, embedded: str) -> Manifest:

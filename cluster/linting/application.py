@@ -1,59 +1,17 @@
-"""Access to the parts of a Serve config that this project reads."""
+"""Names and settings in the applications of a Serve config that this project reads."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from cluster.linting.document import KeyPath
 from cluster.linting.schema import KeyFinding, Section, sections
+from cluster.serve_config import IMPORT_PATH, ApplicationEntry, DeploymentEntry, read_mapping
 from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
 from deployments.errors import BadSetting
 from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
-
-IMPORT_PATH = "deployments.app:build_app"
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentEntry:
-    """One item of an application's `deployments`. `ours`: the application is of this project."""
-
-    path: KeyPath
-    name: str
-    raw: Mapping[str, Any]
-    ours: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ApplicationEntry:
-    """One item of `applications`."""
-
-    path: KeyPath
-    raw: Mapping[str, Any]
-
-    @property
-    def import_path(self) -> str:
-        return str(self.raw.get("import_path"))
-
-    @property
-    def ours(self) -> bool:
-        return self.import_path == IMPORT_PATH
-
-    def deployments(self) -> Iterator[DeploymentEntry]:
-        """Yield the entries that are mappings. The schema check reports all others."""
-        for path, raw in _mappings(self.raw.get("deployments"), (*self.path, "deployments")):
-            yield DeploymentEntry(path, str(raw.get("name")), raw, self.ours)
-
-
-def find_applications(config: Any) -> Iterator[ApplicationEntry]:
-    """Yield the applications that are mappings. The schema check reports all others."""
-    if isinstance(config, dict):
-        for path, raw in _mappings(config.get("applications"), ("applications",)):
-            yield ApplicationEntry(path, raw)
 
 
 def project_sections(application: ApplicationEntry) -> Iterator[Section]:
@@ -95,18 +53,6 @@ def parse_ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
         return None
 
 
-def read_mapping(owner: Any, key: str) -> Mapping[str, Any]:
-    """Return the mapping under `key`; {} if there is no mapping."""
-    value = owner.get(key) if isinstance(owner, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def read_number(owner: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> float | None:
-    """Return the number under `key`, or its default. Return None for any other type."""
-    value = owner.get(key, defaults.get(key))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _built_deployments(application: ApplicationEntry) -> set[str]:
     """Return the deployments that `build_app` creates from `args`; all if `args` is invalid."""
     try:
@@ -118,9 +64,3 @@ def _built_deployments(application: ApplicationEntry) -> set[str]:
         name for device, name in GENERATOR_DEPLOYMENTS.items() if device not in args.generators
     }
     return set(USER_CONFIGS) - absent
-
-
-def _mappings(items: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict):
-            yield (*path, index), item

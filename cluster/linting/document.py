@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-KeyPath = tuple[str | int, ...]
+from cluster.serve_config import KeyPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class UnreadableConfig(Exception):
     """The text is not one YAML document."""
 
     def __init__(self, line: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(f"line {line}: {message}")
         self.problem = LintProblem(path="", line=line, message=message)
 
 
@@ -54,7 +54,11 @@ def format_path(path: KeyPath) -> str:
 
 def read_document(text: str) -> YamlDocument:
     """Parse one YAML document. Raises UnreadableConfig with the line."""
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as exc:
+        line = text.count("\n", 0, exc.position) + 1
+        raise UnreadableConfig(line, f"{chr(exc.character)!r} is not allowed in YAML") from exc
     try:
         root = loader.get_single_node()
         if root is None:
@@ -75,6 +79,19 @@ def read_document(text: str) -> YamlDocument:
         raise UnreadableConfig(1, str(exc)) from exc
     finally:
         loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that reports the line of invalid scalars, such as the date 2024-13-45."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        # PyYAML does not check scalars. `!!bool x` and `!!timestamp x` raise KeyError and
+        # AttributeError.
+        except (AttributeError, KeyError, ValueError) as exc:
+            message = f"invalid value: {exc}"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from exc
 
 
 def _walk(

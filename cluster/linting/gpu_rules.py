@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
-from cluster.linting.application import ApplicationEntry, DeploymentEntry
 from cluster.linting.schema import KeyFinding
+from cluster.serve_config import ApplicationEntry, DeploymentEntry
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, HardwareSettings
 from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
@@ -17,7 +17,7 @@ _GPU_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider"}
 
 
 def check_gpu_rules(application: ApplicationEntry) -> Iterator[KeyFinding]:
-    """Yield every violated rule. The schema check reports `args` that cannot be parsed."""
+    """Yield a finding per violated rule. The schema check reports `args` that are invalid."""
     try:
         args = AppArgs.model_validate(application.raw.get("args") or {})
     except ValidationError:
@@ -49,7 +49,7 @@ def _wrong_share(entry: DeploymentEntry, settings: HardwareSettings) -> Iterator
 
 
 def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFinding]:
-    """Yield fractional shares of encoder and generator that together exceed one GPU."""
+    """Report shares of encoder and generator below 1 that together exceed one GPU."""
     if not entries.keys() >= {ENCODER, GENERATOR}:
         return
     encoder, generator = _read_share(entries[ENCODER]), _read_share(entries[GENERATOR])
@@ -62,7 +62,7 @@ def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFin
 
 
 def _more_than_the_gpu(application: ApplicationEntry, args: AppArgs) -> Iterator[KeyFinding]:
-    """Yield memory limits above `gpu_memory`.
+    """Report memory limits above `gpu_memory`.
 
     Skip the check if `gpu_memory` is a fraction, because the memory of the GPU is unknown here.
     """

@@ -11,17 +11,17 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import HTTPOptionsSchema
 
 from cluster.access import INGRESS, is_loopback
-from cluster.linting.application import (
-    ApplicationEntry,
-    DeploymentEntry,
-    find_applications,
-    parse_ingress_settings,
-    read_mapping,
-    read_number,
-)
+from cluster.linting.application import parse_ingress_settings
 from cluster.linting.gpu_rules import check_gpu_rules
 from cluster.linting.schema import KeyFinding
 from cluster.linting.timeout_rules import check_timeouts
+from cluster.serve_config import (
+    ApplicationEntry,
+    DeploymentEntry,
+    find_applications,
+    read_mapping,
+    read_number,
+)
 from deployments.artifacts.types import Device
 from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
@@ -58,12 +58,13 @@ GENERATORS: Mapping[str, str] = {
 # Target latencies of the placement `auto`, each with the timeout that must not be shorter.
 TARGETS = {"target_s": "timeout_s", "generation_target_s": "generation_timeout_s"}
 
-# Deployments that need no surge in a rollout, because a surge would wait for another GPU.
+# Deployments that may roll out without a surge. A new replica next to the old one would wait for
+# another GPU.
 GPU_DEPLOYMENTS = {ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device.GPU]}
 
 
 def check_rules(config: Any) -> Iterator[KeyFinding]:
-    """Yield every violated rule. The schema check reports values of wrong types."""
+    """Yield a finding per violated rule. The schema check reports values of wrong types."""
     for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
@@ -294,7 +295,10 @@ def _placement_without_effect(
 
 
 def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    """Require a surge. Without it Serve stops the last old replica before a new one has started."""
+    """Require a surge, except for GPU deployments, whose surge would wait for another GPU.
+
+    Without a surge, Serve stops the last old replica before a new replica has started.
+    """
     if entry.name not in GPU_DEPLOYMENTS and not entry.raw.get("max_surge_percent"):
         yield (
             (*entry.path, "max_surge_percent"),

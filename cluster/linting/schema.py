@@ -1,7 +1,8 @@
 """Check of every key of a config against the pydantic model that reads it.
 
 All but four of Serve's models ignore unknown keys. Serve validates mappings such as
-`autoscaling_config` only after it has read the file. This module uses Serve's own models.
+`autoscaling_config` only after it has read the file. This module applies Serve's own models to all
+keys at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema
 
-from cluster.linting.document import KeyPath
+from cluster.serve_config import KeyPath
 
 KeyFinding = tuple[KeyPath, str]
 
@@ -38,7 +39,8 @@ OPEN_FIELDS: Mapping[str, frozenset[str]] = {
 class Section:
     """One mapping of the file, and the model that reads it.
 
-    `is_root`: no parent section validates this section, because its parent accepts any mapping.
+    `is_root`: no parent section validates this section. It has no parent, or its parent accepts any
+    mapping.
     """
 
     path: KeyPath

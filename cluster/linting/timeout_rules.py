@@ -14,14 +14,9 @@ from ray.serve._private.constants import (
 
 from cluster.access import INGRESS
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.linting.application import (
-    ApplicationEntry,
-    DeploymentEntry,
-    parse_ingress_settings,
-    read_mapping,
-    read_number,
-)
+from cluster.linting.application import parse_ingress_settings
 from cluster.linting.schema import KeyFinding
+from cluster.serve_config import ApplicationEntry, DeploymentEntry, read_mapping, read_number
 from deployments.config import IngressUserConfig
 from deployments.generation.grammar_trials import WAIT_S as GRAMMAR_WAIT_S
 from deployments.health import HANG_TIMEOUT_S
@@ -43,7 +38,7 @@ STREAMING = {INGRESS, *GENERATOR_DEPLOYMENTS.values()}
 
 
 def check_timeouts(config: Any, application: ApplicationEntry) -> Iterator[KeyFinding]:
-    """Yield every violated rule of an application of this project."""
+    """Yield a finding per violated rule. The application must be of this project."""
     settings = _find_ingress_settings(application)
     yield from _grammar_counts_as_hang(application)
     for entry in application.deployments():
@@ -94,7 +89,7 @@ def _timeouts_in_wrong_order(
 def _rollout_cuts_streams(
     entry: DeploymentEntry, settings: IngressUserConfig
 ) -> Iterator[KeyFinding]:
-    """Require a graceful shutdown that is longer than the longest answer."""
+    """Require a graceful shutdown of at least the longest answer plus SHUTDOWN_RESERVE_S."""
     shutdown_s = read_number(entry.raw, "graceful_shutdown_timeout_s", DEPLOYMENT_DEFAULTS)
     limit_s = settings.generation_timeout_s + SHUTDOWN_RESERVE_S
     if shutdown_s is not None and shutdown_s < limit_s:

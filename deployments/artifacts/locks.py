@@ -29,7 +29,7 @@ def exclusive_lock(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]
 
 @contextmanager
 def try_exclusive_lock(path: Path) -> Iterator[bool]:
-    """Like `exclusive_lock`, without waiting: yields False if another process holds the lock."""
+    """Hold the lock like `exclusive_lock` and yield True, or yield False instead of blocking."""
 
     def refuse(_: str) -> None:
         raise BlockingIOError
@@ -75,8 +75,8 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
             if not _try_lock(descriptor, fcntl.LOCK_EX):
                 on_wait(_read_holder(descriptor))
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The previous holder may have removed the locked file, and another process may have
-            # created and locked a new file at this path. Then try again.
+            # If the previous holder removed this file before it was locked here, try again: another
+            # process may already have locked a new file at `path`.
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)

@@ -1,8 +1,8 @@
 """Manifest of a sealed (published, immutable) artifact, and the checks before its use.
 
-An artifact is loaded with `ArtifactManifest.read`, which accepts exactly the sealed files: no
-changed or additional file, no link and no path outside of the directory. `parse` reads the manifest
-alone, so that a search for models does not read gigabytes.
+`ArtifactManifest.read` accepts only the sealed files: no changed file, no additional file next to a
+graph, no link and no path outside of the directory. `parse` reads the manifest alone, so that a
+search for models does not read gigabytes. `verify` then checks the files of a parsed manifest.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Candidate(FrozenModel):
 class PruningSource(FrozenModel):
     """How the build pruned the weights."""
 
-    fraction: float  # of attention heads and of feed-forward columns
-    data: str | None = None  # sha256 of the texts that rate heads and columns; None: probe texts
+    fraction: float  # of attention heads and of feed-forward channels
+    data: str | None = None  # sha256 of the texts that rate heads and channels; None: probe texts
 
 
 class ModelSource(FrozenModel):
@@ -158,7 +158,8 @@ class ArtifactManifest(FrozenModel):
     tasks: tuple[str, ...] = Field(min_length=1)  # the model's own task first
     architecture: str
     max_tokens: int = Field(ge=1)
-    output_width: int = Field(ge=1)  # values per output row: embedding size or labels
+    # Values per output row: embedding size, number of labels, 2 span ends or vocabulary size.
+    output_width: int = Field(ge=1)
     labels: tuple[str, ...] = ()
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
@@ -225,9 +226,9 @@ class ArtifactManifest(FrozenModel):
     def verify(self, directory: Path, names: Collection[str] | None = None) -> None:
         """Check the digests of the files in `names`.
 
-        If `names` is None, check the digests of all files, and that no file is added.
-
-        Raises PathOutsideArtifact, DigestMismatch or ManifestInvalid.
+        If `names` is None, check the digests of all files, and that no file was added next to a
+        graph. Raises ManifestInvalid for a file without a digest, DigestMismatch for a changed,
+        missing or added file, or PathOutsideArtifact.
         """
         for name in self.files if names is None else names:
             sealed = self.files.get(name)
@@ -252,7 +253,8 @@ class ArtifactManifest(FrozenModel):
     def parse(cls, directory: Path) -> ArtifactManifest:
         """Parse the manifest in `directory` without reading the other files.
 
-        Raises ArtifactMissing, ManifestInvalid or ManifestTooNew.
+        Raises ArtifactMissing without a manifest, ManifestTooNew if a newer release wrote it, or
+        ManifestInvalid.
         """
         name, raw = _name_manifest(directory), _read_json(directory)
         schema = raw.get("schema_version")
@@ -282,9 +284,10 @@ def sealed_ns(version: Path) -> int:
 
 
 def has_previous_schema(directory: Path) -> bool:
-    """Whether the stored manifest has the previous schema. Raises ArtifactMissing, ManifestInvalid.
+    """Whether the stored manifest has the previous schema.
 
-    `ArtifactManifest` does not show this, because `parse` converts to the present schema.
+    `ArtifactManifest` does not show this, because `parse` converts to the present schema. Raises
+    ArtifactMissing without a manifest, or ManifestInvalid if it is unreadable or no JSON object.
     """
     return bool(_read_json(directory).get("schema_version") == PREVIOUS)
 

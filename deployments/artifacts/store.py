@@ -45,7 +45,7 @@ def is_model_id(text: str) -> bool:
 
 
 def model_directory(store: Path, model_id: str) -> Path:
-    """Return the directory of all versions of `model_id`. Raises ManifestInvalid."""
+    """Return the directory of all versions of `model_id`. Raises ManifestInvalid if it is no id."""
     if not is_model_id(model_id):
         raise ManifestInvalid(f"`{model_id}` is not a model id")
     return store / model_id.replace("/", "--")
@@ -81,7 +81,10 @@ def list_version_directories(model: Path) -> list[Path]:
 
 
 def list_artifacts(store: Path) -> list[Path]:
-    """Return the directories of all versions of all models, sorted. Raises OSError."""
+    """Return the directories of all versions of all models, sorted.
+
+    Raises OSError if the store cannot be read.
+    """
     return [
         version
         for model in list_model_directories(store)
@@ -100,7 +103,10 @@ def list_host_files(artifact: Path, pattern: str) -> list[Path]:
 
 
 def resolve_version(store: Path, model_id: str, version: str) -> str:
-    """Return `version`; for `latest`, the version that it names. Raises ArtifactMissing."""
+    """Return `version`; for `latest`, the version that it names.
+
+    Raises ArtifactMissing if the store lacks the version, ManifestInvalid for an invalid model id.
+    """
     directory = model_directory(store, model_id)
     if version == LATEST_NAME:
         try:
@@ -113,7 +119,7 @@ def resolve_version(store: Path, model_id: str, version: str) -> str:
 
 
 def find_artifact(store: Path, model_id: str, version: str = LATEST_NAME) -> Path:
-    """Return the directory of a sealed version. Raises ArtifactMissing."""
+    """Return the directory of a sealed version. Raises as `resolve_version` does."""
     return model_directory(store, model_id) / resolve_version(store, model_id, version)
 
 
@@ -176,7 +182,10 @@ def log_path(build: Path) -> Path:
 
 
 def list_builds(building: Path) -> list[StoredBuild]:
-    """Return the builds in `building`, running or not, sorted. Raises OSError."""
+    """Return the builds in `building`, running or not, sorted.
+
+    Raises OSError if the directory cannot be read.
+    """
     if not building.is_dir():
         return []
     names = {re.sub(r"\.(log|lock)$", "", path.name) for path in building.iterdir()}
@@ -271,7 +280,10 @@ def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> 
 
 
 def resolve_inside(directory: Path, name: str) -> Path:
-    """Return `directory / name`. Raises PathOutsideArtifact if this path leaves the directory."""
+    """Return `directory / name`.
+
+    Raises PathOutsideArtifact if this path leaves the directory or cannot be resolved.
+    """
     pure = PurePosixPath(name)
     subject = f"{name_artifact(directory)}: `{name}`"
     is_relative = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name

@@ -46,7 +46,7 @@ class QueuedCall:
     forward_s: float = 0.0
     batch_items: int = 0
     price: float = 0.0  # of the items that still wait
-    measured_at: int = 0  # number of the model's passes from which predictions may drop the call
+    measured_at: int = 0  # from this number of recorded passes on, predictions may drop the call
 
 
 @dataclass(slots=True)

@@ -42,7 +42,10 @@ def run_pass(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) 
 def _compute(
     engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool
 ) -> list[NDArray[np.float32] | ServeError]:
-    """Run a pass. If it fails as a whole, run its halves, so that only the faulty items fail."""
+    """Run a pass. If it fails as a whole, run its halves, so that only the faulty items fail.
+
+    If the engine is lost, all items fail at once.
+    """
     try:
         outputs = engine.run(collate(items, unpooled=unpooled)).items
         if len(outputs) != len(items):

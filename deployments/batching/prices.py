@@ -14,7 +14,7 @@ EstimateItem = Callable[[ModelRef, int], float]
 # Seconds per token before the first passes of a model without a cost table. The value is that of a
 # small encoder on a CPU.
 GUESS_S_PER_TOKEN = 5e-5
-# The initial estimate counts as much as measured passes that were predicted to take this long.
+# The initial estimate weighs as much as measured passes whose predictions add up to this time.
 ESTIMATE_WEIGHT_S = 0.05
 # After this many passes of a model, its predictions rest on measurements under the present load.
 MEASURED_PASSES = 20

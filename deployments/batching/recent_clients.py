@@ -36,7 +36,10 @@ class RecentClients:
         self._clients[client].items -= items
 
     def find_fewest_items(self, now_s: float) -> int | None:
-        """Return the usual items of the smallest recent client; None without several clients."""
+        """Return the usual number of items of the recent client with the fewest.
+
+        Return None if fewer than two clients are recent.
+        """
         gone, recent = [], []
         for client, presence in self._clients.items():
             if now_s - presence.seen_s <= RECENT_S:

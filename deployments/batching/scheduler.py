@@ -139,10 +139,11 @@ class BatchScheduler:
         price = sum(prices)
         cost = self.prices.predict_s(model, price)
         prediction = self._check_deadline(cost, deadline_s, client, priority)
-        self._make_room(len(items), cost, client, priority)
         health = self.health.get(model)
         if health is None:
             health = self.health[model] = WorkerHealth(model.id)
+        health.check_quarantine()  # first, so that a call that is refused displaces no other
+        self._make_room(len(items), cost, client, priority)
         health.admit()
         call = QueuedCall(
             group=BatchGroup(model, unpooled),
@@ -174,7 +175,7 @@ class BatchScheduler:
             del self.health[model]
 
     def clean(self) -> None:
-        """Schedule the removal of the items of all cancelled calls, in one pass over the queue."""
+        """Schedule one traversal of the queue that removes the items of all cancelled calls."""
         if not self._is_cleaning:
             self._is_cleaning = True
             asyncio.get_running_loop().call_soon(self._remove_cancelled)
@@ -288,7 +289,7 @@ class BatchScheduler:
         return False
 
     def _choose(self, items: list[QueuedItem]) -> list[int]:
-        """Select the items of the next pass from the group of the first item."""
+        """Return the indices of the items of the next pass, all of the first item's group."""
         group, quota = items[0].call.group, self._quota(items[0])
         counts: Counter[str] = Counter()
         same: list[int] = []

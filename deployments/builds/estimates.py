@@ -23,7 +23,7 @@ class BuildStatus(BaseModel):
 
     id: str
     state: BuildState
-    # null: no build of this store has finished, so nothing is measured
+    # null: the build failed, or there is no finished build in this store to estimate from
     percent: int | None = None
     estimated_time: float | None = None  # s until the model is ready; null as for `percent`
     reason: str = ""

@@ -5,8 +5,8 @@
 <store>/.builds/drain.lock                    held by the process that runs the queued builds
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
-If a record has a running state but no process holds its lock, its builder has ended. The build is
-then queued again, and continues after its last finished step.
+If a record has a running state but no process holds its lock, its builder has ended. The build then
+counts as queued again. The next builder continues after the last finished step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class BuildQueue:
         return record, True
 
     def read(self, model_id: str) -> BuildRecord | None:
-        """Return the record of the model's last build, or None. Raises ManifestInvalid."""
+        """Return the record of the model's last build, or None.
+
+        Raises ManifestInvalid for an invalid id.
+        """
         return self._read(self._record(model_id))
 
     def pending(self) -> list[BuildRecord]:
@@ -81,7 +84,10 @@ class BuildQueue:
         return not is_drained and any(not one.is_running for one in self.pending())
 
     def status(self, model_id: str) -> BuildStatus | None:
-        """Describe the last build of a model, or return None. Raises ManifestInvalid."""
+        """Describe the last build of a model, or return None.
+
+        Raises ManifestInvalid for an invalid id.
+        """
         record = self.read(model_id)
         if record is None:
             return None
@@ -103,7 +109,7 @@ class BuildQueue:
         return found
 
     def forget(self, model_id: str) -> bool:
-        """Remove the record of a model unless its build runs. Return whether it was removed."""
+        """Remove the record of a model and return True. If its build runs, return False."""
         with self._changing(), try_exclusive_lock(self._lock(model_id)) as free:
             if free:
                 self._record(model_id).unlink(missing_ok=True)
@@ -111,9 +117,10 @@ class BuildQueue:
 
     @contextmanager
     def drain_lock(self) -> Iterator[bool]:
-        """Hold the lock of the process that runs the queued builds.
+        """Hold the lock of the process that runs the queued builds; yield True.
 
-        Yields False if another process holds it.
+        Yields False if another process holds the lock. Raises StoreNotWritable if the directory of
+        the queue cannot be created.
         """
         with self._store_errors():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -124,8 +131,8 @@ class BuildQueue:
     def claim(self, model_id: str) -> Iterator[BuildClaim | None]:
         """Hold the lock of a model's build and yield the claim on the build.
 
-        Yields None if another process holds the lock or the build has ended. If MAX_ATTEMPTS
-        builders ended during the build, it is marked as failed.
+        Yields None if another process holds the lock, if the model has no unfinished build, or if
+        MAX_ATTEMPTS builders ended during the build. In the last case, marks the build as failed.
         """
         with try_exclusive_lock(self._lock(model_id)) as free:
             path = self._record(model_id)
@@ -148,8 +155,11 @@ class BuildQueue:
 
     def _remember(self, record: BuildRecord) -> None:
         durations = BuildDurations(id=record.id, size=record.size or 0, seconds=record.spent_s)
-        with (self.directory / "history.jsonl").open("ab") as file:
-            file.write(durations.model_dump_json().encode() + b"\n")
+        try:
+            with (self.directory / "history.jsonl").open("ab") as file:
+                file.write(durations.model_dump_json().encode() + b"\n")
+        except OSError as error:  # only later estimates need them
+            log.warning("the durations of a build are not stored: %s", error)
 
     def _read(self, path: Path) -> BuildRecord | None:
         record = self._parse(path)
@@ -200,7 +210,10 @@ class BuildQueue:
 
 
 class BuildClaim:
-    """Changes the record of a build, for the process that holds its lock. Writes it at once."""
+    """Changes the record of a build, for the process that holds the lock of the build.
+
+    Each change is written at once.
+    """
 
     def __init__(
         self,
@@ -229,7 +242,8 @@ class BuildClaim:
     def finish(self, version: str, *, was_stored: bool = False) -> None:
         """Record that the version is ready.
 
-        If the version `was_stored` before the build, its durations are not used for estimates.
+        Estimates do not use the durations if the version `was_stored` before the build, or if the
+        build took several attempts.
         """
         self._change(BuildState.READY, step="", version=version)
         self.is_measured = not was_stored and self.record.attempts == 1

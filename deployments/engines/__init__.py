@@ -26,7 +26,6 @@ __all__ = [
     "EngineKind",
     "EngineTarget",
     "GraphSpec",
-    "can_run",
     "check_providers",
     "missing_requirement",
     "open_engine",
@@ -56,10 +55,6 @@ def missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str
         if find_spec(package) is None:
             return f"the package `{package}` is not installed"
     return kind.missing_requirement(target, hardware)
-
-
-def can_run(target: EngineTarget, hardware: HardwareSettings) -> bool:
-    return missing_requirement(target, hardware) is None
 
 
 def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:

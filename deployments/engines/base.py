@@ -31,7 +31,7 @@ def translate_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
-    """Description of a graph for the engine that opens it. Builds also open unfinished graphs."""
+    """Description of a graph for the engine that opens it. Builds also open unsealed graphs."""
 
     path: Path
     device: Device

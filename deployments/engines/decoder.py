@@ -26,7 +26,8 @@ LOGITS_FROM = "logits_from"
 # prefill and decode steps in different ways have this input.
 IS_PREFILL = "is_prefill"
 
-# The two cache arrays of a layer, as in the names of graph inputs and outputs.
+# The two cache arrays of a layer. Names of graph inputs and outputs contain these words, such as
+# `past_key_values.0.key`.
 KV_NAMES = ("key", "value")
 
 TokenColumn = NDArray[np.int64]  # [n], a token id or a length for each of n slots
@@ -35,7 +36,7 @@ Logits = NDArray[np.float32]  # [V] or [n, V]; valid until the next call of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Description of a decoder for the engine that opens it. Builds also open unfinished ones."""
+    """Description of a decoder for the engine that opens it. Builds also open unsealed graphs."""
 
     path: Path
     encoder: Path | None = None
@@ -46,7 +47,7 @@ class DecoderSpec:
     options: EngineOptions
     generation_config: GenerationConfig
     vocabulary: int  # V
-    max_tokens: int  # of prompt and answer together
+    max_tokens: int  # of prompt and answer together; of each for encoder-decoders
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
@@ -164,5 +165,8 @@ class DecoderFactory(Protocol):
     def __call__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> DecoderEngine:
-        """Open a decoder with `slots` KV slots of `context` tokens. Raises EngineFailed."""
+        """Open a decoder with `slots` KV slots of `context` tokens.
+
+        Raises EngineFailed if the engine cannot open it.
+        """
         ...

@@ -20,7 +20,11 @@ WARM_UP_TOKENS = 32
 
 
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngine:
-    """Open a decoder, allocate its KV cache and warm it up. Raises EngineFailed."""
+    """Open a decoder, allocate its KV cache and warm it up.
+
+    Raises EngineFailed for a missing requirement, for `kv_cache_bytes` below the size of one slot,
+    and if the engine fails.
+    """
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
     context = min(settings.max_context_tokens, spec.max_tokens)
@@ -58,7 +62,8 @@ def _measure_slot(spec: DecoderSpec, context: int) -> int:
 def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
     """Return the bytes of the KV cache that `open_decoder` allocates on all devices together.
 
-    Returns 0 for a KV cache in host memory. Raises EngineFailed.
+    Returns 0 with `kv_offload`, because the KV cache is then not on the GPU. Raises EngineFailed if
+    `kv_cache_bytes` is below the size of one slot.
     """
     if spec.options.kv_offload:
         return 0
@@ -78,7 +83,10 @@ def close_on_error(decoder: DecoderEngine) -> Iterator[None]:
 
 
 def find_decoder_factory(spec: DecoderSpec) -> DecoderFactory:
-    """Return the decoder factory of the engine of `spec`. Raises EngineFailed without one."""
+    """Return the decoder factory of the engine of `spec`.
+
+    Raises EngineFailed if the engine does not run generative models.
+    """
     kind = ENGINES.get(spec.engine)
     if kind is None or kind.open_decoder is None:
         raise EngineFailed(f"{spec.path.name}: {spec.engine} does not run generative models")
@@ -118,5 +126,5 @@ def _warm_up(decoder: DecoderEngine) -> None:
 
 
 def kv_bytes_per_token(config: GenerationConfig, value_bytes: int) -> int:
-    """Bytes of keys and values of one token in all layers."""
+    """Return the bytes of the keys and values of one token in all layers."""
     return 2 * config.layers * config.kv_heads * config.head_dim * value_bytes

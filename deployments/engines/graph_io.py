@@ -22,7 +22,7 @@ class Bucket(NamedTuple):
 
 
 def smallest_fitting(buckets: Collection[Bucket], feeds: Feeds) -> Bucket | None:
-    """The bucket with the least padding for a batch, or None if the batch fits no bucket."""
+    """Return the bucket with the least padding for a batch; None if the batch fits no bucket."""
     items, tokens = feeds.arrays["input_ids"].shape
     masks = sum(feeds.mask_counts)
     fitting = (b for b in buckets if b.items >= max(items, masks) and b.tokens >= tokens)
@@ -30,7 +30,10 @@ def smallest_fitting(buckets: Collection[Bucket], feeds: Feeds) -> Bucket | None
 
 
 def empty_arrays(names: Collection[str], bucket: Bucket) -> dict[str, NDArray[np.int64]]:
-    """Arrays of the bucket's shape for the inputs `names`, with id 0 and mask 1."""
+    """Create arrays for the inputs `names`: attention_mask filled with 1, the others with 0.
+
+    The shape is [items, tokens] of the bucket, for `mask_positions` [items].
+    """
     sizes = {name: bucket.items if name == MASK_POSITIONS else bucket for name in names}
     arrays = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
     if "attention_mask" in arrays:
@@ -59,7 +62,7 @@ def write_padded(arrays: dict[str, NDArray[np.int64]], feeds: Feeds) -> None:
 
 
 def pad(feeds: Feeds, bucket: Bucket) -> dict[str, NDArray[np.int64]]:
-    """The arrays of a batch, padded to a fitting bucket."""
+    """Return the arrays of a batch, padded to a fitting bucket."""
     arrays = empty_arrays(feeds.arrays, bucket)
     write_padded(arrays, feeds)
     return arrays
@@ -68,7 +71,7 @@ def pad(feeds: Feeds, bucket: Bucket) -> dict[str, NDArray[np.int64]]:
 MASK_POSITIONS = "mask_positions"
 # All possible inputs of a graph: [B, T], except `mask_positions` [M].
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", MASK_POSITIONS})
-# The second output of graphs with the head VECTOR: the unpooled vectors, [B, T, W].
+# Optional second output of graphs with the head VECTOR: the unpooled vectors, [B, T, W].
 TOKENS_OUTPUT = "tokens"
 
 
@@ -93,7 +96,7 @@ class OutputNames:
         return cls(names[0], TOKENS_OUTPUT if TOKENS_OUTPUT in names[1:] else None)
 
     def select(self, batch: Batch) -> str:
-        """The output that `batch` requests. Raises EngineFailed if the graph lacks it."""
+        """Return the output that `batch` requests. Raises EngineFailed if the graph lacks it."""
         if not batch.unpooled:
             return self.output
         if self.tokens is None:

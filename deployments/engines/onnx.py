@@ -35,9 +35,9 @@ _SPINNING_US = "500"
 # The mode "balanced" divides an operator into at least 16 blocks per thread. On two cores decode
 # steps took 1 to 16 % less time, with equal logits. Encoders gained nothing.
 _BLOCKS = "16"
-# "captured": CUDA records the first call with each graph id and replays it in later calls.
+# "captured": CUDA records the first call with each graph id and replays the record in later calls.
 # "balanced": a thread that is done takes the next block of the operator, so that no thread waits
-# for a slow thread.
+# for a slow thread. "plain": neither of these.
 SessionMode = Literal["plain", "captured", "balanced"]
 
 
@@ -68,17 +68,17 @@ class OnnxEngine:
 
 
 def output_names(session: ort.InferenceSession) -> OutputNames:
-    """Output names of the graph of a session."""
+    """Return the output names of the graph of a session."""
     return OutputNames.of([output.name for output in session.get_outputs()])
 
 
-def providers_for(spec: GraphSpec, settings: EncoderSettings) -> tuple[str, ...]:
-    """The execution providers to run `spec` on, in order of preference."""
-    return spec.options.providers or settings.providers
+def select_providers(options: EngineOptions, hardware: HardwareSettings) -> tuple[str, ...]:
+    """Return the execution providers of a graph with `options`, in order of preference."""
+    return options.providers or hardware.providers
 
 
 def missing_provider(providers: tuple[str, ...]) -> str | None:
-    """The first of `providers` that this build of ONNX Runtime lacks, or None."""
+    """Return the first of `providers` that this build of ONNX Runtime lacks, or None."""
     available = ort.get_available_providers()
     return next((name for name in providers if name not in available), None)
 
@@ -86,7 +86,10 @@ def missing_provider(providers: tuple[str, ...]) -> str | None:
 def open_session(
     spec: GraphSpec, settings: EncoderSettings, mode: SessionMode = "plain"
 ) -> ort.InferenceSession:
-    """Open a session on exactly the requested providers. Raises EngineFailed."""
+    """Open a session and check its inputs.
+
+    Raises EngineFailed for an unknown input, and as `open_bare_session` does.
+    """
     session = open_bare_session(
         spec.path, spec.options, settings, spec.precision, mode=mode, host_folder=spec.host_folder
     )
@@ -104,11 +107,12 @@ def open_bare_session(
     mode: SessionMode = "plain",
     host_folder: Path | None = None,
 ) -> ort.InferenceSession:
-    """Open a session without a check of the graph's inputs. Raises EngineFailed.
+    """Open a session without a check of the graph's inputs.
 
+    Raises EngineFailed if the graph cannot be opened or one of the providers does not start.
     `host_folder` stores what a provider compiles. None: nothing is stored.
     """
-    providers = engine_options.providers or settings.providers
+    providers = select_providers(engine_options, settings)
     if {CUDA, TENSORRT} & set(providers):
         _load_cuda_libraries()
     options = {CUDA: {"enable_cuda_graph": "1"} if mode == "captured" else {}}

@@ -37,7 +37,13 @@ from deployments.engines.decoder import (
     Logits,
     TokenColumn,
 )
-from deployments.engines.onnx import CUDA, UNCAPTURED, graph_options, open_bare_session
+from deployments.engines.onnx import (
+    CUDA,
+    UNCAPTURED,
+    graph_options,
+    open_bare_session,
+    select_providers,
+)
 from deployments.engines.onnx_kv_cache import (
     DeviceKvCache,
     HostKvCache,
@@ -49,8 +55,8 @@ from deployments.errors import EngineFailed
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Draft tokens beyond this number are rarely accepted. Each one costs a tenth of the time of a
-# decode step with one slot. With thousands of tokens in the slot it costs half of that time.
+# Draft tokens beyond this number are rarely accepted. A draft token takes a tenth of the time of a
+# decode step with one slot, or half of the time of the step if the slot has thousands of tokens.
 MAX_DRAFT_TOKENS = 8
 
 
@@ -135,7 +141,7 @@ class OnnxDecoder:
     def _open(
         self, spec: DecoderSpec, hardware: HardwareSettings
     ) -> tuple[ort.InferenceSession, bool]:
-        """Open the session. Return whether decode steps are captured as CUDA graphs."""
+        """Open the session. Return it, and whether decode steps are captured as CUDA graphs."""
         # With more threads than heads, attention splits the context of a single slot among threads,
         # but not the contexts of several slots. The order of sums, and so their rounding, would
         # depend on the batch.
@@ -143,7 +149,7 @@ class OnnxDecoder:
         threads = min(hardware.intra_op_threads, heads)
         hardware = hardware.model_copy(update={"intra_op_threads": threads})
         arguments = (spec.path, spec.options, hardware, spec.precision)
-        if CUDA in (spec.options.providers or hardware.providers):
+        if CUDA in select_providers(spec.options, hardware):
             try:
                 return open_bare_session(*arguments, mode="captured"), True
             except EngineFailed as exc:  # CUDA captures no graph with an operator on the host
@@ -159,7 +165,10 @@ class OnnxDecoder:
         return np.empty((slots, tokens, self.info.vocabulary), self.layout.logits_dtype)
 
     def _verifies_exactly(self) -> bool:
-        """Whether verification and decode steps give bitwise equal logits on this machine."""
+        """Return whether verification and decode steps give bitwise equal logits here.
+
+        The test calls overwrite slot 0.
+        """
         tokens = np.arange(MAX_DRAFT_TOKENS + 1) % self.info.vocabulary
         if self.info.context < 2 * len(tokens):
             return False

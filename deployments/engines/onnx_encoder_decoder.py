@@ -1,10 +1,10 @@
 """Encoder-decoders such as T5 or BART through ONNX Runtime.
 
-The encoder processes a prompt once and returns the projected keys and values of cross attention:
-cross.{layer}.{key,value} [1, heads, S, size]. A second cache stores them per slot. The decoder has
-the inputs of `onnx_decoder` and two more: this cache [B, heads, C, size] and `cross_mask` [B, C]. C
-is `max_source_tokens`, and the mask is 1 at the prompt tokens of a slot. One call therefore decodes
-slots with prompts and answers of any length.
+The encoder processes a prompt of S tokens once and returns the projected keys and values of cross
+attention: cross.{layer}.{key,value} [1, heads, S, size]. A second cache stores them per slot. The
+decoder has the inputs of `onnx_decoder` and two more: the second cache [B, heads, C, size] and
+`cross_mask` [B, C]. C is `max_source_tokens`, and the mask is 1 at the prompt tokens of a slot. One
+call therefore decodes slots with prompts and answers of any length.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CrossKvCache(HostKvCache):
         self.sources[target] = self.sources[source]
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap two slots, and their prompts unless they are the same."""
+        """Swap two slots, and their prompts unless both slots have the same prompt."""
         super().swap(first, second, tokens)
         if self.sources[first] == self.sources[second]:
             return

@@ -8,10 +8,10 @@ from deployments.engines.decoder import DecoderEngine, DecoderSpec
 
 
 def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
-    from deployments.engines.onnx import missing_provider
+    from deployments.engines.onnx import missing_provider, select_providers
     from deployments.engines.tensorrt import TENSORRT, missing_tensorrt
 
-    providers = target.options.providers or hardware.providers
+    providers = select_providers(target.options, hardware)
     if missing := missing_provider(providers):
         return f"onnxruntime has no `{missing}` here"
     return missing_tensorrt() if TENSORRT in providers else None

@@ -35,7 +35,7 @@ from deployments.engines.onnx import (
     graph_options,
     open_session,
     output_names,
-    providers_for,
+    select_providers,
 )
 from deployments.engines.tensorrt import TENSORRT
 from deployments.errors import EngineFailed
@@ -75,7 +75,7 @@ class IoBindingEngine:
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
-        first = providers_for(spec, settings)[0]
+        first = select_providers(spec.options, settings)[0]
         captured = first == CUDA
         self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
         self._compiles_shapes = first == TENSORRT
@@ -115,7 +115,8 @@ class IoBindingEngine:
         with translate_errors(self.info.compute_type):
             if bucket is None or batch.unpooled:
                 # Unpooled outputs are rare and large, so they have no bound buffers. Their inputs
-                # are padded nevertheless, because TensorRT spends seconds on every new shape.
+                # are padded nevertheless: TensorRT spends seconds on every new shape, even on one
+                # between two buckets.
                 arrays = pad(feeds, bucket) if bucket else feeds.arrays
                 raw = self._run_unbound(session, output, arrays)
             else:

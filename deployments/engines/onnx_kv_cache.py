@@ -41,7 +41,7 @@ class KvCacheLayout:
 
     @classmethod
     def of(cls, session: ort.InferenceSession, spec: DecoderSpec, slots: int, context: int) -> Self:
-        """The layout for `slots` slots of `context` tokens, with the types of the graph."""
+        """Return the layout of `slots` slots of `context` tokens, with the types of the graph."""
         config = spec.generation_config
         types = {output.name: _parse_dtype(output) for output in session.get_outputs()}
         names = tuple(f"{layer}.{name}" for layer in range(config.layers) for name in KV_NAMES)

@@ -91,9 +91,9 @@ class OpenVinoEngine:
         self._idle = None
 
     def _get_requests(self, idle: dict[str, Requests], output: str) -> Requests:
-        """Return the queue of idle requests for `output`. Compile its model on first use.
+        """Return the queue of idle requests for `output`.
 
-        Raises EngineFailed.
+        Compiles the model of this output on first use. Raises EngineFailed if that fails.
         """
         if output in idle:  # without the lock, which another thread may hold for seconds
             return idle[output]
@@ -115,7 +115,7 @@ class OpenVinoEngine:
 
 
 def missing_precision(target: EngineTarget, _hardware: HardwareSettings) -> str | None:
-    """Why this CPU does not support the precision, or None."""
+    """Return why this CPU does not support the precision, or None."""
     if target.precision == "bf16" and "BF16" not in _capabilities():
         return "this CPU has no bf16 instructions"
     return None

@@ -47,7 +47,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 # A fork would copy locks of other threads, and CUDA does not work in a forked process.
 _PROCESSES = multiprocessing.get_context("spawn")
 _SHUTDOWN_TIMEOUT_S = 5.0
-_OPEN = "open"  # the first reply of a process
+_OPEN = "open"  # name in errors: a process replies once when it is open, then to each call
 
 
 class _ProcessReply(NamedTuple):
@@ -59,7 +59,7 @@ class _ProcessReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _WorkerSpec:
-    """Description of a shard for the process that opens it."""
+    """Description of a shard (one GPU's part of the model) for the process that opens it."""
 
     number: int
     rendezvous_file: Path  # for the process group
@@ -121,7 +121,7 @@ class TensorParallelDecoder:
         return _view_logits(self._logits, self.info)[: len(ids)].copy()
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Not supported, because MatMuls of several tokens round differently."""
+        """Raise EngineFailed, because MatMuls round differently for several tokens."""
         raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -155,7 +155,10 @@ class TensorParallelDecoder:
         return self._collect_replies(name)
 
     def _collect_replies(self, name: str) -> NDArray[np.float32] | None:
-        """Wait for all processes. Return the logits of the first. Raises EngineLost."""
+        """Wait for the replies of all processes. Return the logits of the first process.
+
+        If a process fails, ends all processes and raises EngineLost.
+        """
         waiting = {worker.calls: number for number, worker in enumerate(self._workers)}
         logits = None
         while waiting:

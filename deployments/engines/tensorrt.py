@@ -47,7 +47,8 @@ def missing_tensorrt() -> str | None:
 def load_tensorrt_libraries() -> None:
     """Load the libraries of NVIDIA's PyPI package; the dynamic linker does not search there.
 
-    Without the package, ONNX Runtime uses the libraries of the system. Raises EngineFailed.
+    Without the package, ONNX Runtime uses the libraries of the system. Raises EngineFailed if a
+    library of the package cannot be loaded.
     """
     package = find_spec(_MODULE)
     for directory in (package.submodule_search_locations or ()) if package else ():
@@ -112,7 +113,7 @@ def _read_inputs(graph: Path) -> list[str]:
 
 
 def _make_folder(host_folder: Path, graph: Path) -> Path | None:
-    """Create the folder for engines of the installed package versions; None if that fails."""
+    """Create a folder for engines of the installed package versions. Return None if that fails."""
     versions = {"onnxruntime": ort.__version__, **installed_versions(_PACKAGES)}
     name = "-".join(f"{package}-{version}" for package, version in versions.items())
     folder = host_folder / _FOLDER / name / graph.stem

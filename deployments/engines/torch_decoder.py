@@ -2,9 +2,9 @@
 
 The module is a torch program (torch_program.py) or the model of a checkpoint (transformers_kv.py).
 
-Inputs: input_ids [B, T], lengths [B] (valid tokens per slot), wanted [L] (indices of the T tokens
-with logits), memory_{0, 1, ...}: keys and values of each layer, [B, heads, tokens, size], updated
-in place. Output: logits [B, L, V] in fp32.
+Inputs: input_ids [B, T], lengths [B] (valid tokens per slot), wanted [L] (which of the T tokens get
+logits, by index), memory_{0, 1, ...}: keys and values of each layer, [B, heads, tokens, size],
+updated in place. Output: logits [B, L, V] in fp32.
 
 A decode step has hundreds of kernels, and launching them takes longer than running them. On CUDA
 the step is therefore captured as a CUDA graph for each number of slots. One launch replays the
@@ -45,7 +45,7 @@ _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
 # Uncaptured calls round the number of cached tokens up to a multiple of this, for fast kernels.
 _KV_LENGTH_STEP = 64
-_MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the first graph; each further graph doubles them
+_MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; each larger graph has twice
 _COMPILER = "inductor"
 _WARM_UP_STEPS = 3  # before a capture, because libraries allocate memory in their first calls
 
@@ -63,12 +63,18 @@ class _LoadedDecoder:
     logits: torch.Tensor  # [slots, V], output of a decode step
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:
-        """The KV cache of slots `first` to `end` - 1 as views, in the order of the inputs."""
+        """Return views of the first `kv_length` tokens of slots `first` to `end` - 1.
+
+        The order is that of the inputs.
+        """
         arrays: Sequence[torch.Tensor] = self.kv_cache[:, first:end, :, :kv_length].unbind()
         return arrays
 
     def step(self, slots: int, kv_length: int) -> None:
-        """Decode a token for each of the first `slots` slots, of up to `kv_length` tokens each."""
+        """Decode a token for each of the first `slots` slots, of up to `kv_length` tokens each.
+
+        Reads `ids` and `lengths`, writes `logits`.
+        """
         arrays = self.kv_arrays(0, slots, kv_length)
         logits = self.step_module(self.ids[:slots], self.lengths[:slots], self.first, arrays)
         self.logits[:slots].copy_(logits[:, 0])
@@ -126,7 +132,7 @@ class TorchDecoder:
             return _to_host(loaded.logits[:slots])
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Not supported, because MatMuls of several tokens round differently."""
+        """Raise EngineFailed, because MatMuls round differently for several tokens."""
         raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -187,7 +193,7 @@ class TorchDecoder:
         )
 
     def _graph(self, slots: int, tokens: int) -> torch.cuda.CUDAGraph:
-        """The graph for `tokens` tokens per slot, captured on first use."""
+        """Return the graph for `tokens` tokens per slot. Capture it on first use."""
         kv_length = _MIN_GRAPH_KV_LENGTH
         while kv_length < tokens:
             kv_length *= 2
@@ -200,7 +206,7 @@ class TorchDecoder:
 
 
 def _open_module(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
-    """The module, with the KV arrays as its last parameter."""
+    """Open the module. Its last parameter is the sequence of KV arrays."""
     if spec.engine == "transformers":
         model: Callable[..., torch.Tensor] = open_checkpoint(spec, device)
         return model
@@ -231,7 +237,7 @@ def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _capture(step: Callable[[], None], pool: object | None) -> torch.cuda.CUDAGraph:
-    """Capture `step`. It must be repeatable, because it also runs several times for warm-up."""
+    """Capture `step`, which must be repeatable: it also runs several times for warm-up."""
     import torch
 
     stream = torch.cuda.Stream()

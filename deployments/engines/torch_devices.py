@@ -1,4 +1,4 @@
-"""Whether torch can use the GPUs of a replica."""
+"""CUDA devices of a replica, as torch sees them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from deployments.engines.base import EngineTarget
 
 
 def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> str | None:
-    """Why torch cannot run `target` on the devices of a replica, or None."""
+    """Return why torch cannot run `target` on the devices of a replica, or None."""
     import torch
 
     if not uses_cuda(hardware):

@@ -128,7 +128,10 @@ class TorchEngine:
 def open_torch_decoder(
     spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
 ) -> DecoderEngine:
-    """Open a decoder through torch, on one or more GPUs. Raises EngineFailed."""
+    """Open a decoder through torch, on the CPU or on one or more GPUs.
+
+    Raises EngineFailed for an encoder-decoder, and if the decoder cannot be opened.
+    """
     from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
     from deployments.engines.torch_decoder import TorchDecoder
 

@@ -87,7 +87,8 @@ def write_program(
 def read_program(path: Path, device: str) -> torch.fx.GraphModule:
     """Read the program of an encoder, with inputs of `graph_io.INPUTS`.
 
-    Raises EngineFailed for a damaged file or an operator that is not allowed.
+    Raises EngineFailed for a file without a program, an operator that is not allowed or an unknown
+    input. A damaged file raises other exceptions.
     """
     module = read_module(path, device)
     check_inputs(input_names(module))
@@ -128,7 +129,7 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
 
 
 def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
-    """The inputs of a module in the order of its parameters."""
+    """Return the names of the inputs of a module, in the order of its parameters."""
     return tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
 
 
@@ -188,7 +189,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """An argument of a node as a JSON value."""
+    """Convert an argument of a node to a JSON value. Raises EngineFailed for other types."""
     import torch
 
     if isinstance(value, torch.fx.Node):
@@ -208,7 +209,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(value: Any, values: Mapping[str, torch.fx.Node], device: str) -> Any:
-    """The inverse of `_to_json`; `values` are the nodes read so far."""
+    """Invert `_to_json`. `values` are the nodes read so far, by name."""
     import torch
 
     if isinstance(value, list):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     # Takes a cache array, new keys or values, and their positions. Returns the whole array.
     _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Names under which transformers finds the attention functions. None contains "flash", because
-# transformers treats such names as its own kernels, which need another cache.
+# Names under which transformers finds the attention functions. No name contains "flash", because
+# transformers treats such a name as its own kernel, which needs another cache.
 _ATTENTIONS: Mapping[Attention, str] = {
     "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
 }  # fmt: skip
@@ -30,7 +30,7 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def torch_dtype(spec: DecoderSpec) -> torch.dtype:
-    """The dtype of activations, keys and values."""
+    """Return the dtype of activations, keys and values."""
     import torch
 
     dtype: torch.dtype = getattr(torch, _DTYPES[spec.compute_precision])
@@ -148,7 +148,7 @@ def _attend(
     attention_mask: torch.Tensor,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of queries [B, Q, T, size] to keys [B, heads, M, size]; returns [B, T, Q, size].
+    """Attend with queries [B, Q, T, size] to keys [B, heads, M, size]. Return [B, T, Q, size].
 
     Query heads that share a key head become additional tokens of that head. Otherwise torch would
     copy the keys for each query head.
@@ -203,7 +203,7 @@ def _attend_by_length(
 def _build_cache(
     arrays: Sequence[torch.Tensor], positions: torch.Tensor, write_kv: _WriteKv
 ) -> Any:
-    """A transformers cache over the KV arrays; new tokens are at `positions` [B, T]."""
+    """Build a transformers cache over the KV arrays; new tokens are at `positions` [B, T]."""
     from transformers import Cache
 
     class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed

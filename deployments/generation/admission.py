@@ -51,7 +51,7 @@ class AdmissionQueue:
     def check(
         self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings
     ) -> Prediction:
-        """Predict the end of a job. Raise Overloaded if the queue is full or the job ends too late.
+        """Predict the end of a job. Raise Overloaded if it is too late or too many jobs are ahead.
 
         An idle decoder admits every job, because a later retry could not end sooner.
         """

@@ -30,7 +30,7 @@ class BeamStep(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A finished answer."""
+    """A finished answer, or a running beam scored like one."""
 
     score: float  # log-probability over length ** length_penalty
     tokens: tuple[int, ...]  # including the end token, if there is one
@@ -78,7 +78,7 @@ class BeamSearch:
         return [Hypothesis(self._normalize(b.score, len(b.tokens)), b.tokens) for b in self._beams]
 
     def advance(self, log_probabilities: NDArray[np.float32]) -> list[BeamStep]:
-        """Extend the beams by one token.
+        """Extend the beams by one token. Return one step for each beam that continues.
 
         `log_probabilities` are [beams, V], row i for beam i; forbidden tokens have -inf.
         """
@@ -188,7 +188,7 @@ class BeamSearchJob(Job):
         return JobStep([step.parent for step in steps], chunk)
 
     def _constrain(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
-        """Log-probabilities [V] of the next token; -inf for forbidden tokens."""
+        """Return the log-probabilities [V] of the next token; -inf for forbidden tokens."""
         scores: NDArray[np.float32] = logits - np.float32(log_total(logits))
         forced = self._constraints.find_forced(answer)
         if forced is not None:

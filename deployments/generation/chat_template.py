@@ -104,7 +104,9 @@ class _TemplateSandbox(ImmutableSandboxedEnvironment):
             raise SecurityError("chat templates may not compute powers")
         for factor, times in ((left, right), (right, left)):
             if isinstance(factor, Sized) and len(factor) * times > MAX_CHARACTERS:
-                raise SecurityError(f"a string has more than {MAX_CHARACTERS} characters")
+                raise SecurityError(
+                    f"a repetition has more than {MAX_CHARACTERS} characters or items"
+                )
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

@@ -49,7 +49,7 @@ class _Average:
 
 
 class StepTimes:
-    """Measured durations of a decoder with a number of KV slots, in seconds."""
+    """Measured durations of the prefills and decode steps of one decoder, in seconds."""
 
     def __init__(self, slots: int) -> None:
         self._measured = [_Average() for _ in range(slots + 1)]  # of decode steps, by sequences
@@ -75,11 +75,11 @@ class StepTimes:
         return self._prefill.predict_s(1)
 
     def decode_s(self, used_slots: int) -> float:
-        """Seconds of a decode step."""
+        """Return the seconds of a decode step."""
         return self._decode[used_slots]
 
     def step_s(self, used_slots: int) -> float:
-        """Seconds of a decode step and of the prefills of other jobs before it."""
+        """Return the seconds of a decode step and of the prefills of other jobs before it."""
         mean_s = self._mean_decode.value
         return self._decode[used_slots] * (1 + self._mean_prefill.value / mean_s if mean_s else 1)
 
@@ -117,7 +117,7 @@ class Forecast:
         return self.times.decode_s(self._slots) > 0
 
     def price(self, demand: Demand) -> float:
-        """Decoder time in seconds that a job takes when all slots are used; above 0."""
+        """Return the decoder time in seconds that a job takes when all slots are used; above 0."""
         work, times = self._expect(demand), self.times
         share = work.slots / self._slots
         price_s = self._prefill_s(work.prompt_tokens) + work.steps * share * times.decode_s(

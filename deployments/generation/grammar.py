@@ -56,7 +56,7 @@ class Constraint:
         return self._matcher.is_stopped()
 
     def compute_allowed(self) -> NDArray[np.bool_]:
-        """Mask [V] of the tokens that may follow, including end tokens where the text may end.
+        """Return a mask [V] of the tokens that may follow, with end tokens where the text may end.
 
         Tokens of the model that the tokenizer lacks are not allowed. Raises InvalidField if the
         grammar became too complex.
@@ -157,7 +157,7 @@ class GrammarCompiler:
 
 
 def _build_source(grammar: Grammar) -> str:
-    """The grammar in a format of llguidance. Raises InvalidField."""
+    """Convert the grammar to a format of llguidance. Raises InvalidField if it is invalid."""
     if grammar.kind == "regex":
         if not grammar.value:
             raise _invalid_grammar("the regular expression is empty")

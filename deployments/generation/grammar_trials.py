@@ -7,8 +7,8 @@ twice: first in a child with limited CPU time and memory, then in the replica if
 
 One server process per tokenizer opens the tokenizer once, on the first grammar. It forks a child
 for every trial, which takes a few milliseconds. This module imports nothing that starts threads,
-because the server forks. The server ends when the replica closes its socket or ends. The children
-end with the server.
+because the server forks. The server ends when the replica ends or closes the control socket. The
+children end with the server.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -34,18 +35,18 @@ from deployments.errors import EngineFailed, Overloaded
 
 _PACKAGES = Path(deployments.__file__).parents[1]
 # Maximum duration of a trial in seconds, in case it gets no CPU time. It is less than
-# HANG_TIMEOUT_S, after which a call counts as hanging.
+# HANG_TIMEOUT_S (health.py), after which a call counts as hanging.
 WAIT_S = 8.0
 # Seconds to wait for the exit of a server after the end of a child. If the server was killed, its
 # children end at the same time, but its exit is visible a moment later.
 END_S = 0.05
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 16
-STARTED = b"+"
+STARTED = b"+"  # first byte of an answer, sent before the compilation
 PR_SET_PDEATHSIG = 1
 # A quarter or less of the defaults of llguidance, because every sequence of a batch waits for
-# each mask. With these limits a mask takes at most about 5 ms. A grammar of nested counts takes
-# about 20 MB and 0.5 s.
+# each mask. With these limits a mask takes at most about 5 ms. Compiling a grammar of nested counts
+# takes about 20 MB and 0.5 s.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=50_000,
@@ -99,12 +100,14 @@ class GrammarTrials:
     def run(self, source: str, limits: TrialLimits) -> Trial | None:
         """Compile `source` in a child; None if it exceeds `limits`.
 
-        Raises Overloaded after WAIT_S, EngineFailed if the server does not start or ends twice.
+        Raises Overloaded after WAIT_S. Raises EngineFailed if the server does not start or ends
+        twice, or after `close`.
         """
         request = orjson.dumps((*limits, source))
+        deadline_s = time.monotonic() + WAIT_S
         for _ in range(2):
             server = self._get_process()
-            answer = server.ask(request)
+            answer = server.ask(request, deadline_s)
             if len(answer) > len(STARTED):
                 return Trial(*orjson.loads(answer.removeprefix(STARTED)))
             if answer and not server.has_ended():
@@ -155,27 +158,28 @@ class _TrialProcess:
             self._control.sendall(len(tokenizer).to_bytes(LENGTH_BYTES) + tokenizer)
 
     def has_ended(self) -> bool:
-        """Whether the server ended with the child of the last trial."""
+        """Return whether the server ended with the child of the last trial."""
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def ask(self, request: bytes) -> bytes:
+    def ask(self, request: bytes, deadline_s: float) -> bytes:
         """Run one trial. Return STARTED and its result, or STARTED alone if the child was killed.
 
-        Returns empty bytes if the server ended before the trial started.
+        Returns empty bytes if the server or the child ended before the trial started. Raises
+        Overloaded after `deadline_s` of the monotonic clock.
         """
         parent_end, child_end = socket.socketpair()
-        parent_end.settimeout(WAIT_S)
         with parent_end:
             try:
                 with child_end:
                     socket.send_fds(self._control, [STARTED], [child_end.fileno()])
+                _set_timeout(parent_end, deadline_s)
                 parent_end.sendall(request)
                 parent_end.shutdown(socket.SHUT_WR)
-                return _read_all(parent_end)
+                return _read_all(parent_end, deadline_s)
             except TimeoutError as error:
                 raise Overloaded(
                     f"the grammar was not compiled within {WAIT_S:g} s: this host is too busy; "
@@ -219,7 +223,7 @@ def serve_trials(control: socket.socket) -> None:
 
 
 def _run_trial(connection: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
-    """Compile one grammar. A signal ends this process if the compilation exceeds a limit."""
+    """Compile one grammar. A signal or a failed allocation ends this process beyond the limits."""
     try:
         signal.setitimer(signal.ITIMER_REAL, WAIT_S)
         cpu_s, memory_bytes, nice, source = orjson.loads(_read_all(connection))
@@ -245,11 +249,24 @@ def _read_memory() -> tuple[int, int]:
     return int(total) * page, (int(resident) - int(shared)) * page
 
 
-def _read_all(connection: socket.socket) -> bytes:
-    chunks = []
-    while chunk := connection.recv(CHUNK_BYTES):
-        chunks.append(chunk)
-    return b"".join(chunks)
+def _read_all(connection: socket.socket, deadline_s: float | None = None) -> bytes:
+    """Read until the other end closes. Raises TimeoutError after the deadline."""
+    data = b""
+    while True:
+        if deadline_s is not None:
+            _set_timeout(connection, deadline_s)
+        chunk = connection.recv(CHUNK_BYTES)
+        if not chunk:
+            return data
+        data += chunk
+
+
+def _set_timeout(connection: socket.socket, deadline_s: float) -> None:
+    """Limit the next call to the time until the deadline. Raises TimeoutError after it."""
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError
+    connection.settimeout(remaining_s)
 
 
 if __name__ == "__main__":

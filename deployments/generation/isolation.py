@@ -24,7 +24,7 @@ def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep
     """Call `decode(slots)`. If it fails twice, find the first slot that makes it fail by bisection.
 
     `decode(n)` computes slots 0 to n-1. Repeating the call is safe: a step writes only behind the
-    valid tokens of a slot. Raises EngineLost.
+    valid tokens of a slot. Only EngineLost is raised; other errors are in the result.
     """
     error: Exception
     for _ in range(2):
@@ -35,7 +35,9 @@ def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep
         except Exception as exc:
             error = exc
             log.warning("a decode step over %d slots failed", slots, exc_info=exc)
-    computed, failing = 0, slots
+    # If all smaller calls succeed, the search ends with decode(slots) again: both failures may have
+    # been temporary.
+    computed, failing = 0, slots + 1
     logits: Logits | None = None
     while failing - computed > 1:
         middle = (computed + failing) // 2
@@ -46,5 +48,7 @@ def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep
             raise
         except Exception as exc:
             failing, error = middle, exc
-            log.warning("it fails over %d slots too", middle, exc_info=exc)
+            log.warning("a decode step over %d slots failed too", middle, exc_info=exc)
+    if computed == slots:
+        return IsolatedStep(logits)
     return IsolatedStep(logits, failing - 1, error)

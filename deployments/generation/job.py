@@ -43,7 +43,7 @@ class JobTimes:
     first_token_s: float = 0.0
 
     def timings(self) -> GenerationTimings:
-        """Durations of the phases until now."""
+        """Return the durations of the phases until now."""
         now_s = time.perf_counter()
         started_s = self.started_s or now_s
         first_token_s = self.first_token_s or now_s
@@ -102,13 +102,13 @@ class ModelContext:
 
 
 class Demand(NamedTuple):
-    """Work that a job still needs. `prompt_tokens` is 0 until the prompt is tokenized."""
+    """Size, progress, deadline and client of a job, for predictions and the queue."""
 
     min_new_tokens: int
     max_new_tokens: int
     slots: int
     deadline_s: float  # time.monotonic
-    prompt_tokens: int = 0  # still to prefill
+    prompt_tokens: int = 0  # still to prefill; 0 until the prompt is tokenized
     generated_tokens: int = 0
     client: str = ""
     priority: int = 0
@@ -130,7 +130,7 @@ class Job(ABC):
     needs_prompt_logprobs: bool = False  # prefill returns logits for every prompt token
     drafter: PromptLookupDrafter | None = None  # None: no speculative decoding
     client: str = ""  # the queue is fair between clients
-    priority: int = 0  # lower ones first
+    priority: int = 0  # jobs with lower numbers run first
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
-# Assumed length of one answer before the first one has finished.
+# Length of an assumed answer, which counts until MAX_ANSWERS answers have finished.
 INITIAL_TOKENS = 256
 
 
@@ -22,13 +22,13 @@ class _Answer(NamedTuple):
 class _Survival(NamedTuple):
     """Share of answers with more than t tokens: a step function, and its integral."""
 
-    tokens: tuple[int, ...]  # 0, then the lengths at which answers ended, ascending
+    tokens: tuple[int, ...]  # 0, then the lengths of all answers, ascending, without duplicates
     shares: tuple[float, ...]  # shares[i] applies from tokens[i] up to tokens[i + 1]
     areas: tuple[float, ...]  # areas[i] is the integral from 0 to tokens[i]
 
     @classmethod
     def estimate(cls, answers: Iterable[_Answer]) -> Self:
-        """Estimate the shares by Kaplan and Meier (1958), https://doi.org/10.2307/2281868."""
+        """Estimate the shares as Kaplan and Meier (1958) do: https://doi.org/10.2307/2281868."""
         answers = list(answers)
         remaining, share = len(answers), 1.0
         counts = Counter(answer.tokens for answer in answers)
@@ -52,7 +52,7 @@ class _Survival(NamedTuple):
 
 
 class AnswerLengths:
-    """Distribution of the tokens per answer. One thread records; any may read."""
+    """Distribution of the tokens per answer. One thread records; any thread may read."""
 
     def __init__(self) -> None:
         self._answers = deque([_Answer(INITIAL_TOKENS, is_cut=False)], MAX_ANSWERS)

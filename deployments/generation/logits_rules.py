@@ -26,18 +26,18 @@ class TokenConstraints:
     forced_eos_token_id: int | None = None  # the last token of an answer of `max_new_tokens`
 
     def find_forced(self, answer: Sequence[int]) -> int | None:
-        """The token that must follow `answer`, if it is forced."""
+        """Return the token that must follow `answer`; None if no token is forced."""
         if not answer:
             return self.forced_bos_token_id
         return self.forced_eos_token_id if len(answer) == self.max_new_tokens - 1 else None
 
     def find_forbidden(self, answer: Sequence[int]) -> list[int]:
-        """The tokens that must not follow `answer`."""
+        """Return the tokens that must not follow `answer`."""
         early = self.eos_token_ids if len(answer) < self.min_new_tokens else ()
         return [*self.suppressed, *early, *self._find_repeating([*self.prefix, *answer])]
 
     def _find_repeating(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that would complete an n-gram which is already in `tokens`."""
+        """Return the tokens that would complete an n-gram which is already in `tokens`."""
         size = self.no_repeat_ngram_size
         if not 0 < size <= len(tokens):
             return []
@@ -76,7 +76,10 @@ class Penalties:
     def from_params(
         cls, sampling: SamplingParams, prompt_ids: Sequence[int], vocabulary: int
     ) -> Penalties | None:
-        """Return None if `sampling` requests no penalty and no bias. Raises UnknownToken."""
+        """Build the penalties; None if `sampling` requests no penalty and no bias.
+
+        Raises UnknownToken for a bias of an id beyond the vocabulary.
+        """
         values = (
             sampling.repetition_penalty,
             sampling.frequency_penalty,

@@ -42,7 +42,7 @@ class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, generation_config: GenerationConfig) -> None:
-        """`directory` is the artifact's directory. Raises ArtifactError."""
+        """`directory` is that of the artifact. Raises ArtifactError for an invalid tokenizer."""
         self._directory = directory
         self._generation_config = generation_config
         self.tokenizer = open_tokenizer(directory)
@@ -230,7 +230,7 @@ class RequestPreparer:
         return job
 
     def _limit_beams(self, params: BeamSearchParams) -> BeamSearchParams | None:
-        """Limit beams to the KV slots; None for a single beam.
+        """Limit the beams to the KV slots. Return None if a single beam is left.
 
         Raises InvalidField if the request sets more beams than there are slots.
         """

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 
 # Sizes of the n-grams to look up, longest first. A single token has too many continuations.
 _NGRAM_LENGTHS = (3, 2)
-# Initial estimate of the acceptance rate, weight of a new observation, and weight of the initial
-# estimate per step without a draft. The last weight lets drafting resume after failures.
-_INITIAL_ACCEPTANCE_RATE, _WEIGHT, _RECOVERY = 0.6, 0.12, 0.02
+_INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
+_WEIGHT = 0.12  # of a new observation in an estimate
+# While rejected drafts keep the expected gain too small, each step moves the acceptance rate by
+# this share towards its initial estimate, so that drafting resumes. The cost of a token moves by
+# the same share with each decode step.
+_RECOVERY = 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1
 
@@ -88,7 +91,7 @@ class VerifyCost:
         self._by_size: defaultdict[int, _SizeCost] = defaultdict(_SizeCost)
 
     def token_share(self, used_tokens: int) -> float:
-        """Cost per additional token, as a share of a decode step."""
+        """Return the cost per additional token, as a share of a decode step."""
         return self._by_size[used_tokens.bit_length()].token_share
 
     def update(self, used_tokens: int, tokens: int, elapsed_s: float) -> None:

@@ -30,8 +30,8 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 # token.
 SUM_BLOCK = 256
 # Top-p and typical-p first sort only this many of the best tokens. If their total probability is
-# too small, tokens are counted in SORT_BINS bins of log-weights. The bins cover at most
-# MAX_LOG_WEIGHT_GAP.
+# too small, all tokens are put into SORT_BINS bins by log-weight or typicality. The bins cover a
+# range of at most MAX_LOG_WEIGHT_GAP, and one more bin has the rest.
 TOP_P_FIRST_CANDIDATES = 64
 SORT_BINS = 4096
 MAX_LOG_WEIGHT_GAP = 32.0
@@ -55,9 +55,10 @@ class Sampler:
     def __init__(
         self, sampling: SamplingParams, prompt_ids: Sequence[int], vocabulary: int
     ) -> None:
-        """`vocabulary` is the number of logits. Raises UnknownToken for a bias outside it."""
+        """`vocabulary` is the number of logits. Raises UnknownToken for a bias of another id."""
         self.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
-        self._random = np.random.Generator(np.random.PCG64(self.seed % 2**64))  # not negative
+        # PCG64 rejects negative seeds.
+        self._random = np.random.Generator(np.random.PCG64(self.seed % 2**64))
         self._penalties = Penalties.from_params(sampling, prompt_ids, vocabulary)
         self._temperature = min(max(sampling.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
         self._top_k = sampling.top_k
@@ -85,10 +86,10 @@ class Sampler:
         else:
             # Most masks allow few tokens, so the following steps process only these.
             ids = np.flatnonzero(allowed)
-            if forbidden and np.isin(ids, forbidden).all():
+            if forbidden and len(ids) and np.isin(ids, forbidden).all():
                 raise InvalidField(
-                    "`grammar` allows no token here: the minimum length or the repetition limit "
-                    "forbids all of them. Relax one of the three.",
+                    "`grammar` allows no token here that the minimum length and the repetition "
+                    "limit permit. Relax one of the three.",
                     field="grammar",
                 )
             token = int(ids[self._choose(scores[ids])])
@@ -139,16 +140,16 @@ def log_probabilities(
 
 
 def log_total(logits: NDArray[np.float32]) -> float:
-    """Log-sum-exp of logits [V]. Raises EngineFailed for NaN or infinite logits."""
+    """Return the log-sum-exp of logits [V]. Raises EngineFailed for NaN or infinite logits."""
     top = float(logits.max())
     _check_finite(top)
     return top + math.log(float(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
 
 
 def top_indices(scores: Numbers, count: int) -> TokenIndices:
-    """Indices of the `count` highest of scores [N], highest first, ties by index.
+    """Return the indices of the `count` highest of scores [N], highest first, ties by index.
 
-    Returns all N if `count` is larger; `count` is at least 1.
+    Returns all N indices if `count` is larger. `count` is at least 1.
     """
     count = min(count, len(scores))
     # Only scores at or above the count-th highest block maximum can be among the results, and there
@@ -190,7 +191,7 @@ def _min_p(floor: float, _logs: Numbers, weights: Numbers) -> TokenIndices:
 def _typical_p(probability: float, logs: Numbers, weights: Numbers) -> TokenIndices:
     finite = np.maximum(logs, -MAX_ABS_LOG_WEIGHT)  # 0 times -inf would be NaN
     total = float(weights.sum(dtype=np.float64))
-    mean = float((weights * finite).sum(dtype=np.float64)) / total  # -entropy - log(total)
+    mean = float((weights * finite).sum(dtype=np.float64)) / total  # log(total) - entropy
     return smallest_set_reaching(-np.abs(finite - mean), weights, probability)
 
 
@@ -205,7 +206,7 @@ def smallest_set_reaching(ranks: Numbers, weights: Numbers, probability: float) 
 
 
 def _smallest_large_set(ranks: Numbers, weights: Numbers, probability: float) -> TokenIndices:
-    """`smallest_set_reaching` for thousands of tokens: sort only the bin in which the set ends."""
+    """Do the same as `smallest_set_reaching`, but sort only the bin in which the set ends."""
     depths = ranks.max() - ranks
     span = min(float(depths.max()), MAX_LOG_WEIGHT_GAP) or 1.0
     bins = np.minimum(depths * (SORT_BINS / span), SORT_BINS).astype(np.intp)

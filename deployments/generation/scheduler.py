@@ -79,8 +79,8 @@ class GenerationLoop:
     def submit(self, job: Job) -> None:
         """Queue a job. It may still be dropped when later jobs are served before it.
 
-        Raises Overloaded if the job cannot keep its deadline, the queue is full or the loop is
-        closing. Raises ModelUnavailable if the model is in quarantine.
+        Raises Overloaded if the job cannot keep its deadline, too many jobs are ahead of it or the
+        loop is closing. Raises ModelUnavailable if the model is in quarantine.
         """
         with self._changed:
             prediction = self.check(job.demand)
@@ -141,7 +141,7 @@ class GenerationLoop:
     def run_step(self) -> None:
         """Run one step and publish its events.
 
-        A failure that cannot be attributed to one job ends all jobs.
+        A failure that cannot be attributed to one job ends all active jobs.
         """
         with self.health.running():
             try:
@@ -155,7 +155,7 @@ class GenerationLoop:
             self._publish_events()
 
     def _step(self) -> None:
-        # Time between two steps, such as the wait for the interpreter's lock, counts too.
+        # Time between two steps, such as the wait for the GIL, counts too.
         started_s = self._ended_s or time.perf_counter()
         active_before = len(self._executor.active)
         self._drop_jobs()

@@ -5,14 +5,14 @@ slot keeps its last prompt as a cached prefix. A prompt with the same prefix (a 
 earlier turns of a conversation) is prefilled from the end of that prefix. Cached prefixes are
 copied or swapped rather than dropped: a copy takes a hundredth of the time of the prefill.
 
-Only prefilled tokens are cached. Kernels for decode steps and verification round differently, so a
-prompt on top of generated tokens would get a slightly different answer.
+Only prefilled tokens are cached. Kernels for decode steps and verification round differently than
+those for prefill, so a prompt on top of generated tokens would get a slightly different answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from deployments.config import SchedulingSettings
@@ -33,14 +33,14 @@ def prefill_budget(
 
 
 def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) -> bool:
-    """Whether the budget covers the remaining prompt or a chunk of the minimum size."""
+    """Return whether the budget covers the remaining prompt or a chunk of the minimum size."""
     return budget >= min(remaining, settings.min_prefill_chunk_tokens)
 
 
 def chunk_size(remaining: int, max_tokens: int) -> int:
-    """Return the size of the next chunk, about `max_tokens`.
+    """Return the size of the next chunk of a prompt with `remaining` tokens, about `max_tokens`.
 
-    Neither the chunk nor the remaining prompt is a single token.
+    Neither the chunk nor the tokens left after it are a single token, unless `remaining` is 1.
     """
     max_tokens = max(max_tokens, MIN_CHUNK_TOKENS)
     if remaining - max_tokens == 1:
@@ -55,7 +55,7 @@ class PrefillRate:
         self.tokens_per_s = tokens_per_s
 
     def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
-        """Add a measurement; chunks below `min_tokens` are too short to be representative."""
+        """Add a measurement. Ignore chunks below `min_tokens`: they are not representative."""
         if tokens >= min_tokens and elapsed_s > 0:
             # Adopt a slower rate at once and a faster rate gradually, to keep the stall limit.
             measured = tokens / elapsed_s
@@ -198,15 +198,13 @@ class SlotTable:
                 source = slots[parents[index]]
                 contents = self._contents[source]
                 moves.append(CopySlot(source, slot, contents.tokens))
-                self._contents[slot] = _SlotContents(
-                    list(contents.prompt), contents.answer_tokens, contents.used_at
-                )
+                self._contents[slot] = replace(contents, prompt=list(contents.prompt))
         return moves
 
     def _longest_cached_prefix(self, prompt: Sequence[int], scope: str) -> tuple[int | None, int]:
         """Return the slot with the longest cached prefix of `prompt`, and the prefix length.
 
-        Among slots with equal prefixes a free slot is preferred.
+        Return (None, 0) below MIN_PREFIX_TOKENS. Prefer a free slot among equal prefixes.
         """
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is always computed
         lengths = [
@@ -219,7 +217,10 @@ class SlotTable:
         return (best, lengths[best]) if lengths[best] >= MIN_PREFIX_TOKENS else (None, 0)
 
     def _save_prefix(self, slot: int) -> list[CacheMove]:
-        """Copy the prompt of `slot` to the least recently used free slot."""
+        """Copy the prompt of `slot` to the least recently used free slot, if there is one.
+
+        Do not save a prompt below MIN_PREFIX_TOKENS.
+        """
         contents = self._contents[slot]
         if len(contents.prompt) < MIN_PREFIX_TOKENS or not self.free_slots:
             return []

@@ -47,7 +47,7 @@ class JobEvent(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """Token counts of one decode step."""
+    """Counts of one decode step or verification."""
 
     tokens: int
     sequences: int = 1
@@ -73,7 +73,7 @@ NextJob = Callable[[int], Job | None]
 
 
 class StepExecutor:
-    """The active jobs and their KV slots. Not thread-safe; appends to `events`."""
+    """The active jobs and their KV slots. Not thread-safe. The caller publishes `events`."""
 
     def __init__(self, decoder: DecoderEngine, next_job: NextJob, health: WorkerHealth) -> None:
         self.active: dict[int, Job] = {}  # by number, in order of admission
@@ -84,7 +84,7 @@ class StepExecutor:
         self._slots = SlotTable(decoder.info.slots)
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
-        self._prefills_oldest = True  # whether the next step reads the oldest prompt first
+        self._prefills_oldest = True  # whether the next step starts with the oldest prompt
         self._decode_fails = False  # the last failure was of a decode step, none succeeded since
 
     @property
@@ -161,7 +161,7 @@ class StepExecutor:
         return PrefillOutput(done, cached)
 
     def _prefill_or_fail(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
-        """Prefill a chunk. Return its tokens, 0 if it failed.
+        """Prefill a chunk. Return the number of its tokens, or 0 if the prefill failed.
 
         A failed prefill affects only its own slot, so only this job ends.
         """
@@ -349,7 +349,7 @@ class StepExecutor:
         self.release(job)
 
     def _call_engine(self, call: Callable[[], Logits], *, is_decode: bool = True) -> Logits:
-        """Return the logits of a call. `_accept_logits` records whether they are usable."""
+        """Return the logits of a call. Record a failure; `_accept_logits` records a success."""
         try:
             return call()
         except Exception as error:
@@ -361,7 +361,7 @@ class StepExecutor:
         self._health.record_failure(error)
 
     def fail_all(self, error: ServeError) -> None:
-        """End all jobs after a failed step, because the contents of their slots are unknown."""
+        """End all active jobs after a failed step: the contents of their slots are unknown."""
         self.events += [JobEvent(number, error) for number in self.active]
         self.active.clear()
         self._slots = SlotTable(self._decoder.info.slots)

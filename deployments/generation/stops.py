@@ -67,7 +67,7 @@ class _Matcher:
 
 
 def _compute_fallbacks(string: str) -> list[int]:
-    """For each n: the length of the longest proper prefix of string[:n] that also ends it."""
+    """Return for each n the length of the longest proper prefix of string[:n] that also ends it."""
     fallbacks = [0, 0]
     for character in string[1:]:
         matched = fallbacks[-1]

@@ -30,7 +30,10 @@ class Admission:
         )
 
     def limit_texts(self, inputs: TaskInput) -> TaskInput:
-        """Truncate texts where the request allows it. Raises TooManyItems or InputTooLong."""
+        """Truncate long texts if the request allows it, and check the limits of one request.
+
+        Raises TooManyItems or InputTooLong.
+        """
         check_count(inputs.many, len(inputs.texts), self.limits.items)
         return check_total_length(
             limit_text_length(inputs, self.limits.item_chars), self.limits.request_chars
@@ -53,7 +56,8 @@ class Admission:
     def reserve_generations(self, completions: int, client: str) -> None:
         """Reserve capacity for the completions of a request.
 
-        Raises Overloaded, or TooManyItems for more completions than one client may have.
+        Raises TooManyItems if the request alone exceeds half of the limit, which is the share of
+        one client. Raises Overloaded if too little capacity is free.
         """
         share = max(self.generations.limit // 2, 1)
         if completions > share:

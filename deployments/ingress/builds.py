@@ -69,7 +69,9 @@ class BuildService:
     async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
         """Queue the build of any source for an operator, even if its last build just failed.
 
-        Raises Forbidden without `builds.allow_pull`, InvalidField, Overloaded, StoreNotWritable.
+        Raises Forbidden if `builds.allow_pull` is false or the key does not permit the model,
+        InvalidField if the server has no compiler, the id is invalid or `source` gives no id,
+        Overloaded if the build queue is full, and StoreNotWritable.
         """
         if not self.settings.allow_pull:
             raise Forbidden("this server pulls no models: `builds.allow_pull` is false")
@@ -93,7 +95,7 @@ class BuildService:
     async def status(self, model_id: str) -> BuildStatus | None:
         """Describe the last build of a model; None without a build, or if the model was removed.
 
-        Raises Forbidden.
+        Raises Forbidden if the API key does not permit the model.
         """
         current_caller().require_model(model_id)
         try:
@@ -106,25 +108,26 @@ class BuildService:
         return status if is_new or self._is_served(model_id) else None
 
     async def watch(self, model_id: str) -> AsyncGenerator[BuildStatus, None]:
-        """Yield the status now and after each change, until the build ends or after MAX_WATCH_S."""
-        last = None
+        """Yield the status now, then every EVENT_S, for at most MAX_WATCH_S.
+
+        The stream ends with the build, or at once if the model has no build.
+        """
         for _ in range(int(MAX_WATCH_S / EVENT_S)):
             status = await self.status(model_id)
             if status is None:
                 return
-            if status != last:
-                yield status
+            yield status
             if status.state in ENDS:
                 return
-            last = status
             await asyncio.sleep(EVENT_S)
 
     async def wait_for_missing(self, model_id: str, error: ServeError, *, waits: bool) -> None:
         """Wait until a missing model is served. Pull the model if that is allowed.
 
         `error` is the error of the request that did not find the model. `waits` allows a wait of
-        `builds.wait_s` for a running build. Raises ModelLoading with the estimated time,
-        BuildFailed with the reason, or `error` if the model has no build.
+        `builds.wait_s` for an unfinished build. Raises ModelLoading with the estimated time,
+        BuildFailed with the reason, Overloaded if the build queue is full, or `error` if no build
+        can provide what the request names.
         """
         if self._is_served(model_id):  # only the requested version is missing
             raise error
@@ -181,25 +184,34 @@ class BuildService:
     async def _keep_building(self) -> None:
         pause_s = POLL_S
         while True:
+            try:
+                await self._wait_for_builds()
+                code = await self._run_builder()
+            except Exception as error:  # noqa: BLE001  later builds need this loop
+                log.warning("no builder can be started: %r", error)
+                code = 1
+            pause_s = POLL_S if code == 0 else min(2 * pause_s, MAX_RESTART_S)
+            await asyncio.sleep(pause_s)
+
+    async def _wait_for_builds(self) -> None:
+        """Wait until a build needs a builder. Raises OSError if a lock cannot be read."""
+        while True:
             self._wake.clear()
             if not await asyncio.to_thread(self._queue.pending):
                 await self._wake.wait()
-            elif not await asyncio.to_thread(self._queue.needs_builder):
-                await asyncio.sleep(ELSEWHERE_S)
+            elif await asyncio.to_thread(self._queue.needs_builder):
+                return
             else:
-                code = await self._run_builder()
-                pause_s = POLL_S if code == 0 else min(2 * pause_s, MAX_RESTART_S)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(ELSEWHERE_S)
 
     async def _run_builder(self) -> int:
-        """Run a builder until it ends. Cancellation kills it; its build can resume later."""
-        try:
-            process = await asyncio.to_thread(
-                self._start, self._queue.store, self.settings.max_memory_bytes
-            )
-        except OSError as error:
-            log.warning("no builder can be started: %s", error)
-            return 1
+        """Run a builder until it ends; return its exit code. Cancellation kills the builder.
+
+        A later builder resumes the interrupted build. Raises OSError if the builder cannot start.
+        """
+        process = await asyncio.to_thread(
+            self._start, self._queue.store, self.settings.max_memory_bytes
+        )
         try:
             while (code := process.poll()) is None:
                 await asyncio.sleep(POLL_S)

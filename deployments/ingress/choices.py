@@ -40,7 +40,10 @@ def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions
 def select_best(
     completions: Sequence[Completion], candidates_per_prompt: int, choices: int
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Return the `choices` best completions per prompt by mean log probability, and all others."""
+    """Return the `choices` best completions per prompt by mean log probability, and all others.
+
+    If there are no others, the completions keep their order.
+    """
     if candidates_per_prompt == choices:
         return tuple(completions), ()
     selected: list[Completion] = []
@@ -54,15 +57,15 @@ def select_best(
 
 
 def mean_logprob(completion: Completion) -> float:
-    """Return the mean over the tokens; minus infinity if no token has a log probability."""
+    """Return the mean log probability of the tokens; minus infinity if no token has one."""
     logprobs = [token.logprob for token in completion.tokens if token.logprob is not None]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 
 
-def sum_timings(
+def combine_timings(
     started: Sequence[Started], finished: Sequence[Finished], candidates_per_prompt: int
 ) -> EncoderTimings:
-    """Combine the timings of all completions of a request: the longest time of each phase.
+    """Combine all completions of a request: the longest time of each phase, and all tokens.
 
     The tokens of a prompt count once for all its candidates.
     """

@@ -20,12 +20,13 @@ from deployments.registry import RegisteredModel
 log = logging.getLogger("ray.serve.hundredfold")
 
 # Seconds between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole
-# status from Pydantic models. REFRESH_STARTING_S applies while a replica starts or a required
-# deployment does not run, REFRESH_S otherwise.
+# status from Pydantic models. REFRESH_STARTING_S applies while a replica starts or `missing` is not
+# empty, REFRESH_S otherwise.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
-STATUS_TIMEOUT_S = 1.0
-# Seconds after which a state is too old to use. By then three reads have failed or hang.
+STATUS_TIMEOUT_S = 1.0  # limit of the time that a request waits for a read
+# Age in seconds above which the state makes the server unready. By then about three reads in a row
+# have failed, or one hangs.
 MAX_AGE_S = 3 * REFRESH_S
 INGRESS = "Ingress"
 TOKENIZER = "Tokenizer"
@@ -51,7 +52,7 @@ class ClusterSnapshot:
 
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs of the cluster
-    failing: frozenset[str] = frozenset()  # deployments whose replicas do not start
+    failing: frozenset[str] = frozenset()  # deployments with one of FAILING_STATUSES
     starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment; never 0
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
 
@@ -174,7 +175,7 @@ class ClusterMonitor:
 
 
 def read_serve_status(app_name: str) -> ClusterSnapshot:
-    """Read the status of the deployments of `app_name` inside a replica.
+    """Read the status of the deployments of `app_name`. Call it inside a replica of Ray Serve.
 
     `ray.serve.status` omits the autoscaling targets. This function therefore reads the document
     of Serve's REST API, from which `ray.serve.status` is derived.

@@ -15,7 +15,7 @@ class limit_cold_start:
     """End the block with ModelLoading if no replica runs after `wait_s`; None sets no limit.
 
     If the block ends with DeadlineExceeded and no replica runs, ModelLoading replaces this error.
-    The block costs nothing while a replica runs.
+    The limit costs nothing while a replica runs.
     """
 
     __slots__ = ("_device", "_ending", "_model", "_monitor", "_timeout", "_wait_s")

@@ -31,6 +31,7 @@ from deployments.messages import (
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
 
+LATE = "the generation exceeded the deadline of the request"
 REPEAT_TIMEOUT_S = 120.0  # for shadow requests, whose answers are only compared
 PROBE_PROMPT = "a"  # prompt of the single-token probe of a new version
 
@@ -157,7 +158,7 @@ class GenerationExecutor:
     ) -> GenerationStream:
         """Return the stream once every prompt has started. Raises ServeError.
 
-        `on_end` is called once, with the HTTP status that the request ends with.
+        `on_end` is called once, with the stream and the final HTTP status of the request.
         """
         client = self._clients[plan.device]
         sources = [client.stream(call) for call in plan.calls]
@@ -188,12 +189,11 @@ class GenerationExecutor:
         if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, length, call.deadline_s)
         wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
-        message = f"generation took longer than {self._settings.generation_timeout_s:g} s"
         self._in_flight += 1
         try:
             async with (
                 limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
-                enforce_deadline(plan.deadline_s, message),
+                enforce_deadline(plan.deadline_s, LATE),
             ):
                 with rename_error_fields(plan.call_field_names(number)):
                     yield

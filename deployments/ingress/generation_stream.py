@@ -32,7 +32,7 @@ class ChoiceChunk(NamedTuple):
 
 
 class GenerationStream:
-    """Chunks of all completions. Iterating raises ServeError; `aclose` frees the KV slots.
+    """Chunks of all completions. Iterating raises the first failure; `aclose` frees the KV slots.
 
     One task per completion reads its chunks, so that the consumer can stop at any moment. `on_end`
     is called once, with the final HTTP status of the request.

@@ -65,7 +65,7 @@ def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
 
 
 def check_total(path: str, total: int, max_chars: int) -> None:
-    """Raises InputTooLong if `total` exceeds `max_chars`."""
+    """Raise InputTooLong if `total` exceeds `max_chars`."""
     if total > max_chars:
         raise InputTooLong(
             f"`{path}` makes {total} characters in total; the maximum is {max_chars}. Send fewer "
@@ -75,7 +75,7 @@ def check_total(path: str, total: int, max_chars: int) -> None:
 
 
 def check_count(path: str, items: int, max_items: int) -> None:
-    """Raises TooManyItems if `items` exceeds `max_items`."""
+    """Raise TooManyItems if `items` exceeds `max_items`."""
     if items > max_items:
         raise TooManyItems(
             f"`{path}` has {items} items; the maximum is {max_items}. Split the request.",

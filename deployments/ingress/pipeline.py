@@ -1,7 +1,7 @@
 """The steps of every request, in order: resolve, admit, execute, record.
 
-Encoder models and generative models share all steps but the execution. The pipeline depends
-neither on HTTP nor on Ray.
+Encoder models and generative models share all steps but the execution. The pipeline runs without an
+HTTP server and without Ray.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import InvalidField, Overloaded, ServeError
 from deployments.ingress.admission import Admission
-from deployments.ingress.choices import select_best, sum_timings
+from deployments.ingress.choices import combine_timings, select_best
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
@@ -88,7 +88,7 @@ class RequestPipeline:
         self._generators.configure(settings)
 
     def serves_model(self, model_id: str) -> bool:
-        """Whether a request of the current caller can use the model."""
+        """Return whether a request of the current caller can use the model."""
         try:
             self.registry.find(model_id)
         except ServeError:
@@ -152,7 +152,10 @@ class RequestPipeline:
         )
 
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
-        """Tokenize the texts in `inputs`, each after the requested prompt. Raises ServeError."""
+        """Tokenize each text in `inputs`, with the requested or the default prompt prepended.
+
+        Raises ServeError.
+        """
         with record_request(self._recorder, self._encoders.cache) as context:
             model = await self._select_model(request, "tokenize", context)
             texts = self._tokenization.read_texts(
@@ -208,7 +211,7 @@ class RequestPipeline:
             finished = [completion.finished for completion in completions]
             self._forecasts.record_answers(plan.model, plan.device, finished)
             self.shadows.mirror_answers(plan, started, [one.text for one in completions])
-            context.timings = sum_timings(started, finished, plan.candidates)
+            context.timings = combine_timings(started, finished, plan.candidates)
         span.close(200)
         best, discarded = select_best(completions, plan.candidates, request.choices)
         return GenerationResponse(
@@ -231,7 +234,7 @@ class RequestPipeline:
                 self.admission.generations.release(len(plan.calls), plan.client)
                 if stream.started:
                     context.compute = stream.started[0].compute_type
-                context.timings = sum_timings(stream.started, stream.finished, plan.candidates)
+                context.timings = combine_timings(stream.started, stream.finished, plan.candidates)
                 if len(stream.finished) == len(plan.calls) and not stream.ended_early:
                     self.shadows.mirror_answers(plan, stream.started, stream.texts)
                 span.close(status)

@@ -30,14 +30,16 @@ from deployments.tuning.similar_costs import find_nearest_costs
 T = TypeVar("T")
 K = TypeVar("K")
 
-# Speed of loading a model. Measured: 23.8 MB in 0.17 s (docs/performance.md).
+# Speed of loading a model, from 23.8 MB in 0.17 s. While requests share the cores, the same load
+# takes about twice as long (docs/performance.md).
 LOAD_BYTES_PER_S = 140e6
 CHARACTERS_PER_TOKEN = 4
-# Assumed tokens of a text (with special tokens) and of an answer, until they are measured.
+# Tokens (special tokens included) of the text for which the first rates are estimated.
 USUAL_TOKENS = 32
+# Assumed tokens of an answer until answers of the model have been measured.
 USUAL_GENERATED_TOKENS = 128
-GUESS_S_PER_GENERATED_TOKEN = 0.02
-MAX_MODELS = 1_000  # limit of the models whose rates are kept
+GUESS_S_PER_GENERATED_TOKEN = 0.02  # seconds per token of one answer
+MAX_MODELS = 1_000  # limit of the entries in each table: the rates, the answer lengths
 
 
 class RequestWork(NamedTuple):
@@ -120,7 +122,10 @@ class PoolForecasts:
     def record_result(
         self, work: RequestWork, device: Device, items: int, timings: EncoderTimings
     ) -> None:
-        """Update the rates with an encoder's answer to a request of `items`."""
+        """Update the rates with an encoder's answer to a request of `items`.
+
+        Models without a forecast have no rates. Their answers change nothing.
+        """
         rates = self._rates.get((work.model.ref, device))
         if rates is None:
             return
@@ -132,7 +137,7 @@ class PoolForecasts:
     def record_answers(
         self, model: RegisteredModel, device: Device, answers: Iterable[Finished]
     ) -> None:
-        """Update rates and answer lengths with a generator's answers."""
+        """Update rates and answer lengths with a generator's answers, as `record_result` does."""
         rates = self._rates.get((model.ref, device))
         if rates is None:
             return

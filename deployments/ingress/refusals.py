@@ -34,7 +34,7 @@ class RecentRefusals:
         self._refusals: dict[Hashable, _RefusedRequest] = {}
 
     def check(self, queue: Hashable, size: int, deadline_s: float) -> None:
-        """Raises Overloaded if the stored refusal of the queue applies to this request too."""
+        """Raise Overloaded if the stored refusal of the queue applies to this request too."""
         refusal = self._refusals.get(queue)
         if refusal is None or size < refusal.size or deadline_s > refusal.ends_s:
             return
@@ -46,7 +46,7 @@ class RecentRefusals:
         )
 
     def note(self, queue: Hashable, size: int, error: Overloaded) -> None:
-        """Store a replica's refusal of a request of `size`."""
+        """Store a replica's refusal of a request of `size`, if the replica predicted its end."""
         if error.needed_s is None:
             return
         if len(self._refusals) >= MAX_KEPT:

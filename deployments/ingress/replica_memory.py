@@ -37,14 +37,17 @@ class LoadedEntry(BaseModel):
 
 
 class ReplicaMemory:
-    """Lists, loads and unloads models in the replicas. `pools` has a client by deployment name."""
+    """Lists, loads and unloads models in the replicas. `pools` has a PoolManager per deployment."""
 
     def __init__(self, pools: Mapping[str, PoolManager], registry: PermittedModels) -> None:
         self._pools = pools
         self._registry = registry
 
     async def list_loaded(self) -> list[LoadedEntry]:
-        """List the loaded models of every replica, restricted to models that the caller may use."""
+        """List the loaded models of every replica, restricted to models that the caller may use.
+
+        Replicas that answer with an error are omitted.
+        """
         states = await self._manage(self._pools, PoolRequest("list"))
         may_use = current_caller().may_use_model
         entries = (
@@ -57,7 +60,10 @@ class ReplicaMemory:
         return sorted(entries, key=lambda one: (one.model, one.version, one.deployment))
 
     async def load(self, name: str) -> list[LoadedEntry]:
-        """Load a model into every replica that can run it. Raises the error of a replica."""
+        """Load a model into every replica that can run it.
+
+        Raises HardwareUnavailable if no such replica is connected, else the error of a replica.
+        """
         model = self._registry.find(name)
         return await self._change(model, PoolRequest("load", model.ref))
 

@@ -24,7 +24,7 @@ SLOW_REQUEST_S = 1.0
 # A log line takes a fifth of the time of refusing a request. Without this limit, the lines of many
 # refusals would slow down accepted requests.
 MAX_LINES_PER_S = 20
-# Status in the records of a request whose client disconnects before the end. Never sent.
+# Status in the record of a request whose client disconnects before the end. Never sent.
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -50,9 +50,9 @@ class RequestContext:
 
 
 class record_request:
-    """Context that records a request when its block ends normally or with a ServeError.
+    """Context manager that records a request when its block ends.
 
-    A request whose model is missing is not recorded: it runs again if the model can be built.
+    `RequestSpan.close_after` says which exceptions are recorded.
     """
 
     __slots__ = ("_cache", "_span")
@@ -72,9 +72,8 @@ class record_request:
     ) -> None:
         if error is None:
             self._span.close(200, self._cache.bytes)
-        elif isinstance(error, ServeError) and missing_model(error) is None:
-            error.recorded = True
-            self._span.close(error.status, self._cache.bytes)
+        else:
+            self._span.close_after(error, self._cache.bytes)
 
 
 class RequestSpan:
@@ -88,17 +87,24 @@ class RequestSpan:
 
     @contextmanager
     def close_on_error(self) -> Iterator[RequestContext]:
-        """Close the record if the block raises a ServeError or is cancelled."""
+        """Apply `close_after` if the block raises an exception."""
         try:
             yield self.context
-        except ServeError as error:
-            if missing_model(error) is None:
-                error.recorded = True
-                self.close(error.status)
+        except BaseException as error:
+            self.close_after(error)
             raise
-        except asyncio.CancelledError:
-            self.close(CLIENT_CLOSED_REQUEST)
-            raise
+
+    def close_after(self, error: BaseException, cache_bytes: int = 0) -> None:
+        """Close the record of a request that failed with a ServeError or was cancelled.
+
+        A request whose model is missing stays open: it runs again if the model can be built. Other
+        exceptions are bugs; the application records their responses.
+        """
+        if isinstance(error, asyncio.CancelledError):
+            self.close(CLIENT_CLOSED_REQUEST, cache_bytes)
+        elif isinstance(error, ServeError) and missing_model(error) is None:
+            error.recorded = True
+            self.close(error.status, cache_bytes)
 
     def close(self, status: int, cache_bytes: int = 0) -> None:
         """Write the record. Later calls do nothing."""
@@ -155,7 +161,10 @@ def _record(
 
 
 class LineLimit:
-    """Limit of the log lines above DEBUG to MAX_LINES_PER_S."""
+    """Limits log lines to MAX_LINES_PER_S and counts the omitted ones.
+
+    DEBUG lines do not use it.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

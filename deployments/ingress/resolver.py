@@ -51,20 +51,20 @@ class RequestResolver:
         """Select the requested model, else a default model.
 
         `may_generate` allows a generative default model. `streams` is whether the client requests
-        a stream. Raises UnknownModel, ArtifactError or InvalidField.
+        a stream. Raises Forbidden, UnknownModel, ArtifactError or InvalidField.
         """
         detect = task_detector(request)
         if request.model_id:
             model = self.registry.find(request.model_id)
         else:
             generator = self._default_generator(request, detect, streams) if may_generate else None
-            model = generator or self._default_encoder(request, detect)
+            model = generator or self._default_model(request, detect)
         return ModelSelection(model, detect(model))
 
     def find_generator(self, model_id: str | None) -> RegisteredModel:
         """Return the requested generative model, by default the first one.
 
-        Raises UnknownModel, ArtifactError, or WrongTask naming the tasks of the model.
+        Raises Forbidden, UnknownModel, ArtifactError, or WrongTask naming the tasks of the model.
         """
         if model_id is None:
             if generators := self._generators():
@@ -82,8 +82,8 @@ class RequestResolver:
         """Choose the hardware that a request names, else the hardware of the settings.
 
         For callers without the scope `gpu`, the cluster counts as one without GPUs: `auto` and
-        hints for a GPU mean the CPU. Raises Forbidden if such a caller requires a GPU. Raises
-        HardwareUnavailable.
+        hints for a GPU mean the CPU. Raises Forbidden if such a caller requires a GPU, and
+        HardwareUnavailable if neither the named device nor a permitted other one can run the model.
         """
         states = self._usable_states(options, work)
         compute = self._requested_compute(options)
@@ -120,7 +120,10 @@ class RequestResolver:
     def _usable_states(
         self, options: RequestOptions, work: RequestWork
     ) -> Mapping[Device, DeploymentState]:
-        """Return the states of the devices that the caller may use. Raises Forbidden."""
+        """Return the states of the devices that the caller may use.
+
+        Raises Forbidden if the request requires a GPU and the caller may not use it.
+        """
         states = self.monitor.states_for(work.model)
         if self._requested_compute(options) != "cpu" and Scope.GPU not in current_caller().scopes:
             if options.requires_device:
@@ -143,6 +146,8 @@ class RequestResolver:
     ) -> RegisteredModel | None:
         """Return the default generative model; None if the default is an encoder model.
 
+        A request that names a task gets no generative model by default.
+
         For a streamed request with one text, the default is the first generative model. Otherwise
         it is the first of all models, if that model is generative and the body fits no task of an
         encoder model.
@@ -156,11 +161,13 @@ class RequestResolver:
         fits_encoder = any(detect(model) for model in models if not model.is_generative)
         return first if first.is_generative and not fits_encoder else None
 
-    def _default_encoder(self, request: InferenceRequest, detect: DetectTask) -> RegisteredModel:
+    def _default_model(self, request: InferenceRequest, detect: DetectTask) -> RegisteredModel:
         """Return the first encoder model whose head is made for the task.
 
-        Without one, return the first that supports the task, else the first of all. Raises
-        InvalidField if no model remains.
+        Without one, return the first encoder model that supports the task. If the request names no
+        task and matches none, return the first encoder model. If it names no task and all models
+        are generative, return the first of them: tokenization can use it, and inference raises
+        WrongTask with its routes. Raises InvalidField if no model fits.
         """
         every = list(self.registry.open_models())
         models = [model for model in every if not model.is_generative]

@@ -93,12 +93,12 @@ class ResponseCache(Generic[V]):
         *,
         variant: Hashable = None,
     ) -> V:
-        """Await `compute()` and cache its value; concurrent callers with the same key share it.
+        """Await `compute()` and cache its value; concurrent callers share one computation.
 
-        `compute` ends at the deadline of the caller that started it. A later caller waits until its
-        own deadline. It computes again if the first caller got no result because of an earlier
-        deadline. Only callers with an equal `variant` share. A computation is cancelled when all
-        its callers are cancelled.
+        Callers share if key and `variant` are equal. `compute` ends at the deadline of the caller
+        that started it. A later caller waits until its own deadline. If the shared computation
+        fails with DeadlineExceeded or Overloaded before then, the later caller computes again. A
+        computation is cancelled when all its callers are cancelled.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:

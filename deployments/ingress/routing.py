@@ -1,7 +1,7 @@
 """Micro-batches: groups of calls that the ingress sends to an encoder deployment in one hop.
 
 A hop between deployments costs the same for one call and for many, so concurrent short calls share
-a hop. Each BatchKey (model, task and device) has one open micro-batch. A long call is sent alone,
+a hop. Each BatchKey (model, task, device) has one open micro-batch. A long call is sent alone,
 because other calls in its micro-batch would wait until it is tokenized.
 """
 
@@ -222,8 +222,8 @@ class BatchSlots:
     when a slot is free. Once enough calls for a whole micro-batch wait, they enter without a free
     slot. They then wait in the replicas, whose queues are fair to clients.
 
-    A call that finds all slots free is sent at once. Collecting it would take @serve.batch 64 µs,
-    and no other call could join it.
+    If `batch_wait_timeout_s` is 0, a call that finds the slots of all clients free is sent at once.
+    Collecting it would take @serve.batch 64 µs, and no other call could join it.
     """
 
     def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:

@@ -66,7 +66,7 @@ class ShadowTraffic:
         self._generations = _MirroredTasks(MAX_GENERATIONS)
 
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
-        """Compute the request again in the background, if its model has a shadow."""
+        """Compute a share of the requests again in the background, if the model has a shadow."""
 
         async def does_agree(model: RegisteredModel) -> bool:
             options = request.options.model_copy(update={"use_cache": False, "priority": "batch"})
@@ -80,7 +80,7 @@ class ShadowTraffic:
     def mirror_answers(
         self, plan: GenerationPlan, started: Sequence[Started], texts: Sequence[str]
     ) -> None:
-        """Generate the answers of all calls of a plan again, if its model has a shadow."""
+        """Generate all answers of a plan again, under the same conditions as `mirror`."""
 
         async def does_agree(model: RegisteredModel) -> bool:
             seeds = [each.seed for each in started]
@@ -122,7 +122,7 @@ class ShadowTraffic:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Whether two values of a task are equal except for rounding differences."""
+    """Return whether two values of a task are equal within MIN_COSINE and MAX_DIFFERENCE."""
     if isinstance(first, np.ndarray):
         return isinstance(second, np.ndarray) and _is_parallel(first, second)
     if isinstance(first, float):

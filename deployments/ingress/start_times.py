@@ -21,7 +21,7 @@ class StartTimes:
         self._seconds: dict[str, float] = {}
 
     def note(self, starting: Mapping[str, int], running: Mapping[str, int], now_s: float) -> None:
-        """Apply one read of the status, at `now_s`: numbers of replicas by deployment."""
+        """Apply the numbers of replicas by deployment that were read at `now_s`."""
         cold = {name for name in starting if not running.get(name)}
         for name in cold:
             self._since_s.setdefault(name, now_s)

@@ -117,7 +117,11 @@ class TokenizationService:
     def read_texts(
         self, inputs: str | Sequence[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> tuple[str, ...]:
-        """Return the texts, each after the prompt `prompt_name`. Raises InvalidField."""
+        """Return the texts with the model's prompt prepended, if it has one.
+
+        The parameter `prompt_name` selects the prompt; without it, the default prompt is used.
+        Raises InvalidField for a prompt that the model does not have.
+        """
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
 

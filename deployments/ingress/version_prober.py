@@ -44,9 +44,10 @@ class VersionProber:
         return task
 
     async def refuses(self, name: str, model: RegisteredModel) -> bool:
-        """Return whether the trial of `model` refuses it; False if no trial is needed.
+        """Try `model` if its version needs a trial. Return whether the trial refuses the version.
 
-        After a refusal, `name` resolves to another version.
+        Returns False if no trial is needed, or if the trial takes longer than MAX_WAIT_S. After a
+        refusal, `name` resolves to another version.
         """
         if not self._registry.must_try(name, model.ref):
             return False

@@ -51,7 +51,7 @@ def read_key_file(path: Path) -> KeyFile:
 def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
     """Replace the contents of the file with `change(contents)`. A missing file counts as empty.
 
-    Raises BadSetting. Concurrent changes take turns.
+    Concurrent changes take turns. Raises BadSetting if the file is invalid or cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ class KeyRing:
         self._load()
 
     def authenticate(self, key: str) -> Caller:
-        """Return the caller with this key. Raises Unauthorized."""
+        """Return the caller with this key. Raises Unauthorized if the key is invalid or expired."""
         self._reload_if_changed()
         key = key if has_key_form(key) else ""  # prevents hashing a long text
         entry = self._entries.get(key_id(key))

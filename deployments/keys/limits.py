@@ -15,8 +15,8 @@ from typing import Literal
 from deployments.errors import RateLimited
 from deployments.keys.key import KeyLimits
 
-# Capacity of a token bucket, in minutes of its limit. A key can thus use at most 1.1 times the
-# limit in any minute.
+# Capacity of a token bucket, in minutes of its limit, but at least one unit. With a limit of 10
+# units or more per minute and replica, a key can use at most 1.1 times the limit in any minute.
 BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0
 # Weight of the latest request in the moving average that predicts the tokens of the next one.
@@ -26,9 +26,9 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 
 class TokenBucket:
-    """Token bucket. `level` is the units that may be used now.
+    """Token bucket of requests or of model tokens. `level` is the number of units free now.
 
-    The level is below zero if requests used more tokens than expected.
+    The level is below zero if requests used more model tokens than expected.
     """
 
     __slots__ = ("header_names", "kind", "level", "per_minute", "updated_s")
@@ -70,7 +70,7 @@ class KeyMeter:
         self._expected_tokens = 0.0  # moving average of the tokens per request
 
     def enter(self, replicas: int) -> MeteredRequest:
-        """Count a request at its start. Raises RateLimited.
+        """Count a request at its start. Raises RateLimited if the key has used a limit.
 
         Each of the `replicas` of the ingress admits an equal share of the limits.
         """

@@ -38,7 +38,7 @@ class AliasArguments(Arguments):
 
 class PercentArguments(Arguments):
     percent: float = Field(
-        ge=0, le=100, description="percent of the requests that name no version; 0 ends it"
+        ge=0, le=100, description="percent of the requests that name no version; 0: none"
     )
 
 
@@ -59,7 +59,8 @@ class Action:
     def run(self, store: Path, name: str, arguments: Arguments) -> ModelEntry:
         """Change the plan; return the model's entry after the change.
 
-        Raises UnknownModel, InvalidField, or StoreNotWritable.
+        Raises UnknownModel for an unknown model or version, InvalidField if the plan does not allow
+        the change, or StoreNotWritable if the plan cannot be read or written.
         """
         model_id, selector = split_name(name)
         try:

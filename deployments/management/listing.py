@@ -103,7 +103,7 @@ def _describe(store: Path, plan: Plan, model_id: str) -> ModelEntry:
 
 
 def _shares(store: Path, plan: Plan, model_id: str) -> dict[str, float]:
-    """Return the percent of the requests that each version answers."""
+    """Return the percent of the requests without a version that each version answers."""
     try:
         traffic = resolve_name(store, plan, model_id)
     except UnknownModel:

@@ -90,7 +90,11 @@ def _being_built(model_id: str) -> ModelInUse:
 def _find_removable(
     store: Path, model_id: str, selector: str, configured: Mapping[str, str]
 ) -> str:
-    """Return the version that `selector` names. Raises ModelInUse if the version is in use."""
+    """Return the version that `selector` names.
+
+    Raises UnknownModel if there is none, ModelInUse if an alias, a split, the shadow or requests
+    without a version use it.
+    """
     plan = read_plan(store)
     entry = plan.find(model_id)
     version = resolve_selector(store, entry, model_id, selector)

@@ -131,13 +131,17 @@ class TokenizedBatch(NamedTuple):
 
 
 class EncoderTimings(NamedTuple):
-    """Durations of an encoder call, for metrics, response headers and the log line."""
+    """Durations of an encoder call or a generation, for metrics, response headers and the log line.
+
+    The comments describe an encoder call. For a generation see `combine_timings` in
+    ingress/choices.py.
+    """
 
     tokenize_s: float = 0.0
     queue_s: float = 0.0  # longest wait of the call's items for a free engine thread
     forward_s: float = 0.0  # the longest forward pass of the call
     tokens: int = 0  # tokens of the call without padding
-    batch_items: int = 0  # items of the largest batch of the call
+    batch_items: int = 0  # items of the largest batch of the call; 0 for a generation
 
 
 class TokenizeRequest(NamedTuple):

@@ -1,7 +1,7 @@
 """Changes of the plan by operators. Each function returns the new plan.
 
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
-the store has no such version. All functions raise BadSetting if the plan cannot be written.
+the store has no such version. All functions raise BadSetting if the plan cannot be read or written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
 
 
 def remove_alias(store: Path, model_id: str, alias: str) -> Plan:
-    """Remove an alias, and forget the versions that it named before."""
+    """Remove an alias, and forget the versions that it named before.
+
+    Raises BadSetting if the model has no such alias.
+    """
 
     def change(entry: ModelPlan) -> ModelPlan:
         if alias not in entry.aliases:
@@ -158,7 +161,7 @@ def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:
 
 
 def _replace(entry: ModelPlan, **fields: object) -> ModelPlan:
-    """Copy `entry` with changed `fields` and validate the copy. Raises BadSetting."""
+    """Copy `entry` with changed `fields`. Raises BadSetting if the copy is not valid."""
     try:
         return ModelPlan.model_validate({**dict(entry), **fields})
     except ValidationError as exc:

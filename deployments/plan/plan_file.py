@@ -21,7 +21,10 @@ PLAN_NAME = "plan.json"
 
 
 def read_plan(store: Path) -> Plan:
-    """Return the plan of the store; without a file, an empty plan. Raises BadSetting."""
+    """Return the plan of the store; without a file, an empty plan.
+
+    Raises BadSetting if the file is unreadable or invalid.
+    """
     path = store / PLAN_NAME
     try:
         return Plan.model_validate_json(path.read_bytes())
@@ -41,7 +44,8 @@ def change_model_plan(
     """Replace the plan of one model by the result of `change` and return the new plan.
 
     If `change` returns None, the model is removed from the plan. An equal result writes nothing. A
-    lock serializes concurrent changes. Raises BadSetting.
+    lock serializes concurrent changes. Raises BadSetting if the plan is invalid or cannot be read
+    or written.
     """
     path = store / PLAN_NAME
     try:

@@ -67,10 +67,11 @@ def resolve_name(
 
 
 def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
-    """Return the version for `selector`, a version or an alias. Raises UnknownModel.
+    """Return the version for `selector`, a version or an alias.
 
     If an alias names a refused version, return the version that the alias named before, else the
-    newest version that is not refused.
+    newest version that is not refused, else the refused version. Raises UnknownModel if the store
+    has no such model or version.
     """
     try:
         named = entry.aliases.get(selector, selector)
@@ -104,7 +105,7 @@ def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list
     """Return the versions to which a rollback may return, the best first.
 
     These are the versions that `stable` named before, else the versions that were sealed before the
-    present one. Raises UnknownModel.
+    present one. Raises UnknownModel if the store lacks the present version.
     """
     present = resolve_name(store, Plan(models={model_id: entry}), model_id).version
     sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
@@ -116,8 +117,8 @@ def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list
 def find_named(store: Path, plan: Plan, name: str) -> Path:
     """Return the directory of `id`, `id@version` or `id@alias`; `id` means the latest version.
 
-    This function is for inspection, so it finds refused versions too. Raises ArtifactMissing or
-    ManifestInvalid.
+    This function is for inspection, so it finds refused versions too. Raises ArtifactMissing if
+    there is no such version, ManifestInvalid for an invalid id.
     """
     model_id, selector = split_name(name)
     selector = selector or LATEST_NAME
@@ -137,11 +138,6 @@ def select_version(traffic: Traffic, client: str) -> str:
     return max(candidates, key=lambda each: _score(client, *each))[0]
 
 
-def is_sampled(key: str, percent: float) -> bool:
-    """Whether `key` belongs to the sample of `percent` of all keys. A hash decides."""
-    return _fraction(key) * 100 < percent
-
-
 def sealed_versions(store: Path, model_id: str) -> list[str]:
     """Return a model's versions, the newest first. Raises ManifestInvalid for an invalid id."""
     directory = model_directory(store, model_id)
@@ -150,7 +146,10 @@ def sealed_versions(store: Path, model_id: str) -> list[str]:
 
 
 def usable_versions(store: Path, plan: Plan, model_id: str) -> list[str]:
-    """Return the versions that are not refused, the newest first. Raises ManifestInvalid."""
+    """Return the versions that are not refused, the newest first.
+
+    Raises ManifestInvalid for an invalid id.
+    """
     refused = list_refused(store, model_id, plan.find(model_id))
     return [each for each in sealed_versions(store, model_id) if each not in refused]
 

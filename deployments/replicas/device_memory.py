@@ -31,7 +31,10 @@ class DeviceMemory:
     """Memory that one replica claims on its device, within a limit that all replicas share."""
 
     def __init__(self, directory: Path, limit: int) -> None:
-        """`limit` bounds the sum of the claims in `directory`, in bytes. Raises BadSetting."""
+        """`limit` bounds the sum of the claims in `directory`, in bytes.
+
+        Raises BadSetting if another user owns the directory.
+        """
         self.limit = limit
         self._directory = directory
         self._claimed = 0
@@ -87,7 +90,7 @@ def open_device_memory(
 
     `budget` applies to each GPU: a fraction (up to 1) of its memory, or a number of bytes. Returns
     None if `device` is the CPU, or if `budget` is a fraction and the memory of the GPUs is unknown.
-    Raises BadSetting.
+    Raises BadSetting if another user owns the directory of the claims.
     """
     if device is Device.CPU:
         return None

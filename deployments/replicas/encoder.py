@@ -53,7 +53,7 @@ from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner, Untuned
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import LonePassPlanner, measure_graphs
-from deployments.tuning.opening import find_serving_variant, open_tuned_engine
+from deployments.tuning.opening import open_tuned_engine
 from deployments.tuning.prices import TablePrices
 from deployments.tuning.rounds import TuningRounds
 
@@ -175,8 +175,8 @@ class EncoderReplica:
     async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, CallOutcome], None]:
         """Yield outcomes by call index; calls that one pass completes are yielded together.
 
-        A batch without calls loads its model. Raises the ServeError of a model that cannot be
-        loaded. Closing drops the items still in the queue.
+        A batch without calls only loads its model. Raises the ServeError of a model that cannot be
+        loaded. Closing the generator drops the items still in the queue.
         """
         async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
             items = iter(batch.items())
@@ -298,8 +298,7 @@ class EncoderReplica:
             raise UnknownModel(f"Model {model.ref.id} is not an encoder", field="model")
         model.manifest.verify(model.directory)
         target = self._target(model)
-        serving = find_serving_variant(target)
-        engine, is_tuned = open_tuned_engine(target)
+        engine, is_tuned, serving = open_tuned_engine(target)
         try:
             probe_engine(engine, model)
             needs_vocabulary = any(TASKS[task].needs_vocabulary for task in model.tasks)
@@ -357,7 +356,7 @@ class EncoderReplica:
 
 
 def probe_engine(engine: EncoderEngine, model: RegisteredModel) -> None:
-    """Run one pass, so that a version that cannot compute is never used. Raises EngineFailed."""
+    """Run one pass. Raises EngineFailed if it fails, so that the version is never used."""
     ids = np.arange(PROBE_TOKENS, dtype=np.int32)
     if model.manifest.mask_token is not None:
         ids[1] = model.manifest.mask_token

@@ -159,7 +159,7 @@ class GeneratorReplica:
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
         """Yield one Started, then chunks up to the one with `finished` set.
 
-        An error may end the stream early. Closing the generator releases the KV slot.
+        A ServeError may end the stream early. Closing the stream releases the KV slot.
         """
         try:
             async with self._run_job(call) as buffer:
@@ -198,7 +198,10 @@ class GeneratorReplica:
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall
     ) -> Constraint | None:
-        """Compile the grammar of a call, if it has one. All clients get equal shares of time."""
+        """Compile the grammar of a call, if it has one. All clients get equal shares of time.
+
+        A grammar that exceeds the limits of the quick threads is compiled again on the long one.
+        """
         grammar = call.options.grammar
         if grammar is None:
             return None
@@ -261,7 +264,10 @@ class GeneratorReplica:
         return candidate
 
     def _load(self, model: RegisteredModel) -> _LoadedGenerator:
-        """Open a decoder, which computes a few test tokens, and start its loop. Blocks."""
+        """Open a decoder, which computes a few test tokens. Blocks.
+
+        Start its loop if the replica has started.
+        """
         model.manifest.verify(model.directory)
         spec = DecoderSpec.of(model.directory, model.manifest, self._select_candidate(model))
         decoder = open_decoder(spec, self._hardware)

@@ -100,7 +100,7 @@ class ModelPool(Generic[T]):
     def lease(self, ref: ModelRef, calls: int = 0) -> ModelLease[T]:
         """Return an asynchronous context that leases the model, and loads it first if needed.
 
-        `calls` is the number of calls that `ps` counts for the lease. The context raises the
+        `hundredfold models ps` counts `calls` calls for the lease. The context raises the
         ServeError of a failed load, or ModelUnavailable if no memory is free for the model.
         """
         return ModelLease(self, ref, calls)
@@ -121,7 +121,7 @@ class ModelPool(Generic[T]):
             self._released.set()
 
     def load_now(self, ref: ModelRef) -> None:
-        """Load a model even above `max_bytes`. Blocks. Raises ServeError."""
+        """Load a model even above `max_bytes`. Blocks. Raises the ServeError of a failed load."""
         try:
             model = open_model(self._store, ref)
             size = self._loader.measure(model)
@@ -139,7 +139,7 @@ class ModelPool(Generic[T]):
         self._add(ref, loaded, size)
 
     def keep(self, refs: Collection[ModelRef]) -> None:
-        """Load the models of `refs` that are not loaded, in the background."""
+        """Load models in the background, unless they are loaded or have just failed to load."""
         for ref in refs:
             is_here = ref in self._entries or ref in self._loading
             if not is_here and self._recall_failure(ref) is None:
@@ -203,7 +203,7 @@ class ModelPool(Generic[T]):
         return entry.model
 
     async def load_leased(self, ref: ModelRef) -> T:
-        """Wait for the load of the model, and lease it. Raises ServeError."""
+        """Load the model or join its load, and lease it. Raises the ServeError of a failed load."""
         loading = self._loading.get(ref)
         if loading is None:
             if (failure := self._recall_failure(ref)) is not None:
@@ -309,12 +309,13 @@ class ModelPool(Generic[T]):
     async def _evict(self, ref: ModelRef) -> None:
         entry = self._entries.pop(ref)
         self.on_change(ref, False)
-        closing = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._close_model, ref, entry.model
-        )
-        self._closing[ref] = closing
+        self._closing[ref] = asyncio.create_task(self._close(ref, entry))
+        await asyncio.shield(self._closing[ref])
+
+    async def _close(self, ref: ModelRef, entry: _PoolEntry[T]) -> None:
+        run = asyncio.get_running_loop().run_in_executor
         try:
-            await closing
+            await run(self._threads, self._close_model, ref, entry.model)
         except Exception as error:
             log.error("model %s failed to close", ref.name, exc_info=error)
         finally:

@@ -27,7 +27,11 @@ class PinnedModels:
     """
 
     def __init__(self, args: AppArgs, serves: Callable[[RegisteredModel], bool]) -> None:
-        """`serves` tells whether this kind of replica serves a model. Raises ArtifactError."""
+        """`serves` tells whether this kind of replica serves a model.
+
+        Raises ArtifactError if a model is unusable whose version the configuration names, and
+        BadSetting for an invalid plan.
+        """
         self._registry = ModelRegistry(args.store_path(), args.models, verify=False)
         self._serves = serves
         self._following: asyncio.Task[None] | None = None
@@ -66,4 +70,4 @@ class PinnedModels:
             try:
                 pool.keep(self.refs())
             except Exception:  # such as a store that is not available for a moment
-                log.exception("the pinned models are not known; the next look is soon")
+                log.exception("the list of pinned models cannot be read; it is read again soon")

@@ -16,7 +16,7 @@ ARENA_BYTES_PER_PASS = 40_000_000
 def leave_room_for_arena(
     pool_bytes: int | None, device: Device, concurrent_passes: int
 ) -> int | None:
-    """Return the bytes of a pool that remain for models: on a GPU, all bytes of the pool."""
+    """Return the bytes that the arena leaves for models on a CPU; on a GPU, return `pool_bytes`."""
     if device is not Device.CPU:
         return pool_bytes
     max_bytes = DEFAULT_POOL_BYTES if pool_bytes is None else pool_bytes

@@ -57,8 +57,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 S = TypeVar("S", bound=Sequence[Any])
 
-# Limit of the characters that are tokenized on the event loop. It takes 0.1 ms, less than a round
-# trip to the thread.
+# Limit of the characters that are tokenized on the event loop. That many take 0.1 ms, less than a
+# round trip to the thread.
 INLINE_CHARACTERS = 4_000
 
 
@@ -140,8 +140,8 @@ class TokenizerReplica:
         """Replace the texts of each call with token ids, or a failed call with its error.
 
         Long calls take several turns of the thread, one per slice. A slice with calls of several
-        clients counts for the client of its first call. A batch without calls loads its model.
-        Raises the ServeError of a model that cannot be loaded.
+        clients counts for the client of its first call. A batch without calls only loads its
+        model. Raises the ServeError of a model that cannot be loaded.
         """
         async with self.pool.lease(batch.key.model) as loaded:
             if not batch.calls:
@@ -288,7 +288,10 @@ class TokenizerReplica:
         parts: Sequence[CallPart],
         characters: int,
     ) -> _SliceResult:
-        """Tokenize one slice: on the event loop if it is short and the tokenizers are free."""
+        """Tokenize one slice.
+
+        Run on the event loop if the slice is short and the tokenizers are free, else on the thread.
+        """
         calls = [part.call for part in parts]
         if characters <= INLINE_CHARACTERS and self._tokenizers_in_use.acquire(blocking=False):
             try:

@@ -1,4 +1,4 @@
-"""Tasks of encoder models. TASKS is the only table of tasks."""
+"""Tasks of encoder models. TASKS is the only table of these tasks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def find_head(task: str) -> ModelHead:
 def find_tasks(manifest: ArtifactManifest) -> tuple[str, ...]:
     """Return the tasks that a model can do: first those of its manifest, then all others that fit.
 
-    A generative model does only the tasks of its manifest. TASKS does not contain them.
+    A generative model does only the tasks of its manifest. TASKS contains no generative tasks.
     """
     if manifest.generation_config is not None:
         return manifest.tasks

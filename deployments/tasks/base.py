@@ -43,7 +43,7 @@ class TaskInput:
     options: Any
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
-    many: str = "inputs"  # request path that the error about too many items names
+    many: str = "inputs"  # request path to name in the error about too many items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Task(Protocol):
     ) -> TaskInput:
         """Parse a request body.
 
-        Raises InvalidField, EmptyInput or UnknownParameter with the path of the field.
+        If it is invalid, raises InvalidField, EmptyInput or UnknownParameter with the field's path.
         """
         ...
 

@@ -192,8 +192,8 @@ def group_entities(
 ) -> list[EntityGroup]:
     """Join adjacent spans of one tag to entities; skip the entity types in `ignored`.
 
-    A label with `B-` starts an entity. A label with `I-` or without prefix continues an entity of
-    the same tag, and starts an entity after a span of another tag.
+    A tag is a label without its prefix. A label with `B-` starts an entity. A label with `I-` or
+    without prefix continues an entity of the same tag, and starts an entity after another tag.
     """
     if not len(spans.labels):
         return []

@@ -104,8 +104,8 @@ class FillMask(Task):
     ) -> Proposals | list[Proposals]:
         """Return the `top_k` predictions per text; a text with several masks has a list per mask.
 
-        Equal scores are in vocabulary order. Raises InvalidField for a text without a mask, for
-        targets that are not tokens, and for more than MAX_TOKENS_PER_RESPONSE tokens of text.
+        Equal scores are in vocabulary order. Raises InvalidField for a text without a mask, if no
+        target is a token, and for more than MAX_TOKENS_PER_RESPONSE tokens of text.
         """
         vocabulary, mask = context.require_vocabulary(), context.manifest.mask_token
         if mask is None:

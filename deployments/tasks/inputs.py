@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 class FailFastList(FailFast):
-    """Report only the first invalid item: formatting 100,000 errors takes seconds."""
+    """Annotation of a list whose errors report only the first invalid item.
+
+    Formatting 100,000 errors would take seconds.
+    """
 
     __hash__ = object.__hash__  # annotations in a union must be hashable
 
@@ -91,7 +94,10 @@ class Inputs(Generic[T]):
 
 
 def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "parameters") -> P:
-    """Parse `raw` as `kind`. Raises UnknownParameter, EmptyInput or InvalidField with the key."""
+    """Parse `raw` as `kind`.
+
+    Raises UnknownParameter, EmptyInput or InvalidField with the path of the first invalid key.
+    """
     # Checked here, because pydantic would format an error per unknown key. A body has room for
     # 200,000 of them.
     if (unknown := next((key for key in raw if key not in kind.model_fields), None)) is not None:

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 
 def softmax(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Softmax over the last axis. Subtracts the maximum to avoid overflow."""
+    """Apply softmax over the last axis. Subtract the maximum to avoid overflow."""
     powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
     probabilities: NDArray[np.float32] = powers / powers.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def sigmoid(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Element-wise logistic function. Uses tanh to avoid overflow."""
+    """Apply the logistic function to each element. Use tanh to avoid overflow."""
     probabilities: NDArray[np.float32] = np.float32(0.5) * (1 + np.tanh(rows / 2))
     return probabilities
 

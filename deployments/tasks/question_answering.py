@@ -99,7 +99,7 @@ _QuestionField = Annotated[
 
 
 class QuestionAnswering(Task):
-    """Returns the best spans of the context of every question, over all of its windows."""
+    """Returns the best spans of the context of every question, over all windows of the context."""
 
     name: ClassVar = TaskName.QUESTION_ANSWERING
     head: ClassVar = ModelHead.SPAN
@@ -140,9 +140,9 @@ class QuestionAnswering(Task):
         )
 
     def decode(self, context: DecodeContext, options: QuestionOptions) -> Any:
-        """Return one answer per question, or a list of answers if there are several.
+        """Return one entry per question: its answer, or the list of its answers if it has several.
 
-        Raises InvalidField for more than MAX_ANSWER_CHARACTERS characters.
+        Raises InvalidField if the texts of all answers together exceed MAX_ANSWER_CHARACTERS.
         """
         windows: list[list[_SpanWindow]] = [[] for _ in options.contexts]
         for logits, layout in zip(context.rows, context.token_offsets, strict=True):
@@ -206,7 +206,10 @@ _NO_PARAMETERS = QuestionParameters()
 def build_question_windowing(
     max_tokens: int, params: QuestionParameters = _NO_PARAMETERS
 ) -> Windowing:
-    """Build the windowing for a model that reads `max_tokens` tokens. Raises InvalidField."""
+    """Build the windowing for a model that reads `max_tokens` tokens.
+
+    Raises InvalidField for a stride that is longer than a window.
+    """
     tokens = min(params.max_seq_len or _WINDOW_TOKENS, max_tokens)
     stride = min(tokens // 2, _STRIDE_TOKENS) if params.doc_stride is None else params.doc_stride
     if stride > tokens:

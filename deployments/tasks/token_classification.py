@@ -44,7 +44,7 @@ ScoredWindow = tuple[TokenizedItem, TokenOffsets, NDArray[np.float32]]  # logits
 class EntityParameters(TextParameters):
     aggregation_strategy: Annotated[Strategy | None, ANY_CASE] = None
     ignore_labels: Annotated[list[str], FailFastList()] | None = None
-    # Tokens shared by adjacent windows of a long text; None rejects long texts.
+    # Tokens shared by adjacent windows of a long text. None: a long text is truncated or rejected.
     stride: int | None = Field(None, ge=0)
 
 

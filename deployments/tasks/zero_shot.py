@@ -109,7 +109,10 @@ class ZeroShotClassification(Task):
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        """Parse a request body. Raises TooManyItems, or an error as in Task.parse."""
+        """Parse a request body.
+
+        Raises as Task.parse does, and TooManyItems for more than MAX_PAIRS pairs.
+        """
         params = parse_parameters(ZeroShotParameters, parameters)
         texts, fields, single = as_list(self.inputs.read(inputs))
         labels = tuple(params.candidate_labels)
@@ -173,7 +176,9 @@ def compute_label_scores(
 
 
 def split_template(template: str) -> tuple[str, str]:
-    """Split a template at its only placeholder `{}` or `{0}`. Raises PydanticCustomError.
+    """Split a template at its only placeholder `{}` or `{0}`.
+
+    Raises PydanticCustomError for any other template.
 
     str.format is unsafe here: its syntax reads attributes and pads to any width, and templates are
     untrusted input.

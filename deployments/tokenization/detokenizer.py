@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Number of tokens at the end of the prompt that are read. They contain any incomplete character, or
-# the last word before the special tokens of a chat turn.
+# Number of prompt tokens, counted from the end, that are decoded before the answer. These include a
+# character that the prompt leaves incomplete, and the last word before the special tokens of a chat
+# turn. The first space of the answer depends on that word.
 PROMPT_CONTEXT_TOKENS = 16
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
@@ -58,7 +59,7 @@ class Detokenizer:
         return added
 
     def _bytes(self, token: int) -> bytes | None:
-        """Return the bytes of a byte-level token, None for other tokens."""
+        """Return the bytes that a byte-level token or byte token spells; None for other tokens."""
         spelling: str = self._tokenizer.id_to_token(token) or ""
         if self._spells_bytes:
             try:

@@ -36,10 +36,10 @@ def translate_panics() -> Iterator[None]:
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:
-    """Open the tokenizer of an artifact without truncation and padding. Raises ArtifactError.
+    """Open the tokenizer of an artifact without truncation and padding.
 
     Tokenizer files often configure truncation and padding. Here the manifest limits the tokens, and
-    the batch determines the padding.
+    the batch determines the padding. Raises ArtifactError if the file is not a tokenizer.
     """
     try:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_NAME))

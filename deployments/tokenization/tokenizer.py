@@ -51,7 +51,7 @@ class CachingTokenizer:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """Return the cache look-ups and hits so far."""
+        """The number of cache look-ups and the number of hits so far."""
         return self._cache.lookups, self._cache.hits
 
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
@@ -137,7 +137,7 @@ def check_windows(windows: int, field: str) -> None:
 
 
 def _check_tokens(call: Call, texts: TokenizedTexts) -> None:
-    """Raise EmptyInput for blank texts if the tokenizer adds no special tokens."""
+    """Raise EmptyInput for an item without tokens: a blank text without special tokens."""
     for i, item in enumerate(texts.items):
         if not len(item.ids):
             field = call.fields[texts.token_offsets[i].text if texts.token_offsets else i]

@@ -73,7 +73,7 @@ class TokenInspector:
         return tuple(map(_text_tokens, encodings))
 
     def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool) -> tuple[str, ...]:
-        """Decode each sequence of token ids. Raises UnknownToken."""
+        """Decode each sequence of token ids. Raises UnknownToken for an id above the largest."""
         for sequence in sequences:
             unknown = max(sequence, default=0)
             if unknown >= self._end:

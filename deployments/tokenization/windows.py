@@ -34,8 +34,9 @@ class WindowTokenizer:
     ) -> tuple[list[TokenWindow], bool]:
         """Return the windows of text `index`, and whether the text was truncated.
 
-        Raises InputTooLong, without a field, if the text needs more than MAX_WINDOWS windows. Also
-        raises it if the text exceeds one window, but the request has no stride and no truncation.
+        Raises InputTooLong, without a field, if the text needs more than MAX_WINDOWS windows, or if
+        its first segment fills a window. Also raises it if the text exceeds one window, but the
+        request has no stride and no truncation.
         """
         max_tokens = min(windowing.tokens or self._max_tokens, self._max_tokens)
         text, is_truncated = self._truncate_first_segment(text, windowing.first_tokens)

@@ -39,7 +39,7 @@ class EncoderClient(Protocol):
 
 
 class TokenizerClient(Protocol):
-    """Client of the tokenizer alone, without an encoder. Raises ServeError."""
+    """Client of the tokenizer alone, without an encoder. Methods raise the replica's ServeError."""
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
         """Return the tokens of each text, in order."""
@@ -51,7 +51,7 @@ class TokenizerClient(Protocol):
 
 
 class GeneratorClient(Protocol):
-    """Client of the generators on one kind of device. Raises ServeError."""
+    """Client of the generators on one kind of device. Methods raise the replica's ServeError."""
 
     async def complete(self, call: GenerationCall) -> Completion:
         """Return the whole answer. Cancelling releases the KV slot within one step."""
@@ -60,7 +60,7 @@ class GeneratorClient(Protocol):
     def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         """Yield one Started, then chunks. The last chunk has `finished`.
 
-        Closing the generator releases the KV slot.
+        Closing the stream releases the KV slot.
         """
         ...
 

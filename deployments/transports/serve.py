@@ -37,7 +37,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 B = TypeVar("B", CallBatch, TokenizedBatch)
 
-# Tries of a call whose model a replica cannot load. Ray Serve may choose another replica each time.
+# Maximum tries of a call while the replica that Ray Serve chooses cannot load the model. Serve may
+# choose another replica for each try.
 MODEL_TRIES = 3
 # Plain pickle instead of cloudpickle: messages are data, and cloudpickle runs a Python hook for
 # every object.
@@ -101,7 +102,7 @@ class ServeEncoderClient:
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         for _ in range(MODEL_TRIES):
-            outcomes = await retry(lambda: self._send(batch), replicas=2)
+            outcomes = await retry(lambda: self._send(batch), retries=2)
             if not any(_is_elsewhere(outcome) for outcome in outcomes):
                 break
         for index, outcome in enumerate(outcomes):
@@ -167,8 +168,10 @@ class ServeGeneratorClient:
             except BackPressureError as exc:
                 raise _queue_full() from exc
             except (RayActorError, DeploymentUnavailableError) as exc:
-                if has_started or not tries_left:
+                if has_started:
                     raise EngineFailed("the generator replica was lost") from exc
+                if not tries_left:
+                    raise _replicas_lost(MODEL_TRIES) from exc
                 log.warning("replica lost, retrying: %s", exc)
             finally:
                 response.cancel()
@@ -202,7 +205,10 @@ def _is_elsewhere(outcome: object) -> bool:
 
 
 async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T | ServeError:
-    """Await `send`; repeat it if the replica cannot load the model."""
+    """Await `send`; if the replica cannot load the model, repeat it, up to MODEL_TRIES in all.
+
+    Ray Serve may then choose a replica that has the model, or memory for it.
+    """
     for _ in range(MODEL_TRIES):
         outcome = await retry(send)
         if not _is_elsewhere(outcome):
@@ -220,12 +226,12 @@ async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
         raise
 
 
-async def retry(send: Callable[[], Awaitable[T]], replicas: int = 1) -> T:
-    """Await `send`; retry after a lost replica, up to `replicas` times. Calls are idempotent.
+async def retry(send: Callable[[], Awaitable[T]], retries: int = 1) -> T:
+    """Await `send`; retry after a lost replica, up to `retries` times. Calls are idempotent.
 
     Raises ReplicasLost if more replicas are lost, Overloaded if a queue is full.
     """
-    for _ in range(replicas):
+    for _ in range(retries):
         try:
             return await _translate_backpressure(send)
         except (RayActorError, DeploymentUnavailableError) as exc:
@@ -233,9 +239,11 @@ async def retry(send: Callable[[], Awaitable[T]], replicas: int = 1) -> T:
     try:
         return await _translate_backpressure(send)
     except (RayActorError, DeploymentUnavailableError) as exc:
-        raise ReplicasLost(
-            f"{replicas + 1} replicas were lost during this request; retry later"
-        ) from exc
+        raise _replicas_lost(retries + 1) from exc
+
+
+def _replicas_lost(count: int) -> ReplicasLost:
+    return ReplicasLost(f"{count} replicas were lost during this request; retry later")
 
 
 async def _translate_backpressure(send: Callable[[], Awaitable[T]]) -> T:

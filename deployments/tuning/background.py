@@ -36,7 +36,7 @@ StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
-    """Measurements of a loaded model that are missing for this kind of host."""
+    """Engine of a loaded model, and the cost tables that it lacks for this kind of host."""
 
     usual: TuningTarget  # target of the engine that serves the model now
     serving: Variant | None  # the variant that this engine runs; None: it runs several
@@ -44,7 +44,7 @@ class Untuned:
 
 
 class BackgroundTuner:
-    """Tunes each model of one replica that has no cost table for this kind of host, once.
+    """Tunes the submitted models of one replica, each model once.
 
     If tuning fails, the failure is logged once and the current engine stays in use. A model that is
     no longer loaded when its turn comes is skipped, and may be submitted again.
@@ -175,10 +175,10 @@ class BackgroundTuner:
 
 
 def _open_selected(target: TuningTarget) -> EncoderEngine:
-    engine, is_tuned = open_tuned_engine(target)
-    if is_tuned:
-        return engine
-    engine.close()
+    opened = open_tuned_engine(target)
+    if opened.is_tuned:
+        return opened.engine
+    opened.engine.close()
     raise EngineFailed("the selected variants cannot be opened")
 
 

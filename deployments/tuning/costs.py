@@ -47,7 +47,7 @@ class Variant(_Frozen):
 
     @property
     def name(self) -> str:
-        """Return a name such as `cpu-int8+spinning`."""
+        """A name such as `cpu-int8+spinning`."""
         return f"{self.candidate}+spinning" if self.spinning else self.candidate
 
     @classmethod
@@ -65,7 +65,7 @@ class Cost(_Frozen):
 
     shape: Shape
     median_ms: float = Field(gt=0)
-    low_ms: float = Field(gt=0)
+    low_ms: float = Field(gt=0)  # of the fastest round
     rounds: int = Field(ge=1)
 
 
@@ -82,10 +82,11 @@ class VariantCosts(_Frozen):
 
 
 class CostTable(_Frozen):
-    """Costs of every variant that passes the accuracy gate on this kind of host.
+    """Costs of every variant that was measured on one kind of host.
 
-    `selection` names the variant to use per measured shape. `rejected` maps each candidate that is
-    not used on this host to the reason. Rejected candidates passed the gate on the build host.
+    `selection` names the variant to use per measured shape. `rejected` maps candidates that fail
+    the accuracy gate on this kind of host to the reason; they passed it on the build host.
+    `unmeasured` maps the other candidates without a row to the reason, such as missing memory.
     """
 
     schema_version: Literal[3] = 3
@@ -97,6 +98,7 @@ class CostTable(_Frozen):
     rows: tuple[VariantCosts, ...] = Field(min_length=1)
     selection: tuple[tuple[Shape, Variant], ...] = Field(min_length=1)
     rejected: dict[str, str] = {}
+    unmeasured: dict[str, str] = {}
 
     def selected_variants(self) -> tuple[Variant, ...]:
         """Return the selected variants; the variant of the most shapes comes first."""
@@ -104,12 +106,11 @@ class CostTable(_Frozen):
         return tuple(sorted(dict.fromkeys(variants), key=lambda v: -variants.count(v)))
 
     def to_json(self) -> bytes:
-
         return (self.model_dump_json(indent=1) + "\n").encode()
 
 
 def write_costs(artifact: Path, table: CostTable) -> Path:
-    """Write `table` to the artifact's directory. Return the path. Raises OSError."""
+    """Write `table` to the artifact's directory. Return the path. Raises OSError if that fails."""
     path = costs_path(artifact, table.host, table.threads)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, table.to_json())
@@ -138,8 +139,10 @@ def _find_mismatch(table: CostTable, target: TuningTarget) -> str | None:
     selected = {variant.candidate for variant in table.selected_variants()}
     if table.version != target.manifest.version or not selected <= sealed.keys():
         return "it was measured for another artifact"
-    if (table.host, table.threads) != (target.host, settings.intra_op_threads):
+    if table.host != target.host:
         return "it was measured on another kind of host"
+    if table.threads != settings.intra_op_threads:
+        return "it was measured with another number of threads"
     if table.providers != settings.providers:
         measured, current = _join(table.providers), _join(settings.providers)
         return f"it was measured on {measured}, the encoder has {current}"
@@ -182,7 +185,6 @@ class TuningTarget:
 
     @property
     def host(self) -> Host:
-
         return read_host(self.device)
 
     @property
@@ -192,7 +194,6 @@ class TuningTarget:
 
     @property
     def costs_path(self) -> Path:
-
         return costs_path(self.artifact, self.host, self.settings.intra_op_threads)
 
     def spec(self, candidate: Candidate) -> GraphSpec:

@@ -23,7 +23,7 @@ _MAX_SHARE = 0.5
 
 
 def free_bytes(device: Device) -> int:
-    """Return the free bytes of the host, of the control groups or of the GPU: the least of them."""
+    """Return the free bytes for `device`: the least of host, control groups and, if used, GPU."""
     limits: list[int] = [psutil.virtual_memory().available]
     group = ControlGroups.own().free_bytes()
     if group is not None:

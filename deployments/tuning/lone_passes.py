@@ -3,7 +3,7 @@
 Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
 would leave the other cores idle. A model therefore gets a second session, which uses all cores, if
 the cost tables show a gain. A limit applies to the total size of the graph files of all second
-sessions. A second session is opened at its first use.
+sessions. A second session is opened in the background when a pass could first use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from deployments.tuning.costs import (
     read_costs,
     selected_costs,
 )
-from deployments.tuning.opening import open_tuned_engine
+from deployments.tuning.opening import default_candidate, open_tuned_engine
 from deployments.tuning.selection import nearest_shape
 from deployments.tuning.similar_costs import find_selecting_costs
 
@@ -67,8 +67,8 @@ class LonePassPlanner:
     def find_unmeasured(self, target: TuningTarget) -> tuple[TuningTarget, ...]:
         """Return the targets to measure before a model can have a second session.
 
-        Returns nothing if the second session is measured or could never fit in memory. `target` is
-        the target of the model's usual engine.
+        The result is empty on a GPU, and if the second session is measured already, could never fit
+        in memory or would equal the usual one. `target` is the target of the usual engine.
         """
         all_cores = _with_threads(target, self._threads)
         if target.device is not Device.CPU or all_cores == target:
@@ -77,7 +77,10 @@ class LonePassPlanner:
         return (all_cores,) if is_needed else ()
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Add a model, or read its cost tables again. `target` is that of the usual engine."""
+        """Add a model, or read its cost tables again. `target` is that of the usual engine.
+
+        Has no effect on a model without a cost table of this host.
+        """
         all_cores = _with_threads(target, self._threads)
         times = _read_times(target, all_cores) if target.device is Device.CPU else None
         if times is None:
@@ -99,7 +102,11 @@ class LonePassPlanner:
             lone.engine.close()
 
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
-        """Plan a lone pass of this shape, on the second session only if that is already open."""
+        """Plan a lone pass of this shape.
+
+        If the second session would be faster and is not open, the pass uses the usual session, and
+        the second session is opened in the background if it fits in memory.
+        """
         times = self._times.get(model)
         if times is None:
             return _USUAL
@@ -115,7 +122,7 @@ class LonePassPlanner:
             lone.engine.close()
 
     def _open_if_it_fits(self, model: ModelRef) -> None:
-        """Reserve memory and open the second session. If it does not fit, a later pass retries."""
+        """Open the second session in the background if it fits; otherwise a later pass retries."""
         with self._lock:
             unopened = self._unopened.get(model)
             if unopened is None or unopened.size > self._free_bytes:
@@ -127,7 +134,7 @@ class LonePassPlanner:
     def _open(self, model: ModelRef, unopened: _Unopened) -> None:
         engine = None
         try:
-            engine, _ = open_tuned_engine(unopened.target)
+            engine = open_tuned_engine(unopened.target).engine
         except ServeError as error:
             log.warning("%s: the session for lone passes cannot be opened: %s", model.id, error)
         with self._lock:
@@ -203,8 +210,13 @@ def _precisions(table: CostTable) -> frozenset[str]:
 
 
 def measure_graphs(target: TuningTarget) -> int:
-    """Return the bytes of the graphs that `open_tuned_engine` opens."""
+    """Return the file bytes of the graphs that `open_tuned_engine` tries first.
+
+    Raises the errors of `default_candidate`.
+    """
     table = find_selecting_costs(target)
-    names = {variant.candidate for variant in table.selected_variants()} if table else set()
-    chosen = [each for each in target.candidates if each.name in names] or target.candidates[:1]
+    if table is None:
+        return target.manifest.count_bytes(default_candidate(target))
+    names = {variant.candidate for variant in table.selected_variants()}
+    chosen = (candidate for candidate in target.candidates if candidate.name in names)
     return sum(target.manifest.count_bytes(candidate) for candidate in chosen)

@@ -37,7 +37,7 @@ _LENGTHS = 4
 _WARM_PASSES = _LENGTHS + 1
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 25
-# After _MIN_ROUNDS, engines slower than the fastest by this factor are not measured further.
+# After _MIN_ROUNDS, engines slower than the fastest by this factor skip the remaining rounds.
 _MAX_SLOWDOWN = 1.3
 
 _IDLE_CHECK_S = 0.005
@@ -62,8 +62,8 @@ def wait_until_idle(
 ) -> None:
     """Wait until the threads of this process are idle, at most 0.2 s.
 
-    Idle engine threads may spin: measured 36 ms for ONNX Runtime and 8 ms for torch. `cpu_time_s`
-    returns the CPU time of the process.
+    Idle engine threads may spin: measured 0.8 ms for ONNX Runtime, which `open_session` limits, and
+    8 ms for torch. `cpu_time_s` returns the CPU time of the process.
     """
     for _ in range(_MAX_IDLE_CHECKS):
         before_s = cpu_time_s()
@@ -218,9 +218,9 @@ class _ShapeMeasurement:
 def build_batches(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
     """Build full batches of up to `shape` from the tokens of `items`.
 
-    The tokens are real, because int8 ranges depend on them. The batches have four lengths, as real
-    batches vary too. An engine that pads to buckets therefore also computes padding here. A batch
-    contains no padding itself, because batches of the scheduler have very little.
+    The tokens are real, because int8 ranges depend on them. The batches have up to four lengths,
+    because real batches vary too. An engine that pads to buckets therefore also computes padding
+    here. A batch contains no padding itself, because batches of the scheduler have very little.
     """
     lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))
     shapes = (Shape(items=shape.items, tokens=length) for length in lengths)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from deployments.artifacts.manifest import Candidate
 from deployments.engines import EncoderEngine, missing_requirement, open_engine
@@ -44,7 +45,10 @@ class ShapeDispatchEngine:
         self._select_engine = select_engine
 
     def run(self, batch: Batch) -> Outputs:
-        """Run `batch` on the variant that is selected for its shape. Raises EngineFailed."""
+        """Run `batch` on the variant that is selected for its shape.
+
+        An unpooled batch runs on a variant that supports it. Raises EngineFailed.
+        """
         engine = self._select_engine(*batch.input_ids.shape)
         if batch.unpooled and not engine.info.supports_unpooled:
             engine = self._unpooled or engine
@@ -55,16 +59,25 @@ class ShapeDispatchEngine:
             engine.close()
 
 
-def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
-    """Open the fastest known engine. Return it and whether a cost table of this host selected it.
+class OpenedEngine(NamedTuple):
+    """Engine of a model, and how it was selected."""
+
+    engine: EncoderEngine
+    is_tuned: bool  # whether a cost table of this host selected it
+    variant: Variant | None  # the variant that it runs; None: it runs several
+
+
+def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
+    """Open the fastest known engine.
 
     Without a table of this host, use the table of the most similar host whose variants compute the
-    same outputs here. Raises HardwareUnavailable if the model has no graph for the encoder's
-    device, EngineFailed if none of its graphs can be opened.
+    same outputs here. Without any table, or if its variants cannot be opened, open the default
+    candidate. Raises HardwareUnavailable if the model has no graph for the encoder's device,
+    EngineFailed if no graph can be opened.
     """
     table = find_selecting_costs(target)
     if table is None:
-        return open_default_engine(target), False
+        return _open_default(target)
     try:
         engine = _open_selected(target, table)
     except EngineFailed as exc:
@@ -75,34 +88,19 @@ def open_tuned_engine(target: TuningTarget) -> tuple[EncoderEngine, bool]:
         )
     else:
         here = (target.host, target.settings.intra_op_threads)
-        return engine, (table.host, table.threads) == here
+        first, *others = table.selected_variants()
+        return OpenedEngine(
+            engine, (table.host, table.threads) == here, variant=None if others else first
+        )
     # Not inside the except block: its exception would keep the partly opened engines in memory.
-    return open_default_engine(target, table.rejected), False
-
-
-def find_serving_variant(target: TuningTarget) -> Variant | None:
-    """Return the one variant that `open_tuned_engine` opens; None if it opens several.
-
-    Raises HardwareUnavailable or EngineFailed.
-    """
-    table = find_selecting_costs(target)
-    if table is None:
-        default = default_candidate(target)
-        return Variant.of(default.name, default.options)
-    first, *others = table.selected_variants()
-    return None if others else first
-
-
-def open_default_engine(target: TuningTarget, rejected: Collection[str] = ()) -> EncoderEngine:
-    """Open the default candidate. Raises HardwareUnavailable or EngineFailed."""
-    candidate = default_candidate(target, rejected)
-    return open_engine(target.spec(candidate), target.settings)
+    return _open_default(target, table.rejected)
 
 
 def default_candidate(target: TuningTarget, rejected: Collection[str] = ()) -> Candidate:
     """Return the first candidate that can run on this host and is not in `rejected`.
 
-    Raises HardwareUnavailable or EngineFailed.
+    Raises HardwareUnavailable if the model has no graph for the encoder's device, EngineFailed if
+    none of its graphs can be used.
     """
     manifest, device = target.manifest, target.device
     if not target.candidates:
@@ -115,10 +113,17 @@ def default_candidate(target: TuningTarget, rejected: Collection[str] = ()) -> C
         missing = missing_requirement(target.spec(candidate), target.settings)
         if missing is None and candidate.name not in rejected:
             return candidate
-        reasons.append(f"{candidate.name}: {missing or 'it fails the accuracy gate on this host'}")
+        reasons.append(f"{candidate.name}: {missing or 'the cost table rejects it'}")
     raise EngineFailed(
         f"Model {manifest.id} cannot run on the {device} encoder: {'; '.join(reasons)}"
     )
+
+
+def _open_default(target: TuningTarget, rejected: Collection[str] = ()) -> OpenedEngine:
+    candidate = default_candidate(target, rejected)
+    engine = open_engine(target.spec(candidate), target.settings)
+    variant = Variant.of(candidate.name, candidate.options)
+    return OpenedEngine(engine, is_tuned=False, variant=variant)
 
 
 def _open_selected(target: TuningTarget, table: CostTable) -> EncoderEngine:

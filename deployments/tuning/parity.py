@@ -1,7 +1,8 @@
 """Parity: comparison of a graph with the fp32 torch model, by the code that serves the graph.
 
-The build writes ReferenceOutputs. Builds and tuning run the probes on every candidate, unbatched
-and batched, and compare the outputs. This module does not import torch.
+The build writes ReferenceOutputs, which contain items (the probes) and their outputs. Builds and
+tuning run the probes on every candidate, unbatched and batched, and compare the outputs. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from deployments.messages import TokenizedItem
 
 Number = TypeVar("Number", bound=np.generic)
 Floats: TypeAlias = NDArray[np.float32]
-ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as its ModelHead states
+ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as ModelHead states
 
 # Probes per batch in the batched run, besides two items of `build_neighbors`.
 PARITY_BATCH_ITEMS = 6
@@ -44,7 +45,7 @@ class ReferenceOutputs:
     outputs: tuple[Floats, ...]
 
     def write(self, path: Path) -> None:
-        """Write one .npz file. It has the concatenated arrays and the index where each one ends.
+        """Write one .npz file: concatenated arrays, and the index at which each array ends.
 
         Outputs stay fp32: the rounding of fp16 is as large as the error of a good int8 graph.
         """
@@ -65,7 +66,7 @@ class ReferenceOutputs:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of `write`. Raises ArtifactError."""
+        """Read the file of `write`. Raises ArtifactError if it is missing or damaged."""
         try:
             # Open the file here: np.load leaves a file open that is not an archive.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -133,8 +134,8 @@ def build_neighbors(
 ) -> list[tuple[TokenizedItem, TokenizedItem]]:
     """Build pairs of unusual items from the tokens of `items`, as long as the longest item.
 
-    The first item of a pair has the concatenated texts, or their tokens in random order. The second
-    item repeats one token: the rarest, the most frequent, the first or the last.
+    The first item of a pair is the start of the concatenated texts, or of their tokens in random
+    order. The second item repeats one token: the rarest, the most frequent, the first or the last.
     """
     length = max(len(item.ids) for item in items)
     tokens = np.concatenate([item.ids for item in items])
@@ -211,7 +212,9 @@ def compare_outputs(
         top1_agreement=agreement,
         batched_top1_agreement=batched_agreement,
     )
-    return ParityResult(parity=parity, reasons=tuple(_find_violations(parity, gate)))
+    return ParityResult(
+        parity=parity, reasons=tuple(_find_violations(parity, gate, is_score=is_score))
+    )
 
 
 def _find_invalid_output(actual: ProbeOutputs, expected: ProbeOutputs) -> str | None:
@@ -257,7 +260,7 @@ def _top2_gaps(logits: Floats) -> NDArray[np.float64]:
     return np.asarray((best[:, 1] - best[:, 0]) / weights.sum(axis=1))
 
 
-def _find_violations(parity: Parity, gate: Gate) -> Iterator[str]:
+def _find_violations(parity: Parity, gate: Gate, *, is_score: bool) -> Iterator[str]:
     measured: list[tuple[str, float, float]] = [
         ("mean cosine", parity.cosine_mean, gate.cosine_mean),
         ("worst cosine", parity.cosine_worst, gate.cosine_worst),
@@ -271,6 +274,11 @@ def _find_violations(parity: Parity, gate: Gate) -> Iterator[str]:
                 parity.batched_top1_agreement,
                 gate.batched_top1_agreement,
             ),
+        ]
+    elif is_score:  # one correlation over all items is both their mean and their worst
+        measured = [
+            ("correlation", parity.cosine_mean, max(gate.cosine_mean, gate.cosine_worst)),
+            ("batched correlation", parity.batched_cosine_worst, gate.batched_cosine_worst),
         ]
     for name, value, minimum in measured:
         if value < minimum:

@@ -13,7 +13,8 @@ from math import log
 
 from deployments.tuning.costs import Shape, Variant, VariantCosts
 
-# Differences below this count as equal: repeated measurements differ as much.
+# Times up to this share above the fastest count as equal, because repeated measurements differ as
+# much.
 TOLERANCE = 0.05
 MAX_VARIANTS = 3  # graphs in memory
 _UNMEASURED_MS = 1e9
@@ -44,7 +45,7 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
     members = min(
         sets,
         key=lambda candidates: (
-            _count_options(rows, candidates),
+            _count_spinning(rows, candidates),
             _mean_excess([times[i] for i in candidates], best),
         ),
     )
@@ -78,7 +79,7 @@ def _is_near_best(members: Sequence[Times], best: Times) -> bool:
     return all(_time_ms(members, shape) <= limit * (1 + TOLERANCE) for shape, limit in best.items())
 
 
-def _count_options(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
+def _count_spinning(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
     return sum(rows[i].variant.spinning for i in members)
 
 

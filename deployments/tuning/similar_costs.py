@@ -26,7 +26,7 @@ def find_selecting_costs(target: TuningTarget) -> CostTable | None:
 
 
 def find_nearest_costs(target: TuningTarget) -> CostTable | None:
-    """Return the table that predicts the times of `target` best."""
+    """Return the table that predicts the times of `target` best; None if there is none."""
     return read_costs(target) or next(iter(read_similar_costs(target)), None)
 
 
@@ -46,7 +46,7 @@ def read_similar_costs(target: TuningTarget) -> list[CostTable]:
 
 
 def computes_alike(table: CostTable, target: TuningTarget) -> bool:
-    """Whether the variants of the table give the same outputs on this host as on the table's host.
+    """Return whether the table's variants give the same outputs here as on the table's host.
 
     The processor's instructions and the engine versions decide which kernels run.
     """

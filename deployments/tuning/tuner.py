@@ -66,10 +66,9 @@ class VariantSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementPlan:
-    """How variants are measured.
+    """Conditions of a measurement.
 
-    The first graphs in the given order are open at once, as many as fit in memory. The other graphs
-    are not measured.
+    All measured graphs are open at once. In the given order, as many are measured as fit in memory.
     """
 
     settings: EncoderSettings
@@ -99,40 +98,39 @@ class MeasurementPlan:
 def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPlan) -> CostTable:
     """Build the cost table of the target's sealed candidates on this host.
 
-    Rejects candidates that cannot run here or fail the accuracy gate here. A candidate that passed
-    at the build may fail, because kernels round differently on each CPU. Raises EngineFailed if no
-    candidate is left.
+    Leaves out candidates that cannot run, fail the accuracy gate or cannot be measured here. A
+    candidate that passed the gate at the build may fail, because kernels round differently on each
+    CPU. Raises EngineFailed if no candidate is left, or no graph fits in memory.
     """
     specs = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
     plan.fit_in_memory(specs[:1])  # raises before any graph is opened
     rejected: dict[str, str] = {}
+    unmeasured: dict[str, str] = {}
+    accepted: list[VariantSpec] = []
     for spec in specs:
-        if reason := _find_rejection(spec.spec, target, reference):
-            rejected[spec.variant.candidate] = reason
-    accepted = [spec for spec in specs if spec.variant.candidate not in rejected]
+        if missing := missing_requirement(spec.spec, target.settings):
+            unmeasured[spec.variant.candidate] = missing
+            continue
+        result = check_graph(spec.spec, target.settings, reference, target.manifest.gate)
+        if result.passed:
+            accepted.append(spec)
+        else:
+            rejected[spec.variant.candidate] = "; ".join(result.reasons)
     if not accepted:
-        raise EngineFailed(f"no graph passes the accuracy gate on this host: {_format(rejected)}")
+        reasons = _format(unmeasured | rejected)
+        raise EngineFailed(f"no graph passes the accuracy gate on this host: {reasons}")
     rows = measure_variants(accepted, plan)
     measured = {row.variant.candidate for row in rows}
     for spec in accepted:
         if spec.variant.candidate not in measured:
-            rejected[spec.variant.candidate] = "it could not be measured together with the others"
-    return build_cost_table(target.manifest.version, specs, rows, plan, rejected)
+            unmeasured[spec.variant.candidate] = "it could not be measured together with the others"
+    table = build_cost_table(target.manifest.version, specs, rows, plan)
+    return table.model_copy(update={"rejected": rejected, "unmeasured": unmeasured})
 
 
-def _find_rejection(
-    spec: GraphSpec, target: TuningTarget, reference: ReferenceOutputs
-) -> str | None:
-    """Return why the graph must not be used on this host, or None."""
-    if reason := missing_requirement(spec, target.settings):
-        return reason
-    result = check_graph(spec, target.settings, reference, target.manifest.gate)
-    return None if result.passed else "; ".join(result.reasons)
-
-
-def _format(rejected: Mapping[str, str]) -> str:
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
-    return reasons or "the artifact has no graph for this device"
+def _format(reasons: Mapping[str, str]) -> str:
+    text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return text or "the artifact has no graph for this device"
 
 
 def build_cost_table(
@@ -140,7 +138,6 @@ def build_cost_table(
     specs: Sequence[VariantSpec],
     rows: Sequence[VariantCosts],
     plan: MeasurementPlan,
-    rejected: Mapping[str, str],
 ) -> CostTable:
     """Build the cost table of measured `specs` and select its variants."""
     return CostTable(
@@ -151,7 +148,6 @@ def build_cost_table(
         engines=read_engine_versions(spec.spec.engine for spec in specs),
         rows=tuple(rows),
         selection=select_variants(drop_marginal_variants(rows)),
-        rejected=dict(rejected),
     )
 
 
@@ -175,10 +171,10 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
 
 
 def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """Drop variants whose session options gain at most TOLERANCE, as the mean over the shapes.
+    """Drop variants whose session options save at most TOLERANCE of the time.
 
-    The baseline is the first row of the candidate. Smaller gains and gains at single shapes are
-    noise, but a spinning thread costs a core.
+    The baseline is the first row of the candidate. The mean over the shapes counts: smaller gains
+    and gains at single shapes are noise, but a spinning thread costs a core.
     """
     baselines: dict[str, VariantCosts] = {}
     for row in rows:
@@ -191,7 +187,7 @@ def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
 
 
 def _gain(base: VariantCosts, row: VariantCosts) -> float:
-    """Return the mean share of time saved against `base`; 0 if most shapes were not measured."""
+    """Return the mean share of time that `row` saves; 0 if it lacks at least half of the shapes."""
     times, base_times = row.by_shape(), base.by_shape()
     ratios = [math.log(times[shape] / ms) for shape, ms in base_times.items() if shape in times]
     if len(ratios) * 2 <= len(base_times):
@@ -218,7 +214,7 @@ def _add_missing_shapes(row: VariantCosts, earlier: VariantCosts) -> VariantCost
 
 
 def _vary_options(spec: VariantSpec, settings: EncoderSettings) -> list[VariantSpec]:
-    """Return the same graph with the other session options to measure."""
+    """Return the same graph with the other session options to measure; empty if there are none."""
     is_cpu_session = spec.spec.engine == "onnxruntime" and spec.spec.device is Device.CPU
     if not is_cpu_session or settings.intra_op_threads == 1:
         return []
@@ -238,8 +234,9 @@ def measure_fitting(
 
     All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
-    # Keep the cores awake, as the server does during requests. The planner of lone passes compares
-    # these times of one thread and of several threads.
+    # Keep the cores awake, as the server does during requests. Otherwise only passes of several
+    # threads would wait for cores to wake, and the planner of lone passes compares them with passes
+    # of one thread.
     with open_engines(plan.fit_in_memory(specs), plan.settings) as engines, keep_cores_awake():
         costs = measure(
             engines,
@@ -288,13 +285,13 @@ def tune_exclusively(
 ) -> CostTable | None:
     """Return the cost table of this host. Measure it if it is missing or `force` is set.
 
-    Among all hosts that share the store, one process per kind of host tunes a model. While another
-    process tunes it, wait if `wait` is set, else return None. `shapes` defaults to the default
-    shapes that the model can read. Raises ArtifactError, EngineFailed, and OSError if the store
-    cannot be written.
+    Among all hosts that share the store, one process per kind of host and number of threads tunes a
+    model. While another process tunes it, wait if `wait` is set, else return None. `shapes`
+    defaults to the default shapes that the model can read. Raises ArtifactError for missing
+    reference outputs, EngineFailed as `tune` does, and OSError if the store cannot be written.
     """
-    with _locked(_lock_path(target), wait=wait) as is_locked:
-        if not is_locked:
+    with _locked(_lock_path(target), wait=wait) as is_acquired:
+        if not is_acquired:
             return None
         if not force and (stored := read_costs(target)) is not None:
             return stored
@@ -311,7 +308,7 @@ def tune_exclusively(
 
 
 def is_tuning(target: TuningTarget) -> bool:
-    """Whether a process is tuning the target now."""
+    """Return whether a process is tuning the target now; False if that cannot be determined."""
     try:
         return is_locked(_lock_path(target))
     except OSError:  # no permission, or a file system without locks
@@ -324,15 +321,15 @@ def _lock_path(target: TuningTarget) -> Path:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Yield whether the lock was acquired; always True with `wait`."""
+    """Hold the lock, and yield whether it was acquired: always True with `wait`."""
 
     def report(holder: str) -> None:
         log.info("waiting for the tuning by %s", holder or "another process")
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if not wait:
-        with try_exclusive_lock(path) as is_locked:
-            yield is_locked
+        with try_exclusive_lock(path) as is_acquired:
+            yield is_acquired
         return
     with exclusive_lock(path, report):
         yield True

@@ -49,7 +49,7 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
 
 
 def check_memory_routes(cluster: Cluster) -> None:
-    """List, load and unload models over Serve's deployment handles."""
+    """List, load and try to unload models over Serve's deployment handles."""
 
     def are_listed() -> bool:
         listed = httpx.get(f"{cluster.url}/models/ps", timeout=60).json()

@@ -65,7 +65,7 @@ def updated(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_settled(cluster: Cluster, count: int) -> bool:
-    """Whether `count` generators and `count` ingress replicas run, all connected."""
+    """Return whether `count` generators and `count` ingress replicas run, all connected."""
     return (
         len(cluster.replicas("Ingress")) == count
         and has_channels(cluster, "CpuGenerator", count, clients=count)
@@ -115,7 +115,7 @@ def require_cut_streams_only(scene: Scene) -> None:
 
 
 def require_cut_once(scene: Scene, clients: ClientCounts) -> None:
-    """Check that each client lost at most its request in flight in the lost ingress."""
+    """Check that all failed requests were cut, and that no more failed than there are clients."""
     failed = scene.failed()
     assert all(one.seen.outcome.startswith(CUT) for one in failed)
     assert len(failed) <= clients.count

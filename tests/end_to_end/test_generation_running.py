@@ -21,7 +21,7 @@ from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WR
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
 EXPORT_S = 30  # maximum wait until the metrics show a change
-# Maximum wait for a free KV slot. An endless generation that was not canceled lasts longer.
+# Maximum wait for a free KV slot. ROWS endless generations that are not canceled last longer.
 FREED_S = 10
 
 
@@ -74,7 +74,7 @@ def active(cluster: Cluster) -> float:
 
 
 def is_answered(cluster: Cluster, model: str = WRITER, timeout_s: float = FREED_S) -> bool:
-    """Whether a short generation succeeds within the timeout."""
+    """Return whether a short generation succeeds within the timeout."""
     body = {**noise(3), "model": model}
     try:
         reply = httpx.post(cluster.url + COMPLETIONS, json=body, timeout=timeout_s)

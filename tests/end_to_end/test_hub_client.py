@@ -97,7 +97,10 @@ def test_embedding_parameters_are_applied(ask: Ask) -> None:
     )
     assert not is_same_embedding(start, end)
     (raw,) = ask(path, "feature_extraction", GUITAR, normalize=False)
-    assert is_same_embedding(raw, ask(path, "feature_extraction", GUITAR)[0])
+    (normalized,) = ask(path, "feature_extraction", GUITAR)
+    assert is_same_embedding(raw, normalized)
+    assert np.linalg.norm(normalized) == pytest.approx(1, abs=1e-3)
+    assert np.linalg.norm(raw) != pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,14 @@ def placement(tmp_path_factory: pytest.TempPathFactory) -> TuningTarget:
 def own_cluster(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], placement: TuningTarget
 ) -> Iterator[Cluster]:
-    """A cluster that tunes its model in the background; the first test starts it."""
+    """A cluster that tunes its model in the background; the first test starts it.
+
+    Other hosts may connect.
+    """
     tuning = copy.deepcopy(config)
+    tuning["http_options"]["host"] = "0.0.0.0"
+    ingress = next(d for d in tuning["applications"][0]["deployments"] if d["name"] == "Ingress")
+    ingress["user_config"]["no_auth"] = True
     arguments = tuning["applications"][0]["args"]
     arguments["models"] = [{"id": EMBEDDER, "version": LATEST_NAME}]
     arguments["encoders"]["cpu"] |= {"tune": "background", "tune_seconds": 1}
@@ -75,6 +81,14 @@ def test_cluster_serves_while_it_tunes(own_cluster: Cluster, placement: TuningTa
     assert {variant.candidate for variant in table.selected_variants()} == {"int8"}
     assert [process.pid for process in own_cluster.replicas("CpuEncoder")] == [replica.pid]
     wait_for(lambda: not measuring(own_cluster), 10)
+
+
+def test_other_hosts_reach_only_the_port_for_clients(own_cluster: Cluster) -> None:
+    if not own_cluster.is_running:  # the test before this one was deselected
+        own_cluster.start()
+    ports = own_cluster.ports()
+    outside = {one: name for one, name in ports.items() if one[0] != "127.0.0.1"}
+    assert outside.keys() == {("0.0.0.0", own_cluster.port)}, outside
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -136,23 +136,9 @@ def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:
     assert "SessionName" not in text
 
 
-def listening(process: psutil.Process) -> list[Any]:
-    """Return the listening sockets of the process, or none if it has ended."""
-    try:
-        found = process.net_connections("tcp")
-    except psutil.Error:
-        return []
-    return [connection for connection in found if connection.status == psutil.CONN_LISTEN]
-
-
 def test_nothing_listens_outside_loopback(cluster: Cluster) -> None:
     """The port for clients is included, because its default host is loopback."""
-    launcher = psutil.Process(cluster.launcher.pid)
-    ports: dict[tuple[str, int], str] = {}
-    for process in (launcher, *cluster.processes()):
-        for connection in listening(process):
-            host, port = connection.laddr
-            ports[host.removeprefix("::ffff:"), port] = process.name()
+    ports = cluster.ports()
     assert ("127.0.0.1", cluster.port) in ports
     assert {one: name for one, name in ports.items() if one[0] != "127.0.0.1"} == {}
 

@@ -1,7 +1,7 @@
 """Code that several tests share. Where to find a tiny model:
 
 checkpoints   `tiny_encoders` (BERT and related models), `tiny_decoders` (Llama, GPT-2, T5, Marian),
-              `tiny_checkpoints` (every generative architecture), `pruned_checkpoints`,
+              `tiny_checkpoints` (GPT-2 and encoder-decoders), `pruned_checkpoints`,
               `outlier_models`, `adapters`
 artifacts     written without a build and torch: `artifacts` (encoders), `decoder_artifacts`,
               `encoder_decoder_artifacts`, `tuning_artifacts` (several candidates), `all_models`

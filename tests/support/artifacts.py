@@ -158,11 +158,11 @@ def write_graph(
     token_types: bool = False,
     unpooled: bool = False,
 ) -> None:
-    """Write a graph that outputs the mean vector of the unmasked tokens, [B, WIDTH] or [B, labels].
+    """Write a graph that outputs the mean vector [B, WIDTH] of the unmasked tokens.
 
-    With `unpooled` a second output holds the token vectors. With `token_types` the graph has the
-    third input of BERT. It adds the sum of this input to every output, so that nonzero values are
-    visible.
+    With `labels` it outputs logits [B, labels] of this vector instead. With `unpooled` a second
+    output holds the token vectors. With `token_types` the graph has the third input of BERT and
+    adds its sum per item to the first output, so that nonzero values are visible.
     """
     node = helper.make_node
     tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}

@@ -57,7 +57,7 @@ class AsgiClient:
         return b"".join(message.get("body", b"") for message in self.messages).decode()
 
     async def wait_for_text(self, text: str) -> None:
-        """Wait until the body contains `text`."""
+        """Wait until the body contains `text`. Fail if the application ends first."""
         await wait_until(lambda: text in self.text or self.task.done())
         assert text in self.text
 

@@ -91,7 +91,7 @@ def unrotated(graph: onnx.GraphProto) -> None:
 
 
 def windowed(graph: onnx.GraphProto) -> None:
-    """Use sliding-window attention with a custom score scale."""
+    """Use sliding-window attention with a soft cap and a custom scale of the scores."""
     numbers = {"local_window_size": 16, "softcap": 4.0, "scale": 0.2}
     for node in attentions(graph):
         node.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
@@ -138,7 +138,7 @@ def float_graph(path: Path, change: GraphChange = packed) -> Path:
 
 
 def spec_for(graph: Path) -> DecoderSpec:
-    """Build the spec of any variant. Read the head size from its KV cache."""
+    """Build the spec of any variant. Read heads, head size and type from its KV cache."""
     spec, inputs = spec_of(graph), onnx.load(graph).graph.input
     (past,) = (value for value in inputs if value.name == "past_key_values.0.key")
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))

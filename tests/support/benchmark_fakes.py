@@ -16,8 +16,6 @@ from tests.support.fakes import TIMEOUT_S
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """A received request."""
-
     method: str
     path: str
     body: bytes

@@ -1,7 +1,7 @@
 """A real browser on the page of an in-process server.
 
-Each page records its console messages and its requests to other hosts. Screenshots for inspection
-stay in SCREENSHOTS, which CONTRIBUTING.md names, until a later run replaces them.
+Each page records its console errors and warnings, and its requests to other hosts. Screenshots for
+inspection stay in SCREENSHOTS, which CONTRIBUTING.md names, until a later run replaces them.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ INPUTS: dict[str, dict[str, str]] = {
 
 @dataclass
 class Visitor:
-    """A browser tab at the page of `url`, with its console messages and foreign requests."""
+    """A browser tab at the page of `url`, with its console output and its foreign requests."""
 
     page: Page
     url: str
-    console: list[str] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)  # errors and warnings
     foreign: list[str] = field(default_factory=list)  # requests to other hosts
 
     @classmethod
@@ -102,7 +102,7 @@ class Visitor:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
     def leave(self) -> None:
-        """Close the tab. Raises AssertionError after console errors or requests to other hosts."""
+        """Close the tab. Fail the test after console errors or warnings, or foreign requests."""
         self.page.context.close()
         assert self.foreign == []
         assert [line for line in self.console if not line.startswith(REFUSED)] == []
@@ -117,7 +117,7 @@ class Visitor:
 
 
 def wait_for_server(happened: Callable[[], bool]) -> None:
-    """Wait until the server's thread makes `happened` return True. Raises TimeoutError."""
+    """Wait until the server's thread makes `happened` true. Fail after TIMEOUT_MS."""
     ends_s = time.monotonic() + TIMEOUT_MS / 1e3
     while not happened():
         if time.monotonic() > ends_s:
@@ -126,7 +126,10 @@ def wait_for_server(happened: Callable[[], bool]) -> None:
 
 
 def find_accessibility_problems(page: Page, rules: list[str] | None = None) -> list[str]:
-    """Check all rules of axe-core, or `rules`. Return rule and element of each serious problem."""
+    """Check all rules of axe-core, or only `rules`.
+
+    Return rule and element of each problem that axe-core rates serious or critical.
+    """
     if not page.evaluate("'axe' in window"):
         page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
     options = {} if rules is None else {"runOnly": rules}
@@ -140,7 +143,10 @@ def find_accessibility_problems(page: Page, rules: list[str] | None = None) -> l
 
 
 def seal_page_models(store: Path) -> Path:
-    """Write PAGE_MODELS to `store` and return it. A fake generator answers for the translator."""
+    """Write PAGE_MODELS, version QA_VARIANT and a report to `store`. Return `store`.
+
+    The graph of the translator cannot translate, so tests answer with a fake generator.
+    """
     seal_all_models(store)
     translator = ArtifactManifest.parse(seal_tiny_decoder(store, TRANSLATOR))
     config = translator.generation_config

@@ -1,4 +1,4 @@
-"""Scripted replicas with channels (direct connections), and a client for calls without one."""
+"""Scripted replicas with channels (direct connections), and a client without channels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ def build_call(*texts: str) -> Call:
 
 
 class FakeTokenizer:
-    """Tokenizer with one token per character. The text `too long` fails."""
+    """Tokenizer for scripted calls.
+
+    Batches get one token per character, and the text `too long` fails. `tokenize` returns the
+    length of each text as its only token, and fails for models other than MODEL.
+    """
 
     pool = None
 
@@ -92,7 +96,8 @@ class FakeTokenizer:
 class FakeEncoder:
     """Encoder that returns the sum of the token ids of each item.
 
-    A cleared `may_answer` delays all answers. A cleared `may_continue` delays all but the first.
+    A cleared `may_answer` delays all answers. A cleared `may_continue` delays the answers after
+    the first result.
     """
 
     pool = None

@@ -20,7 +20,11 @@ NODE = "node-1"
 
 @dataclass
 class ScriptedReplica:
-    """Replica that answers `b"echo ..."` at once. Other messages wait for `release`."""
+    """Replica that answers `b"echo ..."` at once, and raises errors for `b"fail"` and `b"bug"`.
+
+    Other messages wait for `release`. A stream yields as many numbers as its message says, then
+    waits for `release`.
+    """
 
     release: asyncio.Event = field(default_factory=asyncio.Event)
     started: list[bytes] = field(default_factory=list)

@@ -54,7 +54,7 @@ class ChatHarness:
 
     @property
     def call(self) -> GenerationCall:
-        """The last call of the generator."""
+        """The last call that the generator received."""
         return self.generator.calls[-1]
 
 

@@ -35,7 +35,10 @@ def run_client(program: str, *arguments: str, environment: Mapping[str, str] | N
 
 
 def find_python() -> str:
-    """Return the interpreter of the second environment. Fail the test if it is missing."""
+    """Return the interpreter of the second environment.
+
+    Fail the test if it is missing. Skip the test if PYTHON_VARIABLE has the value SKIP.
+    """
     named = os.environ.get(PYTHON_VARIABLE, str(DEFAULT_PYTHON))
     if named == SKIP:
         pytest.skip(f"{PYTHON_VARIABLE}={SKIP}")

@@ -28,9 +28,10 @@ WRONG = "wrong"
 TIMEOUT_S = 60.0  # s without a byte after which a client gives up
 RECOVERY_S = 90.0  # maximum s from a fault to the recovery
 POLL_S = 0.01
-# A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S,
-# the silence after which a channel counts its replica as lost. STAND_S is far below the half second
-# after which the launcher kills a stopped process, because a busy host lengthens it.
+# A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S of
+# the channel client, the silence after which it counts a replica as lost. STAND_S is also far below
+# the half second after which the launcher kills a stopped process, because a busy host lengthens
+# every stop.
 RUN_S, STAND_S = 0.025, 0.2
 TOLERANCE = 1e-3  # maximum of 1 - cosine; the batch affects rounding
 
@@ -42,7 +43,7 @@ def noise(tokens: int) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """Outcome of a request: RIGHT, WRONG, a status with its code, or the name of an httpx error."""
+    """Outcome of a request: RIGHT, WRONG, or the failure (status, error code or httpx error)."""
 
     outcome: str
     characters: int = 0  # length of the generated text
@@ -124,8 +125,9 @@ class FaultLoad:
     async def run(self, fault: Callable[[], object], is_over: Callable[[], bool]) -> Scene:
         """Start the load, cause the fault, and wait for the recovery.
 
-        The fault starts when each client has had an answer and each stream has text. Clients send
-        until `is_over` holds, and then once more, so that each client sends after the fault.
+        The fault starts when each client of short requests has had an answer and each stream has
+        text. These clients send until `is_over` holds, and then once more, so that each sends after
+        the fault. A client of a long stream sends one request.
         """
         over = asyncio.Event()
         senders = {
@@ -267,7 +269,7 @@ def count_sockets(replicas: Iterable[psutil.Process]) -> Counter[str]:
 
 
 def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1) -> bool:
-    """Whether `count` replicas run, each with a connection from every ingress replica."""
+    """Return whether `count` replicas run, each connected to all `clients` ingress replicas."""
     replicas = cluster.replicas(deployment)
     try:
         sockets = count_sockets(replicas)

@@ -120,7 +120,7 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
 
 
 def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
-    """Write a random Llama. After a token of `saying` it generates the tokens that follow there."""
+    """Write a random Llama that follows each token of `saying` with the next token of `saying`."""
     draw = _Draw()
     tables: dict[str, NDArray] = {
         "embedding": draw.matrix(vocabulary, HIDDEN) * 8,
@@ -154,7 +154,7 @@ def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[
 
 
 class _Draw:
-    """Source of seeded random matrices that preserve the norm of their input."""
+    """Source of seeded random matrices with the standard deviation 1 / sqrt(HIDDEN)."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(11)

@@ -1,4 +1,4 @@
-"""Decoder graphs without the model builder, and changes to them."""
+"""Decoder graphs written without the model builder, and changes to them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
 
 
 def build_reference(graph: Path) -> DecoderReference:
-    """Build a reference with the outputs of `graph` on a dozen random texts."""
+    """Build a reference with the outputs of `graph` on 13 random texts."""
     draw = np.random.default_rng(5)
 
     def texts(count: int, shortest: int, longest: int) -> tuple[tuple[int, ...], ...]:

@@ -33,7 +33,7 @@ def program_spec(
 
 
 def whole_spec(checkpoint: Path, into: Path, recipe: DecoderRecipe = WHOLE) -> DecoderSpec:
-    """Export a checkpoint for transformers to `into`."""
+    """Export a checkpoint for the engine `transformers` to `into`. Return its spec."""
     metadata = read_checkpoint_metadata(checkpoint)
     export_checkpoint(checkpoint, metadata, recipe, into)
     return spec_of(into / "model.safetensors", metadata, recipe)

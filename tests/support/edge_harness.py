@@ -1,7 +1,6 @@
-"""Harness of the edge, without a cluster.
+"""Harness of the edge, the supervisor of one host's HAProxy, without a cluster.
 
-The edge runs the HAProxy of one host. Ray Serve's HAProxy code configures it, and an HTTP
-server acts as the ingress replica.
+Ray Serve's HAProxy code configures the edge, and an HTTP server acts as the ingress replica.
 """
 
 from __future__ import annotations
@@ -155,7 +154,10 @@ class EdgeHarness:
         return bool(self._run(self.manager.is_running()))
 
     def replace_manager(self) -> None:
-        """Kill `attach.py`, as the death of its actor does. Build a new manager."""
+        """Kill the manager's child `attach.py`, and build a new manager.
+
+        The death of the manager's actor has the same effect.
+        """
         assert self.manager._proc is not None
         self.manager._proc.kill()
         self._run(self.manager._proc.wait())

@@ -61,7 +61,7 @@ class TinyEncoderDecoder:
 
     @classmethod
     def make(cls, root: Path, languages: Sequence[str] = ()) -> TinyEncoderDecoder:
-        """Write the checkpoint. The tokenizer adds the first of `languages` to each text."""
+        """Write checkpoint and graphs. The tokenizer adds the first of `languages` to each text."""
         tokenizer = word_tokenizer(languages)
         model = saved(lambda: _bart(tokenizer), root / "checkpoint")
         model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
@@ -110,7 +110,6 @@ class TinyEncoderDecoder:
         self.tokenizer.save(str(directory / TOKENIZER_NAME))
         written = self.written
         assert written.encoder is not None
-        assert written.decoder_start_token is not None
         manifest = ArtifactManifest(
             id=model_id,
             version=version,
@@ -125,7 +124,7 @@ class TinyEncoderDecoder:
                 eos_token_ids=written.eos_token_ids,
                 encoder_decoder=EncoderDecoderConfig(
                     max_source_tokens=SOURCE_TOKENS,
-                    decoder_start_token_id=written.decoder_start_token,
+                    decoder_start_token_id=self.model.generation_config.decoder_start_token_id,
                     languages=self.languages,
                 ),
                 defaults=defaults or GenerationDefaults(max_new_tokens=10),

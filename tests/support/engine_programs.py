@@ -49,7 +49,7 @@ def list_inputs(head: ModelHead) -> tuple[str, ...]:
 
 
 def write_onnx(path: Path, head: ModelHead) -> None:
-    """Write the model as an ONNX graph. Graphs of pooled heads also output token vectors."""
+    """Write the model as an ONNX graph. With ModelHead.VECTOR it also outputs token vectors."""
     node = helper.make_node
     nodes = [
         node("Gather", ["vectors", "input_ids"], ["words"]),

@@ -59,7 +59,7 @@ async def wait_until(happened: Callable[[], bool]) -> None:
 
 
 class FakeEngine:
-    """Engine that returns the marker of every item. It records the markers of every pass.
+    """Engine that returns the marker, or first token id, of every item. It records all passes.
 
     A pass with a marker in `failing` fails. A marker in `nan` gets NaN. With `held`, passes wait
     for `release`.

@@ -80,7 +80,7 @@ class GenerationHarness:
         return ClusterSnapshot({"CpuGenerator": self.running})
 
     def is_idle(self) -> bool:
-        """Whether no stream is open and admission has no reservation."""
+        """Return whether no stream is open and admission has no reservation."""
         return self.generator.open == 0 and self.pipeline.admission.generations.used == 0
 
     @property

@@ -65,6 +65,7 @@ def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
         assert started.wait(TIMEOUT_S), "the server did not start"
         yield started_servers[0]
     finally:
-        servers[0].should_exit = True
+        for server in servers:
+            server.should_exit = True
         thread.join(TIMEOUT_S)
         assert not thread.is_alive(), "the server did not stop"

@@ -86,7 +86,7 @@ class InProcess:
     batched: MicroBatcher = send_unbatched
     encoder: EncoderClient | None = None  # replaces the real replicas
     tokenizer: TokenizerClient | None = None  # replaces the real one in tokenization routes
-    generator: GeneratorClient | None = None  # None: the cluster has no generator
+    generator: GeneratorClient | None = None  # None: no generator, unless `writes` is set
     writes: GeneratorSettings | None = None  # real CPU generator in place of `generator`
     start_builder: StartBuilder = refuse_to_start
     raise_bugs: bool = True  # raise unexpected errors in the test instead of answering 500

@@ -1,6 +1,6 @@
-"""Fork server of builds that kill themselves at a given point.
+"""Fork server of builds that kill themselves at a given point, and the client of this server.
 
-The program reads one request per line from stdin and writes one response per line. It has imported
+The server reads one request per line from stdin and writes one response per line. It has imported
 torch, so that a fork saves the seconds of this import. It computes nothing, so that forks start
 without threads.
 """
@@ -85,7 +85,7 @@ class BuildForkServer:
         return Build(self, int(self._ask("start", request)), output)
 
     def run(self, *command: str) -> None:
-        """Run another command in the fork server."""
+        """Run another command, such as `mount`, in the namespace of the fork server."""
         assert self._ask("run", command) == 0
 
     def status(self, pid: int) -> int:
@@ -151,7 +151,7 @@ class _KillingStream:
 
 
 def kill_self(*_arguments: object, **_options: object) -> None:
-    """Kill this process without cleanup, like a power failure."""
+    """Kill this process without cleanup, as the OOM killer does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -59,7 +59,7 @@ def ask(
 
 
 def _logits(tokens: list[Scores]) -> NDArray[np.float32]:
-    """Return logits [T, W]. Special tokens get B-PER, which must not reach the output."""
+    """Return logits [T, labels]. Special tokens get B-PER, which must not reach the output."""
     return np.log(np.array([_row("B-PER"), *map(_row, tokens), _row("B-PER")], dtype=np.float32))
 
 

@@ -16,7 +16,7 @@ NORM = "SimplifiedLayerNormalization"
 
 
 def graph_with_outliers(path: Path) -> Path:
-    """Scale two channels of every norm up, and scale the weights that read these channels down."""
+    """Scale two channels of all norms but the last up, and the weights that read them down."""
     model = onnx.load(tiny_graph(path))
     tables = {table.name: table for table in model.graph.initializer}
     loud = np.ones(tables["ones"].dims[0], np.float32)

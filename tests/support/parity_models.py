@@ -67,7 +67,7 @@ class ParityModel:
         return self.root / "checkpoint"
 
     def model(self) -> Any:
-        """The torch model with the task's head, in float32 and without fused attention."""
+        """Load the torch model with the task's head, in float32 and without fused attention."""
         import transformers
 
         loader = getattr(transformers, LOADERS[find_head(self.task)])
@@ -77,7 +77,7 @@ class ParityModel:
         return model.eval()
 
     def tokenizer(self) -> Any:
-        """The tokenizer as transformers loads it."""
+        """Load the tokenizer with transformers."""
         import transformers
 
         return transformers.AutoTokenizer.from_pretrained(self.checkpoint)
@@ -134,7 +134,7 @@ class ServedModel:
     manifest: ArtifactManifest
 
     async def ask(self, inputs: Any, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Post one request and return the JSON. Raise RefusedError."""
+        """Post one request and return the JSON. Raise RefusedError for a status other than 200."""
         body = {"inputs": inputs, "parameters": parameters or {}, "options": OPTIONS}
         response = await self.http.post(f"/models/{PARITY_MODEL}/pipeline/{self.task}", json=body)
         if response.status_code != 200:

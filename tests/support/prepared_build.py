@@ -94,7 +94,7 @@ class PreparedBuild:
         return self.prepared.reference.items
 
     def answers(self, recipe: CandidateRecipe, graph: Path, batch_items: int = 8) -> ProbeOutputs:
-        """Run the probes on `graph`. Each padded batch has `batch_items` probes of all lengths."""
+        """Run the probes, whose lengths differ, on `graph` in padded batches of `batch_items`."""
         engine = open_engine(build_graph_spec(recipe, graph, self.prepared), EncoderSettings())
         try:
             return run_probes(engine, self.items, batch_items)

@@ -1,7 +1,7 @@
 """Tiny random encoders with the zeros that pruning methods leave.
 
-Each encoder has 2 layers with 4 heads of width 8 and 64 feed-forward channels. No bias is near
-zero.
+Each encoder has 2 layers with 4 heads of width 8 and 64 feed-forward channels. Biases are
+random, not zero.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def padded_batch() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def exported(model: TorchModel, graph: Path, **settings: Any) -> Path:
-    """Export `model` with the build's export step."""
+    """Write `model` to `graph` with the exporter that builds use. Return `graph`."""
     import onnx_ir
     import torch
     from transformers.exporters import OnnxConfig, OnnxExporter

@@ -152,6 +152,17 @@ class Cluster:
         """Return the live processes in the launcher's session, except the launcher."""
         return list_session(self.launcher.pid)
 
+    def ports(self) -> dict[tuple[str, int], str]:
+        """Return the names of the processes that listen, by address and port."""
+        found: dict[tuple[str, int], str] = {}
+        for process in (psutil.Process(self.launcher.pid), *self.processes()):
+            with suppress(psutil.Error):  # the process has ended
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        host, port = connection.laddr
+                        found[host.removeprefix("::ffff:"), port] = process.name()
+        return found
+
     def replicas(self, deployment: str) -> list[psutil.Process]:
         return self.find(f"ray::ServeReplica:hundredfold:{deployment}")
 

@@ -50,7 +50,7 @@ DAMAGED = "hundredfold/damaged"
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A random model for a task without a demo model."""
+    """A random model for a task that no model of DEMO has."""
 
     task: TaskName
     labels: tuple[str, ...] = ()
@@ -65,12 +65,12 @@ TINY: Mapping[str, TinyModel] = {
     RANKER: TinyModel(TaskName.TEXT_RANKING, ("relevant",)),
 }
 ENCODER_MODELS = (*DEMO, *TINY)
-# The first generative model is the default model of the server.
+# The first generative model in this list is the default model of the generation routes.
 SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL, *REAL)
 
 
 # This store is kept between runs, because builds take minutes. Unchanged recipes give the same
-# models.
+# models. `make test` fills it while other tests run.
 BUILT_STORE = default_store().with_name("test-store")
 
 
@@ -145,3 +145,7 @@ def damage_a_copy(source: Path, target: Path) -> None:
     content = bytearray(tokenizer.read_bytes())
     content[-3] ^= 1
     tokenizer.write_bytes(content)
+
+
+if __name__ == "__main__":
+    build_missing()

@@ -1,4 +1,4 @@
-"""Driver of the KV slots of a decoder graph, which binds them as OnnxDecoder does."""
+"""Driver of the KV slots of a decoder graph. It binds the slots as OnnxDecoder does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every architecture, with random weights that make errors visible."""
+"""Tiny GPT-2 and encoder-decoder checkpoints, with random weights that make errors visible."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-# Standard deviation of weights by name prefix. The first matching prefix applies.
+# Standard deviation of weights by a part of their name. The first part that matches applies.
 _SPREADS = {
     "embed_positions": 2.0,
     "wpe": 2.0,

@@ -179,7 +179,7 @@ def tiny_writer(directory: Path, make: Callable[[int, dict[str, int]], object]) 
 
 
 def make_t5(vocabulary: int, ids: dict[str, int]) -> object:
-    """Create a T5 with a task prefix for summarization."""
+    """Create a T5 with task prefixes for summarization and translation."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(

@@ -39,4 +39,4 @@ class VectorLength(Task):
 
     def decode(self, context: DecodeContext, options: int | None) -> list[float]:
         lengths = [float((row**2).sum() ** 0.5) for row in context.rows]
-        return [round(length, options) for length in lengths] if options else lengths
+        return [round(length, options) for length in lengths] if options is not None else lengths

@@ -40,7 +40,7 @@ STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}  # fields that make a 
 WRONG_GRAPH_NAME = "graphs/wrong.onnx"
 SLOW_GRAPH_NAME = "graphs/slow.onnx"
 MISSING_PROVIDER = EngineOptions(providers=("AbacusExecutionProvider",))
-UNUSED_SIZE = 300  # size of the unused square matrix in the slow graph
+UNUSED_SIZE = 300  # side of the square matrix that only slows the slow graph down
 
 
 def seal_tunable(
@@ -97,7 +97,7 @@ def _reference(target: TuningTarget) -> ReferenceOutputs:
 
 
 def _slow_down(graph: Path, into: Path) -> None:
-    """Copy the graph and add three unused matrix products."""
+    """Copy the graph and add three matrix products that do not change its output."""
     node = helper.make_node
     model = onnx.load(graph)
     last_node = next(n for n in model.graph.node if "output" in n.output)

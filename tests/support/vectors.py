@@ -16,5 +16,5 @@ def cosine(a: Any, b: Any) -> float:
 
 
 def is_same_embedding(a: Any, b: Any) -> bool:
-    """Whether two vectors belong to the same text."""
+    """Return whether two vectors belong to the same text."""
     return np.shape(a) == np.shape(b) and cosine(a, b) > SAME_COSINE

@@ -1,6 +1,6 @@
 """A generation loop in virtual time: a fake decoder whose calls advance a clock.
 
-Minutes of overload take seconds in virtual time. Every run has the same results.
+Minutes of virtual overload take seconds of real time. Every run has the same results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEP_S, STEP_SLOT_S = 0.010, 0.002
 
 
 class VirtualClock:
-    """Replacement of the module `time`."""
+    """Replacement of the module `time` in the modules of a generation loop."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s = 1_000_000.0
@@ -86,9 +86,9 @@ class JobOutcome:
 
     arrival: Arrival
     ended_s: float = 0.0
-    first_token_s: float = 0.0
+    first_token_s: float = 0.0  # 0: no token
     error: ServeError | None = None
-    is_rejected: bool = False  # when it was submitted
+    is_rejected: bool = False  # at submission
 
     @property
     def is_in_time(self) -> bool:
@@ -154,10 +154,11 @@ class VirtualLoop:
     def _publish(self, events: Sequence[JobEvent]) -> None:
         for number, payload in events:
             outcome = self._outcomes[number]
-            outcome.first_token_s = outcome.first_token_s or self.elapsed_s
             if isinstance(payload, ServeError):
                 outcome.ended_s, outcome.error = self.elapsed_s, payload
-            elif isinstance(payload, Chunk) and payload.finished is not None:
+                continue
+            outcome.first_token_s = outcome.first_token_s or self.elapsed_s
+            if isinstance(payload, Chunk) and payload.finished is not None:
                 outcome.ended_s = self.elapsed_s
 
 

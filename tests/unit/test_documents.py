@@ -37,7 +37,7 @@ def test_pictures_are_small_and_shown() -> None:
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
-    """tests/end_to_end/test_documents.py runs all blocks that give no reason against it."""
+    """tests/end_to_end/test_documents.py runs all blocks that state no reason to skip them."""
     blocks = [block for block in find_blocks() if block.document.name != "architecture.md"]
     for block in blocks:
         print(f"{block.name}: {block.reason or 'run'}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 PADDED_TOKENS = 512
 
-NormalizedVectors = NDArray[np.float32]  # [texts, width], normalized
+NormalizedVectors = NDArray[np.float32]  # [texts, width], with an L2 norm of 1 per text
 Embed = Callable[[list[str]], NormalizedVectors]
 
 
@@ -141,7 +141,7 @@ def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]],
     return tokenize
 
 
-def normalize(vectors: NormalizedVectors) -> NormalizedVectors:
+def normalize(vectors: NDArray[np.float32]) -> NormalizedVectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     normalized: NormalizedVectors = vectors / np.maximum(lengths, 1e-12)
     return normalized

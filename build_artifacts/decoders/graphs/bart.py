@@ -29,7 +29,7 @@ Sublayer = Callable[[Value], Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BartLike:
-    """Variant of the architecture. A call builds the graphs of a checkpoint."""
+    """Variant of the BART architecture. A call builds the graphs of a checkpoint."""
 
     norms_first: (
         bool  # True: norm before each sublayer and after the last layer; False: after each sublayer
@@ -37,10 +37,14 @@ class BartLike:
     norms_words: bool  # norm after the sum of word and position embeddings
     # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None
-    table: PositionTable | None = None  # computed positions; None: learned
+    # Computes the position table if the checkpoint has none. None: the table is learned.
+    table: PositionTable | None = None
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-        """Build the graphs. Raises UnsupportedModel."""
+        """Build the graphs of a checkpoint.
+
+        Raises UnsupportedModel for an unsupported activation or head size, or a missing tensor.
+        """
         weights = CheckpointWeights(checkpoint, base="model.")
         decoder = _BartDecoder(self, config, weights)
         vocabulary = decoder.build()
@@ -54,7 +58,7 @@ class BartLike:
 
 
 class _BartStack:
-    """Sublayers that encoder and decoder share."""
+    """Base of the encoder and the decoder: the sublayers that both contain."""
 
     def __init__(
         self, layout: BartLike, config: TransformersConfig, weights: CheckpointWeights, side: Side

@@ -1,8 +1,8 @@
 """Blockwise quantization of weights to 4 or 8 bits, for the graphs of this package.
 
 MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables are most
-of the file, so they are quantized too. They always become int8, because the graph reads only single
-rows of them.
+of the file, so they are quantized too. They always become int8: the graph reads only single rows,
+so 4 bits would hardly save time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
 
 
 def _find_constant(node: ir.Node) -> Value | None:
-    """Return the constant matrix of a MatMul or a Gather, None for other nodes."""
+    """Return the constant matrix that a MatMul or a Gather reads; None if the node reads none."""
     weight_index = {"MatMul": 1, "Gather": 0}
     if node.op_type not in weight_index:
         return None
@@ -102,7 +102,7 @@ def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
     )
 
     config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
-    # The graph omits zero points: the default of the operators is that of symmetric blocks.
+    # The nodes omit zero points, because the operators assume symmetric blocks by default.
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
         np.ascontiguousarray(weight)
     )

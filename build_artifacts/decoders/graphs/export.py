@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_object
 from build_artifacts.checkpoints.decoders import iterate_token_ids
-from build_artifacts.checkpoints.encoder_decoders import (
-    GenerationSettings,
-    load_generation_settings,
-)
+from build_artifacts.checkpoints.encoder_decoders import load_generation_settings
 from build_artifacts.decoders.graphs.bart import (
     BART,
     BLENDERBOT,
@@ -22,14 +19,14 @@ from build_artifacts.decoders.graphs.bart import (
     PEGASUS,
 )
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
-from build_artifacts.decoders.graphs.kv_inputs import GraphFamily, ModelGraphs
+from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.errors import UnsupportedModel
 
 DECODER_NAME = "decoder.onnx"
 ENCODER_NAME = "encoder.onnx"
 
-# Keys are `model_type` of config.json.
+# Graph family by `model_type` of config.json.
 GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
     "gpt2": build_gpt2,
     "bart": BART,
@@ -64,7 +61,6 @@ class ExportedModel:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    decoder_start_token: int | None
     eos_token_ids: tuple[int, ...]
 
 
@@ -75,7 +71,8 @@ def is_supported_family(checkpoint: Path) -> bool:
 def export_model(checkpoint: Path, into: Path) -> ExportedModel:
     """Write the fp32 graphs of the checkpoint to the directory `into`.
 
-    `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel.
+    `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel if no
+    builder supports the model type or its config, or if a tensor is missing.
     """
     model_type = _model_type(checkpoint)
     if model_type not in GRAPH_FAMILIES:
@@ -83,41 +80,14 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
             f"no graph builder supports the model type `{model_type or 'none'}`",
             hint=f"supported: {', '.join(GRAPH_FAMILIES)}",
         )
-    config = _load_config(checkpoint)
+    config = load_config(checkpoint)
     graphs = GRAPH_FAMILIES[model_type](config, checkpoint)
     decoder, encoder = into / DECODER_NAME, None
     graphs.decoder.save(decoder)
     if graphs.encoder is not None:
         encoder = into / ENCODER_NAME
         graphs.encoder.save(encoder)
-    return _build_exported_model(
-        graphs, load_generation_settings(checkpoint, config), decoder, encoder
-    )
-
-
-def _model_type(checkpoint: Path) -> str:
-    return str(read_object(checkpoint / CONFIG_NAME).get("model_type", ""))
-
-
-def _load_config(checkpoint: Path) -> TransformersConfig:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, StrictDataclassError) as exc:
-        raise UnsupportedModel(
-            f"`{CONFIG_NAME}` is not a valid transformers config: {' '.join(str(exc).split())}",
-            hint="only architectures that are part of transformers can be built",
-        ) from exc
-
-
-def _build_exported_model(
-    graphs: ModelGraphs, generation: GenerationSettings, decoder: Path, encoder: Path | None
-) -> ExportedModel:
-    start = generation.decoder_start_token_id
-    if start is None and encoder is not None:
-        start = generation.bos_token_id
+    generation = load_generation_settings(checkpoint, config)
     return ExportedModel(
         decoder=decoder,
         encoder=encoder,
@@ -125,6 +95,9 @@ def _build_exported_model(
         kv_heads=graphs.shape.heads,
         head_dim=graphs.shape.size,
         vocabulary=graphs.vocabulary,
-        decoder_start_token=start,
         eos_token_ids=tuple(iterate_token_ids(generation.eos_token_id)),
     )
+
+
+def _model_type(checkpoint: Path) -> str:
+    return str(read_object(checkpoint / CONFIG_NAME).get("model_type", ""))

@@ -13,7 +13,11 @@ from build_artifacts.errors import UnsupportedModel
 
 
 def build_gpt2(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-    """Build the graph of a GPT-2. Raises UnsupportedModel."""
+    """Build the graph of a GPT-2.
+
+    Raises UnsupportedModel for cross-attention, an unsupported activation or head size, or a
+    missing tensor.
+    """
     if config.add_cross_attention:
         raise UnsupportedModel(
             "this GPT-2 has cross-attention, but the checkpoint has no encoder",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 ElementType = Literal["FLOAT", "INT64"]
-# Layout of a projection's weight: [out, in] as in torch's Linear, or [in, out].
+# Layout of a projection's weight. rows: [out, in], as in torch's Linear; columns: [in, out].
 Stored = Literal["rows", "columns"]
 
 INT32 = 6  # ONNX's number of the type int32, for Cast
@@ -30,7 +30,7 @@ _OPSET, _IR_VERSION = 20, 10
 
 
 class GraphWriter:
-    """Builder of one graph. Each method appends operators and returns the output value."""
+    """Builder of one graph. Methods that append operators or tensors return the resulting value."""
 
     def __init__(self, name: str, weights: CheckpointWeights) -> None:
         self.weights = weights
@@ -47,7 +47,7 @@ class GraphWriter:
         return value
 
     def output(self, value: Value, name: str, *shape: str | int) -> None:
-        """Add a float graph output."""
+        """Rename `value` to `name` and make it a float output of the graph."""
         import onnx_ir as ir
 
         value.name, value.shape = name, ir.Shape(shape)
@@ -90,7 +90,7 @@ class GraphWriter:
         return self.tensor(f"{array.dtype}_{shape}_{digits}", array)
 
     def tensor(self, name: str, array: NDArray[np.generic]) -> Value:
-        """Return the tensor `name`. The first call with a name stores `array`."""
+        """Return the tensor `name`. Only the first call with a name stores `array`."""
         import onnx_ir as ir
 
         existing = self._tensors.get(name)
@@ -136,7 +136,10 @@ class GraphWriter:
         return self.op("Add", projected, bias)
 
     def head(self, value: Value, names: Sequence[str]) -> tuple[Value, int]:
-        """Return logits and vocabulary size. The weight is the first stored tensor of `names`."""
+        """Project `value` to logits. Return the logits and the vocabulary size.
+
+        The weight is the first of `names` that the checkpoint has.
+        """
         name = self.weights.first(names)
         vocabulary, size = self.weights.shape(name)
         columns = self.weight("head.columns", (size, vocabulary), lambda: self.weights.read(name).T)
@@ -148,7 +151,7 @@ class GraphWriter:
         return self.op("LayerNormalization", value, *parts, axis=-1, epsilon=epsilon)
 
     def activation(self, value: Value, name: str) -> Value:
-        """Apply an activation by its name in config.json. Raises UnsupportedModel."""
+        """Apply the activation `name` of config.json. Raises UnsupportedModel if it is unknown."""
         return apply_activation(self.op, value, name)
 
     def save(self, path: Path) -> None:

@@ -51,9 +51,10 @@ class EncoderInputs:
         )
 
     def export_cross_kv(self, layer: int, projected: Sequence[Value], shape: HeadShape) -> None:
-        """Output keys and values [B, S, heads x size] for a decoder layer.
+        """Add the graph outputs that a decoder layer reads in cross-attention.
 
-        The outputs are `cross.{layer}.{key,value}`, [B, heads, S, size].
+        `projected` are key and value, [B, S, heads x size] each. The outputs are
+        `cross.{layer}.{key,value}`, [B, heads, S, size].
         """
         graph = self._graph
         apart = graph.constant([0, 0, shape.heads, shape.size])
@@ -74,10 +75,10 @@ class ModelGraphs:
     vocabulary: int
 
 
-# Read config.json and the weights. Raises UnsupportedModel.
+# Takes the config and the checkpoint directory; returns the graphs. Raises UnsupportedModel.
 GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
-# Attention score of padding: its weight becomes zero, and sums of scores stay finite.
+# Attention score of padding. The softmax turns it into the weight zero; sums with it stay finite.
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
@@ -114,7 +115,7 @@ class HeadShape:
 class SelfAttentionInputs:
     """Inputs of a decoder with causal self-attention, for B slots of T tokens each.
 
-    T may exceed 1 only for a single slot.
+    T may exceed 1 only for a single slot. M is the capacity of a slot in the KV cache, in tokens.
     """
 
     def __init__(self, graph: GraphWriter) -> None:
@@ -171,7 +172,8 @@ class CrossAttentionInputs:
     def __init__(self, graph: GraphWriter, tokens: Value, shape: HeadShape) -> None:
         self._graph, self._shape = graph, shape
         mask = graph.input("cross_mask", "INT64", "B", "C")
-        # An unused slot has no source. Its length is 1, so it attends to arbitrary values.
+        # An unused slot has no source. Treat its length as 1, because GroupQueryAttention takes the
+        # length less one. The output of the slot is arbitrary.
         sums = graph.op("Max", sum_rows(graph, mask), graph.constant([1]))
         self._lengths = lengths_before_last(graph, sums)
         self._total = graph.op("Cast", read_length(graph, mask), to=INT32)
@@ -213,7 +215,7 @@ def sum_rows(graph: GraphWriter, mask: Value) -> Value:
 
 
 def lengths_before_last(graph: GraphWriter, sums: Value) -> Value:
-    """Return lengths less one, as GroupQueryAttention expects: [B, 1] -> [B] int32."""
+    """Return the lengths `sums` less one, as GroupQueryAttention expects: [B, 1] -> [B] int32."""
     less = graph.op("Sub", sums, graph.constant([1]))
     return graph.op("Cast", graph.op("Squeeze", less, graph.constant([1])), to=INT32)
 

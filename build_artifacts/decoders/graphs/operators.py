@@ -17,7 +17,7 @@ Append = Callable[..., Value]  # appends an operator to a graph
 
 
 def apply_activation(op: Append, value: Value, name: str) -> Value:
-    """Apply the activation `name` of config.json. Raises UnsupportedModel."""
+    """Apply the activation `name` of config.json. Raises UnsupportedModel if it is unknown."""
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
             f"the activation `{name}` is not supported",
@@ -59,7 +59,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Append, Value], Value]] = {
 
 
 def sinusoids(positions: int, width: int) -> FloatArray:
-    """Return [positions, width]: sines of all frequencies, then cosines."""
+    """Return a position table [positions, width]: sines of all frequencies, then cosines."""
     speeds = 10_000.0 ** (-2.0 * np.arange((width + 1) // 2) / width)
     angles = np.arange(positions)[:, None] * speeds
     table = np.concatenate([np.sin(angles), np.cos(angles[:, : width // 2])], axis=1)

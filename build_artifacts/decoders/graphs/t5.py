@@ -23,7 +23,10 @@ _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 
 
 def build_t5(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-    """Build the graphs of a T5, mT5 or Flan-T5. Raises UnsupportedModel."""
+    """Build the graphs of a T5, mT5 or Flan-T5.
+
+    Raises UnsupportedModel for an unsupported activation or head size, or a missing tensor.
+    """
     weights = CheckpointWeights(checkpoint)
     decoder = _T5Decoder(config, weights)
     vocabulary = decoder.build()
@@ -72,8 +75,8 @@ class _T5Stack:
         """Return the relative position bias of the scores, [heads, X, Y, Z].
 
         `queries` [X, Y, 1] and `keys` [Z] are positions. `ahead` is the maximum distance of a key
-        after its query. The table has one column per distance from `-farthest` to `ahead`. Beyond
-        these limits, the bias is constant.
+        after its query. The table has one column per distance from `-farthest` to `ahead`, where
+        `farthest` is `relative_attention_max_distance`. Beyond these limits, the bias is constant.
         """
         config, graph = self._config, self.graph
         farthest = config.relative_attention_max_distance
@@ -101,7 +104,11 @@ class _T5Encoder(_T5Stack):
         self._encoder_inputs = EncoderInputs(self.graph)
 
     def build(self) -> GraphWriter:
-        graph, hidden, bias = self.graph, self._embed(self._encoder_inputs.ids), self._distances()
+        graph, hidden, bias = (
+            self.graph,
+            self._embed(self._encoder_inputs.ids),
+            self._position_bias(),
+        )
         for layer in range(self._config.num_layers):
             hidden = self._layer(f"encoder.block.{layer}", hidden, bias)
         states = self._norm(hidden, "encoder.final_layer_norm")
@@ -111,7 +118,7 @@ class _T5Encoder(_T5Stack):
             self._encoder_inputs.export_cross_kv(layer, projected, self.shape)
         return graph
 
-    def _distances(self) -> Value:
+    def _position_bias(self) -> Value:
         """Return the relative position bias [1, heads, S, S]."""
         graph, positions = self.graph, self._encoder_inputs.positions()
         queries = graph.op("Unsqueeze", positions, graph.constant([0, 2]))
@@ -136,7 +143,7 @@ class _T5Decoder(_T5Stack):
 
     def build(self) -> int:
         """Build the decoder and return its vocabulary size."""
-        graph, hidden, bias = self.graph, self._embed(self._self_inputs.ids), self._distances()
+        graph, hidden, bias = self.graph, self._embed(self._self_inputs.ids), self._position_bias()
         for layer in range(self._config.num_decoder_layers):
             hidden = self._layer(layer, hidden, bias)
         states = self._norm_by(
@@ -146,7 +153,7 @@ class _T5Decoder(_T5Stack):
         graph.output(logits, "logits", "B", "L", vocabulary)
         return vocabulary
 
-    def _distances(self) -> Value:
+    def _position_bias(self) -> Value:
         """Return the relative position bias [B, heads, T, M] for keys up to the query."""
         graph = self.graph
         queries = graph.op("Unsqueeze", self._self_inputs.positions(), graph.constant([2]))

@@ -51,7 +51,10 @@ class CheckpointWeights:
         return tensor.astype(np.float32, copy=False)
 
     def first(self, names: Sequence[str]) -> str:
-        """Return the first of `names` in the file, which has only one name of a shared tensor."""
+        """Return the first of `names` that the checkpoint has, or `names[0]` if it has none.
+
+        A checkpoint stores a shared tensor under only one of its names.
+        """
         return next((name for name in names if name in self), names[0])
 
     def _file(self, name: str) -> Any:

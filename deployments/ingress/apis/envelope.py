@@ -57,7 +57,7 @@ def parse_task_inputs(body: Mapping[str, Any]) -> Any:
 
 
 def parse_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `parameters` and top-level keys of a request for an encoder task.
+    """Merge `parameters` and top-level keys of a request for an encoder task; `parameters` wins.
 
     Raises InvalidField, or UnknownParameter for a top-level key unknown to all tasks.
     """
@@ -68,7 +68,10 @@ def parse_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `parameters` and other top-level keys. Raises InvalidField."""
+    """Merge `parameters` and the top-level keys outside ENVELOPE_KEYS; `parameters` wins.
+
+    Raises InvalidField if `parameters` is not an object.
+    """
     nested = body.get("parameters")
     if nested is not None and not isinstance(nested, dict):
         raise InvalidField("`parameters` must be an object", field="parameters")

@@ -25,17 +25,19 @@ async def build_model_list(
 ) -> dict[str, Any]:
     """Build a page of OpenAI's list object.
 
-    Configured models come first, then rejected models, then the other models of the store.
+    Configured models come first, then rejected models, then the other models of the store by id.
 
     In the query, `limit` is the length of the page and `after` the last model id of the previous
-    page. Only the manifests of models on the page are read. Raises InvalidField.
+    page. Only the manifests of models on the page are read. Raises InvalidField for an invalid
+    `limit`.
     """
     limit, after = parse_limit(query), query.get("after")
     configured = [model.ref.id for model in pipeline.registry.open_models()]
     first = [*configured, *pipeline.registry.rejected()]
     may_use, known = current_caller().may_use_model, set(first)
     stored = await asyncio.to_thread(list_default_versions, store)
-    rest = [model_id for model_id in stored if model_id not in known and may_use(model_id)]
+    # The store lists them by directory, in which `--` replaces the `/` of an id.
+    rest = sorted(model_id for model_id in stored if model_id not in known and may_use(model_id))
     if after in known:
         names = [*first[first.index(after) + 1 :], *rest]
     elif after is not None:
@@ -64,7 +66,7 @@ def list_configured(pipeline: RequestPipeline) -> list[dict[str, Any]]:
 
 
 def describe_model(pipeline: RequestPipeline, model_id: str) -> dict[str, Any]:
-    """Build the object of a model in a list. It has the reason if the model cannot be used."""
+    """Build the object of a model in a list, with the reason if the model cannot be used."""
     try:
         return build_model_facts(pipeline.registry.find(model_id), pipeline.monitor)
     except ServeError as error:

@@ -1,4 +1,4 @@
-"""Request bodies and JSON responses. Content-Type is ignored, because clients send wrong ones."""
+"""Request bodies and JSON responses. Content-Type is ignored: clients send wrong values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ContentDecoder(Protocol):
         ...
 
     def finish(self) -> None:
-        """Raises MalformedBody when the end of the body is missing."""
+        """Raise MalformedBody if the end of the body is missing."""
         ...
 
 
@@ -69,7 +69,7 @@ class InflateDecoder:
         return plain
 
     def finish(self) -> None:
-        """Raises MalformedBody when the stream is incomplete."""
+        """Raise MalformedBody if the stream is incomplete."""
         if self._stream is None or not self._stream.eof:
             raise MalformedBody("the compressed body ended early", field="body")
 
@@ -93,7 +93,10 @@ def select_decoder(encoding: str) -> ContentDecoder:
 
 
 def detect_deflate_window(start: bytes) -> int:
-    """Return the window size. The standard demands a zlib header, but some clients omit it."""
+    """Return ZLIB_WINDOW, or RAW_WINDOW if `start` has no zlib header.
+
+    The standard demands the header, but some clients omit it.
+    """
     has_header = start[0] & 0x0F == zlib.DEFLATED
     if has_header and len(start) > 1:
         has_header = int.from_bytes(start[:2]) % 31 == 0
@@ -102,7 +105,7 @@ def detect_deflate_window(start: bytes) -> int:
 
 GRACE_S = 3.0  # seconds before `body_bytes_per_s` applies
 SCOPE_KEY = "hundredfold.body_reservation"
-BODY_KEY = "hundredfold.body"  # the decoded body, for a second run of the handler
+BODY_KEY = "hundredfold.body"  # the decoded body; a second run of the handler reads it
 
 
 class BodyReservation:
@@ -151,7 +154,7 @@ def parse_json(raw: bytes) -> Any:
     """Parse strict JSON in UTF-8. Of duplicate keys, the last one counts.
 
     Raises MalformedBody for invalid JSON, NaN, a number beyond the range of a double, a lone
-    surrogate, and data after the value.
+    surrogate, data after the value, and a value beyond MAX_CONTAINERS or MAX_DEPTH.
     """
     # The cheap count includes brackets inside strings. Count exactly only if it is too high.
     brackets = count_brackets(raw)
@@ -263,6 +266,6 @@ class JsonResponse(Response):
 def json_response(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Serialize strict JSON. orjson writes numpy arrays without a conversion to Python floats."""
+    """Build a response of strict JSON; orjson writes numpy arrays without making Python floats."""
     body = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return JsonResponse(body, status, headers or {})

@@ -19,7 +19,7 @@ CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None
 
 
 def current_client(trusted_proxies: int) -> str:
-    """Return the name of the request's API key, else the client that its headers identify."""
+    """Return the name of the current request's API key, else the result of `identify_client`."""
     if name := current_caller().name:
         return name
     headers = CURRENT_HEADERS.get()

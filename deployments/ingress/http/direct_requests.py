@@ -1,4 +1,4 @@
-"""Requests that skip Ray Serve's request wrapper, which takes 23 % of the ingress' CPU time.
+"""Requests that skip Ray Serve's request wrapper, which takes 23 % of the ingress's CPU time.
 
 These requests also skip the wrapper's access log, metrics, traces and the limits
 `max_ongoing_requests` and `max_queued_requests`. The ingress has metrics and limits of its own. A
@@ -59,7 +59,7 @@ class DirectRequests:
         try:
             await self._app(scope, receive, send)
         except Exception:
-            # Ray Serve disables the log of uvicorn, which then only closes the connection.
+            # Ray Serve disables the log of uvicorn, so uvicorn would only close the connection.
             log.exception("response of %s failed", scope["path"])
             raise
 

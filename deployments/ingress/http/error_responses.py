@@ -28,14 +28,14 @@ QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds, for errors that a later retry may avoid."""
+    """Build `Retry-After` in whole seconds; empty for errors that a later retry cannot avoid."""
     if error.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, round(error.retry_after_s)))}
 
 
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
-    """Mark a queue's refusal, so that HAProxy repeats it to requests with the same headers.
+    """Mark a 429 of a full queue, so that HAProxy repeats it to requests with the same headers.
 
     A body that sets deadline or priority prevents the mark. HAProxy does not read bodies, so it
     would also refuse requests with later deadlines. Searching the body costs less than parsing it

@@ -29,7 +29,7 @@ class AccessGate:
     def __init__(
         self, key_file: Path | None = None, count_replicas: Callable[[], int] = lambda: 1
     ) -> None:
-        """Raises BadSetting if the file is missing or invalid.
+        """Read the key file. Raises BadSetting if it is missing or invalid.
 
         The limits of a key are divided by the number of ingress replicas, `count_replicas()`.
         """
@@ -61,7 +61,7 @@ class AccessGate:
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends this request for a page of another server.
+    """Return whether a browser sends this request for a page of another server.
 
     The origin of a page of this server is this host, written as an IP address or `localhost`. A
     host name does not count: an attacker's domain may resolve to this host (DNS rebinding).

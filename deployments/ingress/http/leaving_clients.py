@@ -53,6 +53,7 @@ class ClientWatch:
     def _begin(self) -> None:
         if self._scope["method"] == "POST" and BODY_KEY not in self._scope:
             # While the handler reads the body, the handler detects a disconnect. Check again later.
+            # Handlers that read no body load or unload models, and finish without their client.
             self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
         else:
             self._watching = asyncio.create_task(self._watch())

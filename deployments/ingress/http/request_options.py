@@ -45,7 +45,10 @@ class RequestOptions(BaseModel):
 
     @property
     def requested_compute(self) -> Compute | None:
-        """The hardware that the request names: by `hardware`, else `use_gpu`, else `compute`."""
+        """The hardware that the request names.
+
+        `hardware` takes precedence over `use_gpu` and `require_gpu`, these over `compute`.
+        """
         if self.hardware is not None:
             return self.hardware
         if self.use_gpu or self.require_gpu:
@@ -79,7 +82,8 @@ HEADER_WORDS: Mapping[str, Sequence[str]] = {
     "compute": get_args(Compute),
     "priority": PRIORITIES,
 }
-OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})  # options of every API
+# All options except `legacy_format`, which only the Hugging Face API has.
+OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})
 
 
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
@@ -147,10 +151,22 @@ def _parse_header(header: str, key: str, word: str) -> dict[str, Any]:
     return {key: word in TRUE_WORDS}
 
 
+OPTIONS_SOURCE_KEY = "hundredfold.options_source"
+
+
+def set_options_source(request: Request, json: bytes, key: str) -> None:
+    """Make `waits_for_model` read the options under `key` of `json`, a part of the body."""
+    request.scope[OPTIONS_SOURCE_KEY] = (json, key)
+
+
 def waits_for_model(request: Request) -> bool:
-    """Whether a request sets `wait_for_model` in its headers, or in its body if that was read."""
+    """Return whether a request sets `wait_for_model` in its headers or in a body already read."""
+    whole_body = (request.scope.get(BODY_KEY, b""), "options")
+    json, key = request.scope.get(OPTIONS_SOURCE_KEY, whole_body)
+    in_body = None
     with suppress(orjson.JSONDecodeError, KeyError, TypeError):
-        in_body = orjson.loads(request.scope[BODY_KEY])["options"]["wait_for_model"]
+        in_body = orjson.loads(json)[key]["wait_for_model"]
+    if in_body is not None:
         return in_body is True
     return request.headers.get("x-wait-for-model", "").strip().lower() in TRUE_WORDS
 
@@ -161,7 +177,7 @@ PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-spe
 
 
 def model_in_path(request: Request) -> str | None:
-    """Return the model id in the path, which may contain slashes."""
+    """Return the model id in the path, or None. The id may contain slashes."""
     model_id: str | None = request.path_params.get("id")
     return model_id
 

@@ -31,7 +31,7 @@ from deployments.transports.channel.frames import (
 )
 
 # Seconds without data from a replica with calls in progress. After PING_S the client pings, after
-# LOST_S it drops the connection.
+# LOST_S it drops the connection. It checks every CHECK_S seconds.
 PING_S = 2.0
 LOST_S = 5.0
 CHECK_S = 1.0
@@ -117,7 +117,7 @@ class ClientConnection(FrameConnection):
 
     @property
     def has_credit(self) -> bool:
-        """Whether one more call may be sent, whatever its cost: the window is not yet full."""
+        """Whether one more call of any cost may be sent: window and write buffer are not full."""
         return self.pending_cost < self.window and self._writable.is_set()
 
     async def call(self, request: ChannelRequest) -> AnswerFrame:

@@ -103,7 +103,10 @@ def encode_call_batch(batch: CallBatch, deadline_s: float) -> bytes:
 
 
 def decode_call_batch(body: Buffer, deadline_s: float) -> CallBatch:
-    """Decode a batch. Every decoding function of this module raises ChannelError."""
+    """Decode a batch.
+
+    Every decoding function of this module raises ChannelError for a message of another type.
+    """
     key, calls = _decode(_CALL_BATCH, body)
     return CallBatch(key, tuple(_restore_call(call, key, deadline_s) for call in calls))
 

@@ -53,7 +53,7 @@ def encode_hello(nonce: bytes) -> bytes:
 
 
 def decode_hello(body: bytes) -> bytes:
-    """Return the nonce. Raises ChannelError for another version."""
+    """Return the nonce. Raises ChannelError for another length or version."""
     if len(body) != _HELLO.size:
         raise ChannelError(f"a hello of {len(body)} bytes")
     version, nonce = _HELLO.unpack(body)
@@ -71,6 +71,6 @@ def sign(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> byt
 
 
 def check_signature(actual: bytes, expected: bytes) -> None:
-    """Raises ChannelError if the signatures differ."""
+    """Raise ChannelError if the signatures differ."""
     if not hmac.compare_digest(actual, expected):
         raise ChannelError("the peer does not know the secret of this replica")

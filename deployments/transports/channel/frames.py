@@ -77,7 +77,7 @@ class AnswerFrame(NamedTuple):
 
     other_load: int  # cost of the calls in progress on other connections
     window: int  # limit of the cost in progress on this connection
-    cost: int  # cost of a later call that sends this message on, such as the tokens of a batch
+    cost: int  # of a call that passes the message on to another replica, such as its tokens
     message: memoryview
 
 
@@ -92,7 +92,7 @@ def encode_call(method: Method, remaining_s: float, cost: int, backlog: int = 0)
 
 
 def decode_call(body: bytes) -> CallFrame:
-    """Decode the body of a CALL. Raises ChannelError."""
+    """Decode the body of a CALL. Raises ChannelError if the body is too short."""
     method, remaining_ms, cost, backlog = _unpack(_CALL, body)
     return CallFrame(method, remaining_ms, cost, backlog, memoryview(body)[_CALL.size :])
 
@@ -102,7 +102,7 @@ def encode_answer(other_load: int, window: int, cost: int) -> bytes:
 
 
 def decode_answer(body: bytes) -> AnswerFrame:
-    """Decode the body of an ANSWER. Raises ChannelError."""
+    """Decode the body of an ANSWER. Raises ChannelError if the body is too short."""
     other_load, window, cost = _unpack(_ANSWER, body)
     return AnswerFrame(other_load, window, cost, memoryview(body)[_ANSWER.size :])
 
@@ -112,7 +112,7 @@ def encode_count(count: int) -> bytes:
 
 
 def decode_count(body: bytes) -> int:
-    """Decode the body of a READY or RENEW. Raises ChannelError."""
+    """Decode the body of a READY or RENEW. Raises ChannelError if the body is too short."""
     (count,) = _unpack(_COUNT, body)
     return count
 
@@ -123,7 +123,7 @@ def encode_models(names: Iterable[str], *, are_loaded: bool) -> bytes:
 
 
 def decode_models(body: bytes) -> list[tuple[str, bool]]:
-    """Return each name, and whether it is loaded now. Raises ChannelError."""
+    """Return each name, and whether the model is loaded. Raises ChannelError for a bad body."""
     try:
         lines = body.decode().split("\n") if body else []
     except UnicodeDecodeError as exc:
@@ -152,8 +152,9 @@ class FrameParser:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that `data` completes. Raises ChannelError for an oversized frame.
 
-        A frame is parsed only after the caller has handled the previous frame. The caller raises
-        `max_body_bytes` after the handshake, also for frames that arrived with its last frame.
+        A frame is parsed only after the caller has handled the previous frame. The caller increases
+        `max_body_bytes` at the end of the handshake. The new limit thus applies to frames that
+        arrive together with the last frame of the handshake.
         """
         self._chunks.append(data)
         self._held += len(data)

@@ -31,7 +31,7 @@ class ReplicaChannel:
             self._server = ChannelServer(service, TlsContexts.load(ray_tls_files()).server)
 
     async def start(self) -> dict[str, Any]:
-        """Start to listen; return the replica's metadata, empty if it cannot listen."""
+        """Start to listen; return the replica's metadata, empty without a server that listens."""
         if self._server is None:
             return {}
         node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
@@ -45,7 +45,7 @@ class ReplicaChannel:
 
     @property
     def backlog(self) -> int:
-        """Return the cost of the calls that wait in clients for this replica."""
+        """The cost of the calls that wait in clients for this replica."""
         return 0 if self._server is None else self._server.backlog
 
     def check_health(self) -> None:

@@ -21,8 +21,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 # Up to this number of replicas, a call compares the load of all. With more, it compares two random
 # replicas.
 MAX_COMPARED = 4
-# Replicas on which a call is tried. Two replicas can fail at the same time by chance. The limit
-# keeps a call that crashes its replica from crashing all.
+# Maximum number of replicas on which a call is tried. Two replicas can fail at the same time by
+# chance. The limit keeps a call that crashes its replica from crashing all.
 MAX_TRIES = 3
 # Seconds between attempts to connect. Each failure doubles the time, up to MAX_BACKOFF_S.
 MIN_BACKOFF_S = 0.1
@@ -56,7 +56,7 @@ class Peer:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the replica has taken calls, and its connection was then lost."""
+        """Whether a connection was lost after its handshake, and the replica does not drain."""
         connection = self.connection
         if connection is None or connection.is_draining:
             return False
@@ -111,7 +111,7 @@ class _Tries:
             raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
     def note_refused(self, connection: ClientConnection, error: ServeError, connected: int) -> None:
-        """Count a refusal. Raises `error` if no other replica can answer."""
+        """Count a refusal. Raises `error` if no other replica can answer, or after MAX_TRIES."""
         self.refused.add(connection)
         self._count += 1
         if not error.elsewhere or self._count >= MAX_TRIES or len(self.refused) >= connected:
@@ -148,11 +148,11 @@ class ReplicaPool:
 
     @property
     def connected(self) -> int:
-        """Count the replicas that take calls."""
+        """The number of replicas that take calls."""
         return sum(connection.is_usable for connection in self.connections())
 
     def has_idle_replica(self, model: str) -> bool:
-        """Whether a replica with the model is idle; if no replica has the model, any replica."""
+        """Whether a replica that has the model is idle; if none has it, whether any replica is."""
         usable = [one for one in self.connections() if one.is_usable]
         holders = [one for one in usable if model in one.models]
         return any(one.load == 0 for one in holders or usable)
@@ -282,7 +282,7 @@ class ReplicaPool:
             ) from None
 
     async def _connect(self, endpoint: Endpoint) -> ClientConnection:
-        """Connect by Unix socket on the same node, else by TCP. Raises OSError."""
+        """Connect by Unix socket on the same node, else by TCP. Raises OSError on failure."""
         loop = asyncio.get_running_loop()
 
         def build() -> ClientConnection:

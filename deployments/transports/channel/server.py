@@ -79,7 +79,6 @@ class ChannelServer:
         self.service = service
         self._tls = tls
         self.key = secrets.token_bytes(32)
-        self.window = service.window  # clients get a change with their next answer
         self.load = 0  # cost of the calls in progress
         self.calls = 0  # calls in progress
         self.is_draining = False
@@ -91,7 +90,7 @@ class ChannelServer:
             service.pool.on_change = self._report_model
 
     async def start(self, node: str, host: str) -> Endpoint:
-        """Listen on the node's address `host`."""
+        """Listen on the node's address `host` and on a Unix socket; return their endpoint."""
         loop = asyncio.get_running_loop()
         tcp = await loop.create_server(lambda: ServerConnection(self), host, 0, ssl=self._tls)
         self._servers.append(tcp)
@@ -105,7 +104,7 @@ class ChannelServer:
 
     @property
     def backlog(self) -> int:
-        """Return the cost of the calls that wait in clients for this replica."""
+        """The cost of the calls that wait in clients for this replica."""
         return sum(connection.backlog for connection in self.connections)
 
     def check_health(self) -> None:
@@ -146,7 +145,7 @@ class ChannelServer:
 
     def share_window(self) -> int:
         """Return the cost that each connection may have in the replica."""
-        return max(self.window // max(len(self.connections), 1), 1)
+        return max(self.service.window // max(len(self.connections), 1), 1)
 
 
 class _Running(NamedTuple):
@@ -169,7 +168,7 @@ class ServerConnection(FrameConnection):
 
     @property
     def backlog(self) -> int:
-        """Return the waiting cost that the client reported with its latest call."""
+        """The waiting cost that the client reported with its latest call; 0 after BACKLOG_S."""
         return self._backlog if self._loop.time() - self._backlog_s < BACKLOG_S else 0
 
     def handle_frame(self, frame: Frame) -> None:
@@ -229,7 +228,7 @@ class ServerConnection(FrameConnection):
     async def _run(
         self, id: int, call: CallFrame, deadline_s: float, unread: asyncio.Semaphore
     ) -> None:
-        """Send exactly one ANSWER or ERROR, unless the call is cancelled."""
+        """Send exactly one ANSWER or ERROR, unless the call is cancelled or cannot be decoded."""
         unary = self._server.service.unary.get(call.method)
         try:
             if unary is None:

@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def served(model: LocalModel, *, sign: float = 1.0) -> Script:
-    """Return the answers of a fake server of `model`. A `sign` of -1 negates every output."""
+    """Return a script that answers like a server of `model`. A `sign` of -1 negates outputs."""
     vectors = {text: sign * model.unbatched_values([text], threads=1)[0] for text in WORDS}
 
     def answer(n: int, request: ReceivedRequest) -> FakeAnswer:

@@ -1,4 +1,4 @@
-"""`bench stories` with tiny models: measurements, checks and plots of every story."""
+"""`bench stories` with tiny models: story a (techniques), b (stages) and c (decoding)."""
 
 from __future__ import annotations
 
@@ -91,6 +91,17 @@ def test_generation_steps_count_all_streams() -> None:
     assert together.tokens_per_s(prompts) == pytest.approx(techniques.STREAMS)
 
 
+FIRST = SealedStage(
+    name="baseline",
+    what="torch",
+    model_id="stages/baseline",
+    directory=Path("unused"),
+    device=Device.CPU,
+    parameters=1,
+    size_bytes=1,
+)
+
+
 def write_squad(path: Path, count: int) -> Path:
     """Write a file in SQuAD format whose texts use words of the tiny vocabulary."""
     paragraphs = [
@@ -119,7 +130,7 @@ def serve_here(stages: Sequence[SealedStage], store: Path, _out: Path) -> Iterat
 
 
 def run_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run story b with a tiny model; return the results by name of the stage."""
+    """Run story b, the stages of a build, with a tiny model; return the results by stage name."""
     calibration = write_squad(tmp_path / "calibration.json", 12)
     monkeypatch.setattr(command, "find_calibration", lambda: calibration)
     monkeypatch.setattr(served_stages, "serve", serve_here)
@@ -165,6 +176,17 @@ def test_server_answers_for_every_stage(tmp_path: Path, monkeypatch: pytest.Monk
             assert set(stage["latencies"]) == {"48", "60"}
             assert all(latency["requests"] == 10 for latency in stage["latencies"].values())
             assert all(latency["mean_ms"] > 0 for latency in stage["latencies"].values())
+
+
+@pytest.mark.parametrize(
+    ("stages", "lengths", "reason"),
+    [([], (48,), "no stage passed"), ([FIRST], (), "the model accepts fewer than 32 tokens")],
+)
+def test_nothing_to_measure_is_an_error(
+    tmp_path: Path, stages: list[SealedStage], lengths: Sequence[int], reason: str
+) -> None:
+    with pytest.raises(BenchmarkError, match=reason):
+        served_stages.measure_stages(stages, tmp_path, [], "data", lengths, tmp_path)
 
 
 @pytest.mark.parametrize("tokens", [40, 57])

@@ -17,7 +17,6 @@ def test_page_reaches_its_goals_and_half_an_hour_of_status_keeps_the_memory(
     results = measure(browser, server.url, options)
     assert len(results.first_paint_ms) == 2
     assert results.files > 15
-    assert results.file_bytes < 300_000
     assert (results.tokens, results.shifts, results.foreign_requests) == (4, 0, 0)
     reached = {goal.what: goal.reached for goal in list_goals(results)}
     reached.pop("first paint, ms")  # too variable on a machine that runs other programs

@@ -38,7 +38,7 @@ def adapter_source(tmp_path_factory: pytest.TempPathFactory, embedding_source: P
 def embedding_build(
     tmp_path_factory: pytest.TempPathFactory, embedding_source: Path
 ) -> BuildResult:
-    """A shared build. Tests that modify it copy its store first."""
+    """A shared build. Tests that modify it copy its store first, or undo the change."""
     request = BuildRequest(
         ref=str(embedding_source),
         store=tmp_path_factory.mktemp("store"),

@@ -21,7 +21,6 @@ CPU_RECIPES = [recipe for recipe in FULL.decoders if recipe.device is Device.CPU
 class Candidates:
     """Fake decoder build that only lists and ranks candidates."""
 
-    fallbacks_cost_speed = False
     context = type("Context", (), {"recipe": FULL})
     candidates = DecoderBuild.candidates
     rank = DecoderBuild.rank

@@ -1,8 +1,8 @@
 """Export, verification and inference of every architecture and head from tiny random checkpoints.
 
-Graphs use opset 23. The exporter writes one `Attention` operator per layer for cases with `sdpa`;
-the other models have their own attention. Cases of two layers share their export with
-`test_smoothed_int8.py`.
+Graphs use opset 23, except those of PLAIN. At opset 23 the exporter writes one `Attention` operator
+per layer for cases with `sdpa`; the other models have their own attention. Cases of two layers
+share their export with `test_smoothed_int8.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.checkpoints.models import load_model
@@ -35,7 +36,7 @@ from tests.support.tiny_encoders import ENCODER_HEADS, POSITIONS, tiny_checkpoin
 SDPA = ExportRecipe(dtype="float32", opset=23)
 PLAIN = ExportRecipe(dtype="float32", opset=18)
 EXACT = Gate(cosine_mean=0.99999, cosine_worst=0.9999, top1_agreement=1.0)
-# Largest difference to torch for outputs of 10 to 100; the fp32 summation order differs.
+# Absolute and relative, for outputs of 10 to 100; the fp32 summation order of torch differs.
 TOLERANCE = 2e-4
 # Special tokens only; a few tokens; the maximum length; one pair.
 TEXTS = (" ", "the lovely [MASK] at night", "[MASK] bad film " * POSITIONS, ("a [MASK]", "it was"))
@@ -240,6 +241,26 @@ def test_text_without_mask_has_empty_output(
     empty, answer = run_probes(engine, [unmasked_item, masked_item], 2)
     assert empty.shape == (0, width)
     np.testing.assert_allclose(answer, loaded.reference.outputs[1], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "poetry"}, "model type `poetry` but Transformers does not recognize"),
+        ({"hidden_size": "32"}, "Validation error for field 'hidden_size': TypeError: Field"),
+        ({"hidden_act": 5}, "Validation error for field 'hidden_act'"),
+        ({"id2label": 3}, "'int' object has no attribute 'items'"),
+        ({"num_labels": "x"}, "'str' object cannot be interpreted as an integer"),
+    ],
+)
+def test_invalid_config_is_rejected_in_one_line(
+    changes: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "bert", **changes})
+    match = f"does not support `config.json`: .*{reason}"
+    with pytest.raises(UnsupportedModel, match=match) as raised:
+        load_config(tmp_path)
+    assert "\n" not in raised.value.message
 
 
 @pytest.mark.parametrize(

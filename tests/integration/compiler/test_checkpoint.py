@@ -100,8 +100,8 @@ def own_module(directory: Path) -> None:
     write_json(directory / "modules.json", [{"path": "", "type": "custom_st.Transformer"}])
 
 
-def module_without_type(directory: Path) -> None:
-    write_json(directory / "modules.json", [{"path": ""}])
+def modules(value: object) -> CheckpointDamage:
+    return lambda directory: write_json(directory / "modules.json", value)
 
 
 def dangling(name: str) -> CheckpointDamage:
@@ -194,7 +194,9 @@ def module_elsewhere(directory: Path) -> None:
         (remote_tokenizer, UnsafeSource, "`tokenizer_config.json` requires remote code"),
         (own_program, UnsafeSource, "`modeling_their_bert.py` is remote code"),
         (own_module, UnsafeSource, r"`modules.json` requires remote code .`custom_st.Transf"),
-        (module_without_type, UnsupportedModel, "`modules.json` is corrupt"),
+        (modules([{"path": ""}]), UnsupportedModel, "`modules.json` is corrupt: not a list of mod"),
+        (modules([{"type": "t"}]), UnsupportedModel, "`modules.json` is corrupt: not a list of"),
+        (modules(None), UnsupportedModel, "`modules.json` is corrupt: not a list of modules"),
         (shards_elsewhere, UnsafeSource, "outside the checkpoint"),
         (weight_map({"a": ".."}), UnsafeSource, "outside the checkpoint"),
         (weight_map({"a": 7}), UnsafeSource, "outside the checkpoint"),

@@ -1,4 +1,4 @@
-"""Removal of constant heads and channels from pruned encoders."""
+"""Removal of constant heads and feed-forward channels from pruned encoders."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_compaction_applies_after_reload(tmp_path: Path) -> None:
     pruned_checkpoints.blind_rows(layer(dense, 1))
     dense.save_pretrained(tmp_path / "pruned")
 
-    def loaded(dtype: torch.dtype) -> pruned_checkpoints.Model:
+    def loaded(dtype: torch.dtype) -> pruned_checkpoints.TorchModel:
         return AutoModel.from_pretrained(tmp_path / "pruned", dtype=dtype).eval()
 
     expected = answers(loaded(torch.float32))
@@ -260,7 +260,7 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
      lambda c: {"reductions": (LayerReduction(layer=0, heads=(1, 2)),)}),
     ("no such head", r"needs: \[4\]",
      lambda c: {"reductions": (LayerReduction(layer=0, heads=(4,)),)}),
-    ("a row in use", r"removes rows of layer 1 that the model needs: \[7\]",
+    ("a channel in use", r"removes feed-forward channels of layer 1 that the model needs: \[7\]",
      lambda c: {"reductions": (*c.reductions[:1], LayerReduction(layer=1, ffn_channels=(0, 7)))}),
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from pathlib import Path
@@ -12,12 +13,16 @@ import pytest
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
+from build_artifacts.__main__ import main
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.report.stages import rebuild_checkpoint
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.package import unpack
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.resolve import resolve
 from deployments.artifacts.types import ModelHead
+from tests.support.artifacts import tiny_manifest
+from tests.support.prepared_build import RecordingRunner
 from tests.support.tiny_encoders import tiny_checkpoint
 
 LABELS = ("O", "B-PER", "I-PER")
@@ -58,16 +63,40 @@ def write_graph(path: Path, weights: dict[str, np.ndarray], without: str = "") -
     return path
 
 
+def assert_same_weights(directory: Path, original: Path) -> None:
+    actual = load_file(directory / "model.safetensors")
+    for name, value in load_file(original / "model.safetensors").items():
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
 def test_graph_converts_to_original_checkpoint(tmp_path: Path, file: Path, tagger: Path) -> None:
     checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
     assert checkpoint.packed == file
     assert checkpoint.default_id == "local/model"
     into = tmp_path / "whole"
     into.mkdir()
-    actual = load_file(dequantize_onnx(checkpoint, into).weights / "model.safetensors")
-    for name, value in load_file(tagger / "model.safetensors").items():
-        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+    assert_same_weights(dequantize_onnx(checkpoint, into).weights, tagger)
     assert (into / "tokenizer.json").read_bytes() == (tagger / "tokenizer.json").read_bytes()
+
+
+def test_report_converts_the_graph_again(tmp_path: Path, file: Path, tagger: Path) -> None:
+    hub = HuggingFaceHub()
+    source = resolve(str(file), tmp_path, hub).source
+    manifest = tiny_manifest().model_copy(update={"source": source})
+    steps = RecordingRunner(tmp_path / "work").steps
+    checkpoint = rebuild_checkpoint(manifest, steps, tmp_path / "sources", hub, None)
+    assert checkpoint.packed is None
+    assert_same_weights(checkpoint.weights, tagger)
+
+
+def test_graph_compacts_like_its_checkpoint(
+    tmp_path: Path, file: Path, tagger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = []
+    for source in (file, tagger):
+        assert main(["compact", str(source), "--json", "--store", str(tmp_path / "store")]) == 0
+        outputs.append(json.loads(capsys.readouterr().out))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("name", ["onnx/model.onnx", "config.json"])
@@ -106,6 +135,7 @@ def test_graph_without_config_fails(tmp_path: Path) -> None:
         resolve(str(file), tmp_path, HuggingFaceHub())
 
 
-def test_missing_file_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ref", ["nowhere.onnx", "~nobody-here/x.onnx", "null\0byte.onnx"])
+def test_missing_file_fails(tmp_path: Path, ref: str) -> None:
     with pytest.raises(SourceNotFound, match="is not a local file"):
-        resolve("nowhere.onnx", tmp_path, HuggingFaceHub())
+        resolve(ref, tmp_path, HuggingFaceHub())

@@ -114,9 +114,9 @@ def test_importance_follows_the_effect(task: TaskName, kind: str) -> None:
     ranked = sorted(rated, key=rated.__getitem__)
     assert set(ranked[:3]) == set(useless)
     assert rated[ranked[3]] > 10 * rated[ranked[2]]
-    columns = statistics[0].columns.importance
-    assert sorted(columns.argsort()[: len(COLUMNS)].tolist()) == list(COLUMNS)
-    assert statistics[0].columns.moments[-1, -1] == sum(len(item.ids) for item in items())
+    ffn_channels = statistics[0].ffn_channels.importance
+    assert sorted(ffn_channels.argsort()[: len(COLUMNS)].tolist()) == list(COLUMNS)
+    assert statistics[0].ffn_channels.moments[-1, -1] == sum(len(item.ids) for item in items())
     np.testing.assert_array_equal(answers(model), before)
 
 
@@ -161,7 +161,7 @@ def test_constant_heads_move_to_the_bias() -> None:
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=FITTED_TOLERANCE)
 
 
-def test_every_layer_retains_a_head_and_columns() -> None:
+def test_every_layer_retains_a_head_and_channels() -> None:
     model = encoder("bert")
     prune(model, 0.99, describe(model), items(4))
     removed = find(model).reductions
@@ -224,7 +224,7 @@ def test_graphs_are_smaller_and_exact(built: BuildResult, source: Path, tmp_path
     for small in built.manifest.candidates:
         large = unpruned[small.name]
         saved = whole.manifest.count_bytes(large) - built.manifest.count_bytes(small)
-        gone = 4 * (4 * 8 * HIDDEN) + 64 * 2 * HIDDEN  # removed weights of heads and columns
+        gone = 4 * (4 * 8 * HIDDEN) + 64 * 2 * HIDDEN  # removed weights of heads and channels
         assert saved > 0.8 * gone * (4 if small.precision == "fp32" else 1)
         operators = op_counts(built.directory / small.graph)
         # The rewrite `packed-heads` applies to every layer, even to that with one head.
@@ -263,7 +263,7 @@ def test_report_prunes_again(built: BuildResult, tmp_path: Path) -> None:
 
 
 def test_gate_rejects_what_costs_too_much(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(GateFailed, match="without 50% of its heads and columns") as caught:
+    with pytest.raises(GateFailed, match="without 50% of its heads and feed-forward") as caught:
         build_pruned(source, tmp_path, recipe=replace(RECIPE, gate=Gate(cosine_mean=0.99999)))
     assert "--gate metric_drop=POINTS" in caught.value.hint
 

@@ -25,6 +25,7 @@ from deployments.artifacts.store import find_artifact
 from deployments.builds.queue import BuildQueue
 from deployments.builds.record import BuildState
 from tests.support.killable_builds import BuildForkServer
+from tests.support.ray_cluster import wait_for
 from tests.support.tiny_encoders import tiny_checkpoint
 
 MODEL = "local/mortal"
@@ -153,12 +154,18 @@ def test_failure_that_nobody_foresaw_is_recorded(
     assert status.reason.startswith("unexpected failure (ZeroDivisionError)")
 
 
-def test_builder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_builder_ends_with_the_process_that_started_it(tmp_path: Path, source: Path) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, str(source))
     command = [sys.executable, "-m", "build_artifacts", "drain", "--for-server"]
     with subprocess.Popen([*command, "--store", str(tmp_path)], stdin=subprocess.PIPE) as process:
+        wait_for(lambda: (record := queue.read(MODEL)) and record.attempts, timeout_s=60)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(60) in (0, 1)
+        assert process.wait(10) == 1
+    status = queue.status(MODEL)
+    assert status is not None
+    assert status.state is BuildState.QUEUED
 
 
 def test_first_demo_model_is_built_and_the_others_queued(

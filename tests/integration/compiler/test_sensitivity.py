@@ -59,7 +59,8 @@ def test_outlier_ranks_first(prepared_build: PreparedBuild) -> None:
     order = rank_by_sensitivity(graph, prepared_build.items, None)
     weights = matrices(graph)
     assert sorted(order) == sorted(weights)
-    # `plant_outlier` divided row 5 of the second feed-forward matrix of layer 2 by 1000.
+    # `plant_outlier` divided row 5 of the second feed-forward matrix of the second layer
+    # by 1000.
     first = weights[order[0]]
     assert first.shape == (ROWS, HIDDEN)
     assert np.abs(first[5]).max() < 0.01 < np.abs(first[6]).max()

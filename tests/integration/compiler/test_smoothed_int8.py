@@ -46,8 +46,8 @@ class SmoothingCase:
         return self.model_type
 
 
-# All models have two layers. Query, key and value share one activation. The heads are those of
-# `test_architectures.py`, so that both test modules share the exports.
+# All models have two layers. Query, key and value share one activation. All cases except bert are
+# also cases of `test_architectures.py`, so that both test modules share the exports.
 CASES = (
     # Pooling stays float.
     SmoothingCase("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),

@@ -70,7 +70,7 @@ def has_seen_slow(edge: EdgeHarness, count: int) -> bool:
 
 
 def is_reset(edge: EdgeHarness) -> bool:
-    """Whether HAProxy resets a new connection at once."""
+    """Return whether HAProxy resets a new connection at once."""
     try:
         with connect(edge) as peer:
             peer.recv(1)
@@ -123,8 +123,11 @@ def test_requests_in_flight_are_limited_and_shared() -> None:
         wait_for(lambda: edge.post().status_code == 200, 5)
 
 
-def test_refusals_are_repeated_for_alike_requests_only() -> None:
-    """HAProxy repeats a refusal only for like requests. All other requests reach the replica."""
+def test_refusals_are_repeated_for_similar_requests_only() -> None:
+    """Requests are similar if address, path and certain headers, such as the API key, are equal.
+
+    HAProxy repeats a refusal only for similar requests. All other requests reach the replica.
+    """
     with run_edge(ClientLimits(refusals=5)) as edge:
         with httpx.Client(base_url=edge.url, timeout=20) as client:
             replies = [client.post("/full", content=b"text") for _ in range(30)]

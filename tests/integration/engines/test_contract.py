@@ -92,7 +92,7 @@ def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> 
 
 def test_pooling_model_supports_unpooled_batches(kind: ContractEngine, open_tiny: OpenTiny) -> None:
     if kind.engine == "torch":
-        pytest.skip("programs have one answer")
+        pytest.skip("a torch program has one output")
     engine = open_tiny(ModelHead.VECTOR)
     assert engine.info.supports_unpooled
     check_every_token(engine, ITEMS[:1])
@@ -166,7 +166,7 @@ def test_truncated_file_fails(kind: ContractEngine, written: Written, tmp_path: 
 
 def test_failed_pass_does_not_affect_the_next(kind: ContractEngine, open_tiny: OpenTiny) -> None:
     if kind.engine == "openvino":
-        pytest.skip("OpenVINO answers zeros for a word that does not exist")
+        pytest.skip("OpenVINO returns zeros for an unknown token id")
     engine = open_tiny(ModelHead.VECTOR)
     with pytest.raises(EngineFailed, match="cpu-fp32") as failure:
         engine.run(collate([item(WORDS + 1)]))

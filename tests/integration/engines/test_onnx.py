@@ -13,7 +13,7 @@ from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.engines.base import translate_errors
-from deployments.engines.onnx import open_session, providers_for
+from deployments.engines.onnx import open_session, select_providers
 from deployments.errors import EngineFailed
 from deployments.machine import CpuInfo
 from tests.integration.engines.conftest import KINDS, SETTINGS, Written
@@ -95,9 +95,9 @@ def test_disabled_optimizer_does_not_run(tmp_path: Path) -> None:
 
 def test_candidate_providers_override_settings() -> None:
     encoder = EncoderSettings(providers=("CUDAExecutionProvider",))
-    spec = spec_with(Path("g.onnx"), EngineOptions(providers=("CPUExecutionProvider",)))
-    assert providers_for(spec, encoder) == ("CPUExecutionProvider",)
-    assert providers_for(spec_with(Path("g.onnx"), EngineOptions()), encoder) == encoder.providers
+    options = EngineOptions(providers=("CPUExecutionProvider",))
+    assert select_providers(options, encoder) == ("CPUExecutionProvider",)
+    assert select_providers(EngineOptions(), encoder) == encoder.providers
 
 
 def ort_exceptions() -> list[type[Exception]]:

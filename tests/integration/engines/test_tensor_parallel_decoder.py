@@ -165,7 +165,7 @@ def test_failed_open_leaves_no_process(spec: DecoderSpec, tmp_path: Path) -> Non
 def test_each_process_uses_its_own_gpu(
     spec: DecoderSpec, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices and backend are checked by configuration only, because no GPU is present."""
+    """Fakes record the chosen device and backend, because no GPU is present."""
     taken: dict[str, Any] = {}
     monkeypatch.setenv("LOCAL_RANK", "7")  # an inherited value, which the process must replace
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(device=device))

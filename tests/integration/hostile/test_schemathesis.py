@@ -89,5 +89,5 @@ def says_deadline(case: schemathesis.Case) -> bool:
 
 
 def can_be_negated(operation: APIOperation) -> bool:
-    """Whether an invalid request exists. Only a body can be invalid: any text is a valid id."""
+    """Return whether a request can be invalid. Only a body can be: any text is a valid id."""
     return bool(operation.body)

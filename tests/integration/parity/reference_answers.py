@@ -65,7 +65,7 @@ def main(installed: Path) -> None:
 def make_questions(
     tokenizer: Path, count: int, *, seed: int, tokens: tuple[int, int] = (12, 51)
 ) -> list[dict[str, str]]:
-    """Make questions of up to 10 tokens. `tokens` is the minimum and maximum of their contexts."""
+    """Make questions of up to 10 tokens, with contexts of `tokens[0]` to `tokens[1]` tokens."""
     min_tokens, max_tokens = tokens
     questions = varied_texts(tokenizer, count, min_tokens=2, max_tokens=10, seed=seed)
     contexts = varied_texts(
@@ -108,7 +108,7 @@ def add_answers(checkpoint: str, path: Path) -> None:
 def _clear_answers(
     pipeline: Any, question: Mapping[str, str], parameters: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Return the best answers in order; none if two scores differ by less than MIN_LEAD."""
+    """Return the best answers in order, or [] if a lead is MIN_LEAD or less."""
     count = parameters.get("top_k", 1)
     found, more = (
         _list_spans(pipeline(**question, **{**parameters, "top_k": top_k}))

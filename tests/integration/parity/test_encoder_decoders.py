@@ -46,14 +46,14 @@ class ServedCheckpoint:
         self.model = saved(ENCODER_DECODERS[family], directory / "checkpoint")
         (directory / "graphs").mkdir()
         written = export_model(directory / "checkpoint", directory / "graphs")
-        assert written.decoder_start_token is not None
+        start = self.model.generation_config.decoder_start_token_id
         generation_config = GenerationConfig(
             layers=written.layers,
             kv_heads=written.kv_heads,
             head_dim=written.head_dim,
             eos_token_ids=written.eos_token_ids,
             encoder_decoder=EncoderDecoderConfig(
-                max_source_tokens=SOURCE_TOKENS, decoder_start_token_id=written.decoder_start_token
+                max_source_tokens=SOURCE_TOKENS, decoder_start_token_id=start
             ),
         )
         spec = DecoderSpec(

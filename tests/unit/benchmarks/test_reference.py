@@ -1,4 +1,4 @@
-"""Document tables that are built from the code, such as those of settings, tasks and routes.
+"""Tables of the documents that are built from the code, such as those of settings and tasks.
 
 tests/unit/benchmarks/test_tables.py checks that the documents contain the current tables.
 """

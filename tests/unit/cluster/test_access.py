@@ -13,12 +13,14 @@ from cluster.access import (
     use_key_file,
 )
 from cluster.progress import StartError
+from cluster.serve_config import IMPORT_PATH
 from tests.support.keys import add_key
 
 
 def config(key_file: Path | None = None) -> dict[str, Any]:
     user_config = {} if key_file is None else {"user_config": {"key_file": str(key_file)}}
-    return {"applications": [{"deployments": [{"name": "Ingress", **user_config}]}]}
+    ingress = {"name": "Ingress", **user_config}
+    return {"applications": [{"import_path": IMPORT_PATH, "deployments": [ingress]}]}
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,18 @@ def test_keys_allow_other_hosts(tmp_path: Path) -> None:
     use_key_file(served, path)
     assert served == config(path)
     check_access(served, "0.0.0.0", no_auth=False)
+
+
+def test_ingress_of_another_application_is_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    foreign = {"name": "Ingress", "user_config": {"color": "red"}}
+    both, alone = config(), config()
+    for each in (both, alone):
+        each["applications"].append({"import_path": "shop:app"})
+    both["applications"][1]["deployments"] = [foreign]
+    use_key_file(both, path)
+    assert foreign == {"name": "Ingress", "user_config": {"color": "red"}}
+    assert find_key_file(both) == path
 
 
 def test_keys_of_the_command_line_outlive_the_config(

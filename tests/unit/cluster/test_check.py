@@ -1,4 +1,4 @@
-"""The linter reports keys and values that Serve would ignore, with their path."""
+"""The linter reports unknown keys, invalid values and conflicting settings, with their path."""
 
 from pathlib import Path
 from typing import Any

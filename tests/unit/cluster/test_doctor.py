@@ -125,12 +125,33 @@ def test_gpu_is_described_with_its_compute_capability() -> None:
 def test_config_names_store_and_port(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     (tmp_path / "store" / "org--model").mkdir(parents=True)
+    args = f"{{store: {tmp_path / 'store'}}}"
     config.write_text(
-        f"http_options: {{port: 8123}}\napplications: [{{args: {{store: {tmp_path / 'store'}}}}}]\n"
+        "http_options: {port: 8123}\n"
+        f"applications: [{{import_path: deployments.app:build_app, args: {args}}}]\n"
     )
     host = read_host_description(config)
     assert (host.http_port, host.store.models) == (8123, 1)
     assert host.store.is_writable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "applications: [x]\nhttp_options: 8000\n",
+        "applications: 1\nhttp_options: {port: 70000}\n",
+        "applications: [{import_path: deployments.app:build_app, args: [1]}]\n",
+        "http_options: {port: http}\ndate: 2024-13-45\n",
+    ],
+)
+def test_invalid_config_counts_as_the_defaults(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUNDREDFOLD_STORE", str(tmp_path))
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    host = read_host_description(config)
+    assert (host.http_port, host.store.path) == (8000, str(tmp_path))
 
 
 def test_unreadable_store_has_no_models(public_directory: Path) -> None:

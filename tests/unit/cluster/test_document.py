@@ -45,6 +45,21 @@ def test_syntax_error_has_its_line() -> None:
     assert caught.value.problem.line == 3
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("2024-13-45", "month must be in 1..12"),
+        ("!!bool maybe", "'maybe'"),
+        ("!!timestamp soon", "invalid value"),
+        ("\a", "'\\x07' is not allowed"),
+    ],
+)
+def test_invalid_value_has_its_line(value: str, message: str) -> None:
+    (problem,) = check_text(f"a: 1\nb:\n  - c: {value}\n")
+    assert problem.line == 3
+    assert message in problem.message
+
+
 def test_aliases_and_recursive_anchors_are_read() -> None:
     assert read_document("a: &x {k: 1}\nb: *x\n").lines[("b", "k")] == 1
     assert read_document("a: &x [1, *x]\n").lines[("a", 1)] == 1

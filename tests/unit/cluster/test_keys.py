@@ -66,7 +66,10 @@ def test_list_is_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["add", "two words"], "`name`"),
         (["add", "bob", "--concurrent-requests", "0"], "`concurrent_requests`"),
         (["add", "bob", "--expires", "soon"], "neither a date"),
-        (["add", "bob", "--expires", "2001-01-01"], "in the past"),
+        (["add", "bob", "--expires", "2001-01-01"], "is not in the future"),
+        (["add", "bob", "--expires", "0d"], "is not in the future"),
+        (["add", "bob", "--expires", "9999999d"], "is after the year 9999"),
+        (["add", "bob", "--expires", "99999999999d"], "is after the year 9999"),
         (["revoke", "bob"], "has no key `bob`"),
     ],
 )

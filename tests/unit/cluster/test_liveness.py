@@ -20,7 +20,7 @@ from tests.support.ray_cluster import wait_for
 
 @pytest.fixture
 def grpc_port() -> Iterator[int]:
-    """The port of a gRPC server. Ray's GCS and raylet are such servers."""
+    """Start a gRPC server and yield its port. Ray's GCS and raylet are such servers."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -30,7 +30,7 @@ def grpc_port() -> Iterator[int]:
 
 @pytest.fixture
 def stopped_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A port on which connections stay in the backlog, as those to a stopped process do."""
+    """Yield a port whose connections stay in the backlog, as those to a stopped process do."""
     monkeypatch.setattr(liveness, "ANSWER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,10 @@ def test_metrics_port_is_the_given_one() -> None:
     free = find_free_port(9101, 0)
     assert LocalPorts.choose(reserved=8000, metrics=free).metrics == free
     assert LocalPorts.choose(reserved=9101).metrics != 9101
+
+
+def test_ports_of_a_run_differ() -> None:
+    for metrics in astuple(LocalPorts.choose(reserved=8000)):
+        ports = LocalPorts.choose(reserved=8000, metrics=metrics)
+        assert ports.metrics == metrics
+        assert len({8000, *astuple(ports)}) == 9

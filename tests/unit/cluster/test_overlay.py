@@ -15,7 +15,7 @@ CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
 
 def write_edited_overlay(tmp_path: Path, old: str, new: str) -> Path:
-    """Write production.yaml with `old` replaced by `new`."""
+    """Write a copy of production.yaml with the first `old` replaced by `new`."""
     text = PRODUCTION.read_text()
     assert text.count(old) >= 1, old
     copy = tmp_path / "production.yaml"
@@ -98,6 +98,43 @@ def test_overlay_with_invalid_result_is_rejected(
 ) -> None:
     with pytest.raises(InvalidOverlay, match=expected):
         render_rayservice(CONFIG, write_edited_overlay(tmp_path, old, new))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a: [1\n", "`serve_config.yaml`: line 2: "),
+        (b"a: 2024-13-45\n", "`serve_config.yaml`: line 1: "),
+        (b"\xff", "`serve_config.yaml`: 'utf-8' codec"),
+        (b"", "invalid"),
+    ],
+)
+def test_unreadable_file_is_rejected(tmp_path: Path, content: bytes, expected: str) -> None:
+    config = tmp_path / "serve_config.yaml"
+    config.write_bytes(content)
+    with pytest.raises(InvalidOverlay, match=expected):
+        render_rayservice(config, PRODUCTION)
+    production = tmp_path / "production.yaml"
+    production.write_bytes(content)
+    with pytest.raises(InvalidOverlay, match=r"production\.yaml"):
+        render_rayservice(CONFIG, production)
+
+
+def test_pods_get_the_default_port_and_every_pod_needs_a_store(tmp_path: Path) -> None:
+    config = tmp_path / "serve_config.yaml"
+    config.write_text(CONFIG.read_text().replace("  port: 8000", "  # the default port"))
+    assert render_rayservice(config, PRODUCTION).count("containerPort: 8000") == 3
+    with pytest.raises(InvalidOverlay, match=r"args\.store"):
+        render_rayservice(CONFIG, write_edited_overlay(tmp_path, "store: /artifacts", "models: []"))
+
+
+def test_application_of_another_project_needs_pods_only(tmp_path: Path) -> None:
+    changed = yaml.safe_load(CONFIG.read_text())
+    other = {"name": "other", "import_path": "shop:app", "route_prefix": "/shop"}
+    changed["applications"].append(other)
+    config = tmp_path / "serve_config.yaml"
+    config.write_text(yaml.safe_dump(changed))
+    assert "shop:app" in render_rayservice(config, PRODUCTION)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,10 @@ class FakeProcess:
 
 
 class FakeNode:
-    """The part of a Ray node that the loop of `ray start` uses; an exit code per process."""
+    """The part of a Ray node that the loop of `ray start` uses.
+
+    `codes` has the exit code of each process; None means that it runs.
+    """
 
     def __init__(self, **codes: int | None) -> None:
         self.all_processes: dict[str, Any] = {k: [FakeProcess(v)] for k, v in codes.items()}
@@ -31,7 +34,7 @@ class FakeNode:
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeNode]:
-    """Return the nodes on which a dashboard was started."""
+    """Fake `start_dashboard`. Return the list of the nodes on which it started a dashboard."""
     nodes: list[FakeNode] = []
 
     def start(node: FakeNode, *, include_dashboard: bool, raise_on_failure: bool) -> None:

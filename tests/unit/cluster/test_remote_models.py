@@ -28,7 +28,7 @@ ENTRY = {
 
 
 class ModelListServer(HTTPServer):
-    """Answers every request with `status` and `body`. `asked` records the requests."""
+    """Server that answers every request with `status` and `body`. `asked` records the requests."""
 
     status, body = 200, json.dumps([ENTRY]).encode()
 

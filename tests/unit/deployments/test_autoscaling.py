@@ -16,8 +16,8 @@ POLICY = "deployments.autoscaling:ScaleOnLoad"
 def set_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """Set the cores of the cluster in the globals of the policy's method.
 
-    They are not always those of its module: Ray Serve pickles policies by value. Loading such a
-    pickle gives the class copies of its methods, which have globals of their own.
+    These globals may differ from those of the module of the policy. Ray Serve pickles policies by
+    value. Loading such a pickle gives the class copies of its methods with other globals.
     """
     monkeypatch.setitem(ScaleOnLoad.__call__.__globals__, "count_cores", lambda: cores)
 

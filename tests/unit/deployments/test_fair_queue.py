@@ -123,6 +123,31 @@ def test_removed_items_are_not_charged() -> None:
     assert take_all(queue) == ["other 1", "back", "other 2"]
 
 
+def test_items_after_a_discarded_one_move_forward() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(4):
+        queue.push(f"other {number}", cost=1.0, client="other")
+    for item, cost in (("large", 10.0), ("small", 1.0), ("next", 1.0)):
+        queue.push(item, cost=cost, client="own")
+    assert queue.discard(lambda item: item == "large") == ["large"]
+    queue.push("last", cost=1.0, client="own")
+    own_and_other = [f"{name} {number}" for number in range(3) for name in ("other", "own")]
+    names = {"small": "own 0", "next": "own 1", "last": "own 2"}
+    assert [names.get(item, item) for item in take_all(queue)] == [*own_and_other, "other 3"]
+
+
+def test_items_that_move_forward_do_not_overtake_what_waits_now() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("large", cost=10.0, client="own")
+    queue.push("small", cost=1.0, client="own")
+    for number in range(9):
+        queue.push(f"other {number}", cost=1.0, client="other")
+    for _ in range(8):
+        queue.take_first()
+    queue.discard(lambda item: item == "large")
+    assert take_all(queue) == ["small", "other 8"]
+
+
 def test_queue_is_empty_after_all_items_are_removed() -> None:
     queue: FairQueue[str] = FairQueue()
     for item in ("a", "b"):

@@ -71,12 +71,15 @@ async def test_other_machines_are_left_alone(case: str, device: Path, driver: Pa
     assert not device.exists() or written(device) == []
 
 
-async def test_device_that_fails_is_left_alone(driver: Path) -> None:
+async def test_device_that_fails_is_left_alone(
+    driver: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cores = IdleCores(Path("/dev/full"), driver)
     for _ in range(2):
         with cores:
             pass
         await asyncio.sleep(2 * LINGER_S)
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "written once"
 
 
 def test_cores_are_kept_awake_within_a_block(device: Path, driver: Path) -> None:

@@ -9,7 +9,7 @@ RECORDS = [TokenizeRecord("model", 0.1, texts, 0) for texts in range(100)]
 
 
 class FailingRecorder:
-    """Fails for the first record, then collects; `done` is set after the last."""
+    """Recorder that fails for the first record, collects the others and sets `done` at the last."""
 
     def __init__(self) -> None:
         self.received: list[TokenizeRecord] = []

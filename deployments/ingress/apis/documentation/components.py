@@ -20,7 +20,10 @@ class Components:
         self._definitions: dict[str, Mapping[str, JsonSchema]] = {}
 
     def add_schema(self, name: str, schema: JsonSchema) -> JsonSchema:
-        """Add `schema` as `name`, plus a number if the name is taken; return its reference."""
+        """Return a reference to `schema`; add it as `name` unless the document has an equal schema.
+
+        A taken name gets a number.
+        """
         assigned_name, is_new = self._assign_name({"": schema}, name)
         if is_new:
             self.schemas[assigned_name] = self._hoist(schema, {})

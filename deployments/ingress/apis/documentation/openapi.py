@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document, built from the operations of every API.
 
-Request and response schemas come from the types that validate the bodies. The
-examples of error responses are built with the error format of the operation.
+Request and response schemas come from the types that validate the bodies. The examples of error
+responses are built with the error format of the operation.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ OPTIONS = {
         "`true` prefers the GPU; without one the CPU computes and the response header "
         "`x-compute-fallback` is set. With `required` the status is 400 instead."
     ),
-    "x-hardware": "Device of the encoder.",
+    "x-hardware": "Required device. The request fails if it is not available.",
     "x-compute": (
         "`auto` lets the server choose the cheapest hardware that answers in time; `gpu` is a hint "
         "like `x-use-gpu`. `x-compute-type` names the hardware that answered."

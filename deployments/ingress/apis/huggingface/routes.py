@@ -233,7 +233,10 @@ class HuggingFaceRoutes:
         )
 
     async def status(self, request: Request) -> Response:
-        """Return the build of the model, and the load state for huggingface_hub before 0.35."""
+        """Return the build of the model, and the load state for huggingface_hub before 0.35.
+
+        Clients that accept EVENT_TYPE get a stream of both.
+        """
         model_id = model_in_path(request) or ""
         build = await self._builds.status(model_id)
         now = self._describe_status(model_id, build)
@@ -247,7 +250,7 @@ class HuggingFaceRoutes:
         )
 
     async def _watch_status(self, model_id: str, now: ModelStatus) -> AsyncGenerator[bytes, None]:
-        """Yield an event now and after each change of a build, until it has ended."""
+        """Yield an event per status of `BuildService.watch`; only one if the build has ended."""
         if now.build.state in ENDS:
             yield build_event(now.model_dump_json().encode())
             return

@@ -23,9 +23,10 @@ from deployments.ingress.resolver import ModelSelection, resolve_task, task_dete
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
-# Parameters of the protocol, Triton and MLServer that have no effect here. For instance, this
-# server has no stateful sequences.
-IGNORED_PARAMETERS = frozenset(
+# Parameters of the protocol, Triton and MLServer, which are not parameters of a task. message.py
+# uses `binary_data_output`. The others have no effect: this server has no stateful sequences, for
+# instance. The same holds for names with the prefix.
+PROTOCOL_PARAMETERS = frozenset(
     {
         "binary_data_output",
         "sequence_id",
@@ -35,7 +36,7 @@ IGNORED_PARAMETERS = frozenset(
         "content_type",
     }
 )
-IGNORED_PREFIX = "triton_"
+TRITON_PREFIX = "triton_"
 TASK = "task"
 OPTION_FIELD_NAMES = {"options": "parameters"}  # clients send options in `parameters`
 
@@ -62,7 +63,7 @@ def parse_tensor_request(
     used = {
         name: value
         for name, value in parameters.items()
-        if name not in IGNORED_PARAMETERS and not name.startswith(IGNORED_PREFIX)
+        if name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON_PREFIX)
     }
     requested_task = _parse_task(used.pop(TASK, None)) or detect_task_from_tensors(set(tensors))
     with rename_error_fields(OPTION_FIELD_NAMES):

@@ -53,7 +53,7 @@ from deployments.ingress.http.api import (
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import model_in_path
+from deployments.ingress.http.request_options import model_in_path, set_options_source
 from deployments.ingress.resolver import wrong_route_error
 from deployments.management.listing import list_default_versions
 from deployments.plan.resolution import SEPARATOR, split_name
@@ -203,11 +203,10 @@ class OpenInferenceRoutes:
         return json_response({"ready": True})
 
     async def infer(self, request: Request) -> Response:
-        limits = self._pipeline.settings.limits
-        model = self._model(request)
-        header, binary = split_body(
-            await read_body(request, limits), request.headers.get(LENGTH_HEADER)
-        )
+        body = await read_body(request, self._pipeline.settings.limits)
+        header, binary = split_body(body, request.headers.get(LENGTH_HEADER))
+        set_options_source(request, header, "parameters")
+        model = await self._pipeline.settle(find_model_name(request), self._model(request))
         message = parse_body(InferRequest, parse_json(header))
         tensors = read_tensors(message.inputs, binary)
         parsed = parse_tensor_request(model, message.parameters or {}, tensors, request.headers)
@@ -271,11 +270,11 @@ class OpenInferenceRoutes:
         return json_response({})
 
     def _model(self, request: Request) -> RegisteredModel:
-        """Find the model, or the version that the path names. Raises UnknownModel."""
-        name = model_in_path(request) or ""
-        if version := request.path_params.get("version"):
-            name = f"{split_name(name)[0]}{SEPARATOR}{version}"
-        return self._pipeline.registry.find(name)
+        """Find the model, or the version that the path names.
+
+        Raises Forbidden, UnknownModel or ArtifactError.
+        """
+        return self._pipeline.registry.find(find_model_name(request))
 
     def _model_of_tensors(self, request: Request) -> RegisteredModel:
         """Find an encoder model. Raises WrongTask for generative models, which have no tensors."""
@@ -291,6 +290,14 @@ class OpenInferenceRoutes:
         if not isinstance(body, dict):
             raise MalformedBody("the body must be a JSON object", field="body")
         return body
+
+
+def find_model_name(request: Request) -> str:
+    """Return the name in the path, `id@selector` if the path names a version."""
+    name = model_in_path(request) or ""
+    if version := request.path_params.get("version"):
+        return f"{split_name(name)[0]}{SEPARATOR}{version}"
+    return name
 
 
 def _get_operation(
@@ -315,7 +322,7 @@ def _model_read(suffix: str, summary: str, handler: Handler, response: Any = Non
 
 
 def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSchema) -> Operation:
-    """Describe a route that answers 400 for generative models, which have no tensors."""
+    """Build the operation of a route that answers 400 for generative models, without tensors."""
     return Operation(
         method="GET",
         paths=(VERSION + suffix, MODEL + suffix),

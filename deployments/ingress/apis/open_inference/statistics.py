@@ -44,7 +44,7 @@ class ModelStats(TypedDict):
     version: str
     last_inference: int  # milliseconds since the epoch; 0: never
     inference_count: int  # items of successful requests
-    execution_count: int  # requests that were no cache hits; /metrics counts forward passes
+    execution_count: int  # successful requests without cache hit; /metrics counts forward passes
     inference_stats: InferenceStatistics
     batch_stats: list[Durations]  # always empty: the batches are built in the encoders, not here
 

@@ -20,7 +20,7 @@ EMBEDDING_FIELDS = {"inputs": "input", "parameters.": ""}
 
 
 class EmbeddingsRequest(EmbeddingParameters):
-    """Body of `/v1/embeddings`. Unknown keys are ignored, as OpenAI does."""
+    """Body of `/v1/embeddings`. Unknown keys are ignored, as in OpenAI's API."""
 
     model_config = LENIENT
 

@@ -132,6 +132,7 @@ def parse_chat_request(
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
     options = parse_options(body, model.generation_config.defaults)
     if forced := forced_tools(body):
+        # As in vLLM, the call replaces `response_format`, which describes a text.
         options = options._replace(grammar=call_grammar(forced))
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     return GenerationRequest(

@@ -30,7 +30,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(BaseModel):
-    """Fields that chat and completion requests share. Unknown keys are ignored, as OpenAI does."""
+    """Fields of chat and completion requests. Unknown keys are ignored, as in OpenAI's API."""
 
     model_config = LENIENT
 

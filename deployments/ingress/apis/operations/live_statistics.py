@@ -42,7 +42,7 @@ class Percentiles(TypedDict):
 
 
 class RequestFigures(TypedDict):
-    """Requests of the window; the ratios are null without a request."""
+    """Requests of the window; `failed_ratio` is null without a request."""
 
     requests_per_s: float
     tokens_per_s: float  # of prompts and answers, cache hits excluded
@@ -84,7 +84,7 @@ class LiveStatistics(RequestFigures):
 
     window_s: float
     ingress_replicas: int
-    queue_ms: Percentiles  # wait for an engine thread
+    queue_ms: Percentiles  # wait for an engine thread or a KV slot
     cache_hit_ratio: float | None  # share of the look-ups in the response cache
     in_flight: InFlight
     models: list[ModelFigures]  # models with requests in the window, the busiest first

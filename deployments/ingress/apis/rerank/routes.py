@@ -198,7 +198,7 @@ class RerankRoutes:
         return json_response(content, headers=inference_headers(response))
 
     def _is_tei_path(self, request: Request) -> bool:
-        """Whether text-embeddings-inference also has the path of the request."""
+        """Return whether text-embeddings-inference also has the path of the request."""
         return not request.url.path.endswith(VERSIONED_PATHS)
 
 

@@ -43,7 +43,7 @@ class DocumentsBody(BaseModel):
     top_n: Annotated[int, Field(ge=1)] | None = None  # default: all
     return_documents: bool | None = None
     raw_scores: bool | None = None
-    # Ignored: documents are truncated to the maximum length of the model, which is lower.
+    # Ignored: documents are truncated only to the maximum length of the model.
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
 

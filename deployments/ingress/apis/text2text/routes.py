@@ -151,12 +151,15 @@ def text2text_body_schemas() -> list[JsonSchema]:
     schema = body_schema(PROMPTS, envelope=True)
     parameters = build_schema(TextToTextParameters)
     nested = {"type": "object", "description": "The same parameters, for `generate`."}
-    parameters["properties"] |= dict.fromkeys(NESTED_KEYS, nested)
+    properties = {**parameters["properties"], **dict.fromkeys(NESTED_KEYS, nested)}
     return [
         {
             **schema,
             "title": str(task),
-            "properties": {**schema["properties"], "parameters": parameters},
+            "properties": {
+                **schema["properties"],
+                "parameters": {**parameters, "properties": properties},
+            },
         }
         for task in TEXT2TEXT_TASKS
     ]

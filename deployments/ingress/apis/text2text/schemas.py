@@ -74,9 +74,11 @@ class TextToTextParameters(GenerateParameters):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are sampled: `do_sample` if set, else whether a parameter needs sampling.
+        """Whether tokens are sampled. Temperature 0 excludes sampling; else `do_sample` decides.
 
-        Some clients always send neutral values, such as a temperature of 1. These do not count.
+        If `do_sample` is not set, tokens are sampled if a parameter needs sampling and the request
+        does not set beam search. Some clients always send neutral values, such as a
+        temperature of 1. These do not count.
         """
         if self.temperature == 0:
             return False
@@ -127,7 +129,10 @@ TEXT_KEYS: Mapping[str, str] = {
 
 
 def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
-    """Merge nested and outer parameters, validate them. Raises UnknownParameter or InvalidField."""
+    """Merge nested and outer parameters, of which the outer ones take precedence.
+
+    Raises UnknownParameter or InvalidField.
+    """
     merged: dict[str, Any] = {}
     for name in NESTED_KEYS:
         nested = raw.get(name)

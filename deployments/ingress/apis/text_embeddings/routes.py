@@ -1,10 +1,11 @@
 """Routes of text-embeddings-inference's API.
 
-POST /embed  /embed_all  /predict  /similarity      `model` of the body, or the first fitting model
-POST /tokenize  /decode                             the same
-POST /embed_sparse                                  not supported
-POST /models/{id}/embed  ...                        the same for one model
+POST /embed  /embed_all  /predict  /similarity  /tokenize  /decode
+POST /embed_sparse                                                   not supported
+POST /models/{id}/embed  ...                                         each of them, for one model
 GET  /info
+
+Without a model in the path, `model` of the body names it, else the first fitting model answers.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
 def build_tei_error(error: ServeError) -> Response:
     """Build the error response.
 
-    `error_type` is in Title Case. TEI sends it so, although its documentation differs.
+    `error_type` is in Title Case, as TEI sends it. TEI's documentation says otherwise.
     """
     status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
     body = {"error": error.message, "error_type": kind, "code": error.code}
@@ -126,11 +127,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "tokenize": {"one text": {"inputs": "A kitten."}},
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
-SUFFIXES = ("embed", "embed_all", "embed_sparse", "predict", "similarity", "tokenize", "decode")
 # Routes that run a model, so that their responses have INFERENCE_HEADERS.
 INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
-# The rerank API serves `/rerank`. Its errors have TEI's format unless the body has `documents`.
-OWN_NAMES = frozenset({*SUFFIXES, "rerank"})
 
 
 class TextEmbeddingsRoutes:
@@ -190,7 +188,7 @@ class TextEmbeddingsRoutes:
         )
 
     async def embed(self, request: Request) -> Response:
-        body = await self._get_operation(request, EmbedBody)
+        body = await self._read_body(request, EmbedBody)
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
                 request,
@@ -203,7 +201,7 @@ class TextEmbeddingsRoutes:
 
     async def embed_all(self, request: Request) -> Response:
         """Return unpooled vectors, one per token, special tokens included."""
-        body = await self._get_operation(request, EmbedAllBody)
+        body = await self._read_body(request, EmbedAllBody)
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
                 request,
@@ -221,7 +219,7 @@ class TextEmbeddingsRoutes:
 
     async def predict(self, request: Request) -> Response:
         """Return all labels, best first: one list for a text or pair, else a list per item."""
-        body = await self._get_operation(request, PredictBody)
+        body = await self._read_body(request, PredictBody)
         inputs = body.inputs
         is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
@@ -239,7 +237,7 @@ class TextEmbeddingsRoutes:
         )
 
     async def similarity(self, request: Request) -> Response:
-        body = await self._get_operation(request, SimilarityBody)
+        body = await self._read_body(request, SimilarityBody)
         parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
         response = await self._infer(
             request,
@@ -252,7 +250,7 @@ class TextEmbeddingsRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of each text with their offsets."""
-        body = await self._get_operation(request, TokenizeBody)
+        body = await self._read_body(request, TokenizeBody)
         inference_request = InferenceRequest(
             inputs=body.inputs,
             model_id=select_model_id(request, body.model),
@@ -269,7 +267,7 @@ class TextEmbeddingsRoutes:
         )
 
     async def decode(self, request: Request) -> Response:
-        body = await self._get_operation(request, DecodeBody)
+        body = await self._read_body(request, DecodeBody)
         inference_request = InferenceRequest(
             inputs=build_token_id_inputs(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
@@ -303,7 +301,7 @@ class TextEmbeddingsRoutes:
             )
         )
 
-    async def _get_operation(self, request: Request, kind: type[B]) -> B:
+    async def _read_body(self, request: Request, kind: type[B]) -> B:
         return parse_body(kind, await read_json_object(request, self._pipeline.settings.limits))
 
     async def _infer(
@@ -325,7 +323,7 @@ class TextEmbeddingsRoutes:
         )
 
     async def _unsupported_error(self, request: Request, why: str) -> ServeError:
-        body = await self._get_operation(request, EmbedBody)
+        body = await self._read_body(request, EmbedBody)
         selection = self._pipeline.resolver.select(
             InferenceRequest(
                 inputs=None,
@@ -335,9 +333,6 @@ class TextEmbeddingsRoutes:
         )
         model = selection.model
         return WrongTask(f"Model {model.ref.id} {why}")
-
-    def error_response(self, error: ServeError) -> Response:
-        return build_tei_error(error)
 
 
 def select_model_id(request: Request, named: str | None) -> str | None:

@@ -151,7 +151,7 @@ def _reject_unsupported(parameters: GenerateParameters) -> None:
 
 
 def _reject_unstreamable(parameters: GenerateParameters, *, is_list: bool) -> None:
-    """Raises InvalidField for parameters that a stream of one sequence cannot have."""
+    """Raise InvalidField for inputs and parameters that a stream of one sequence cannot have."""
     if is_list:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
     for name in ("best_of", "num_return_sequences"):

@@ -80,7 +80,7 @@ class GenerateParameters(BaseModel):
 
     @property
     def includes_details(self) -> bool:
-        """Whether the response has `details`, which contain the tokens of the prompt."""
+        """Whether the response has `details`, with or without the tokens of the prompt."""
         return bool(self.details or self.decoder_input_details)
 
 
@@ -156,8 +156,7 @@ def parse_generate_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
     """Parse parameters. Raises UnknownParameter, EmptyInput or InvalidField naming the key.
 
     Unknown keys are rejected, because ignoring them would hide typing errors. huggingface_hub
-    parses the error message and retries without the unknown keys. It adds no unknown keys to
-    those of the user.
+    sends unknown keys only if its user does. It parses the error message and retries without them.
     """
     unknown = [key for key in raw if key not in GenerateParameters.model_fields]
     if unknown:

@@ -19,7 +19,7 @@ from deployments.ingress.apis.text_generation.responses import (
     build_top_tokens,
 )
 from deployments.ingress.apis.text_generation.schemas import StreamDetails, TokenEvent
-from deployments.ingress.choices import sum_timings
+from deployments.ingress.choices import combine_timings
 from deployments.ingress.generation_stream import ChoiceChunk, GenerationStream
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.pipeline import RequestPipeline
@@ -88,7 +88,7 @@ async def complete_before(
         for choice, started in enumerate(stream.started)
     )
     finished = [completion.finished for completion in completions]
-    timings = sum_timings(stream.started, finished, generation_request.choices)
+    timings = combine_timings(stream.started, finished, generation_request.choices)
     return GenerationResponse(
         stream.model,
         completions,

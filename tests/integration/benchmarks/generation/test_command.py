@@ -74,7 +74,7 @@ def test_generation_measures_process_and_server(
         assert part(results["scenarios"], "long-prompt", system)["joining_ttft_ms"]["median"] > 0
         assert part(results["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
         prefix = part(results["scenarios"], "shared-prefix", system)
-        assert prefix["cached_tokens"]["low"] > 200, "of the system prompt, which is 238"
+        assert prefix["cached_tokens"]["low"] > 200, "the system prompt has 238 tokens"
     # Only in process, because a server may send several tokens in one event.
     alone = part(results["streams"], "1 stream", IN_PROCESS)
     assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]

@@ -109,7 +109,7 @@ def test_paged_transformers_answers_have_the_requested_length(checkpoint: Path) 
     loop.close()
     assert [answer.tokens for answer in group.answers] == [6, 6]
     first = [answer.ids[0] for answer in group.answers]
-    assert first == [END, END], "nothing keeps it from what it loves"
+    assert first == [END, END], "the end-of-sequence token was suppressed"
     for answer in group.answers:
         assert list(answer.arrivals_s) == sorted(answer.arrivals_s)
         assert answer.submitted_s < answer.arrivals_s[0]

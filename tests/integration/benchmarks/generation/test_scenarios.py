@@ -35,7 +35,7 @@ def test_prompts_have_distinct_starts_and_depend_on_the_seed() -> None:
 
 def test_max_inter_token_time_covers_the_prefill() -> None:
     joined = answer([3.0], submitted_s=1.0)
-    # The gap from 0.9 to 2.4 s counts. That from 3.1 s is after the first token of `joined`.
+    # The gap from 0.9 to 2.4 s counts. The gap from 3.1 s starts after the first token of `joined`.
     patient = answer([0.1, 0.9, 2.4, 3.1, 9.0])
     lucky = answer([0.5, 1.1, 2.0, 3.2])
     assert max_inter_token_s([lucky, patient], joined) == pytest.approx(1.5)

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.rivals.environments import current_environment, open_environment
+from benchmarks.rivals.environments import (
+    current_environment,
+    list_packages,
+    open_environment,
+)
 
 
 def test_open_environment_installs_once_per_list(tmp_path: Path) -> None:
@@ -33,6 +37,16 @@ def test_open_environment_states_why_pip_failed(tmp_path: Path) -> None:
         open_environment("broken", tmp_path, lists)
     # Without this mark, the next run installs the environment again.
     assert not list(tmp_path.glob("broken-*/complete"))
+
+
+def test_list_packages_without_pip_states_the_error(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    with pytest.raises(BenchmarkError, match=f"cannot run `{python}`: No such file"):
+        list_packages(python)
+    python.write_text("#!/bin/sh\necho 'Error: No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(BenchmarkError, match=r"cannot list .*: Error: No module named pip"):
+        list_packages(python)
 
 
 def test_current_environment_is_that_of_this_process() -> None:

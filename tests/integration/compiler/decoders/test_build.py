@@ -163,6 +163,10 @@ def test_report_shows_generation_samples(
         ("report", ["--force"]),
         ("report", ["--eval", "data.tsv"]),
         ("report", ["--threads", "1"]),
+        ("report", ["--prune-data", "data.tsv"]),
+        ("report", ["--runs", "50"]),
+        ("report", ["--seconds", "0"]),
+        ("report", ["--eval-limit", "9"]),
     ],
 )
 def test_encoder_commands_reject_decoders(

@@ -32,9 +32,9 @@ from tests.support.attention_graphs import SHOWN, GraphChange, float_graph, pack
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, build_reference, spec_of
 from tests.support.prepared_build import RecordingRunner
 
-TTFT, SECOND, THIRD = ("bits=4",), ("bits=5",), ("bits=6", "blocks=7")
+FIRST, SECOND, THIRD = ("bits=4",), ("bits=5",), ("bits=6", "blocks=7")
 PLAIN = DecoderRecipe(name="cpu-int4", device=Device.CPU, precision="fp32", kv_cache_dtype="int8")
-SEVERAL = replace(PLAIN, options=TTFT, other_options=(SECOND, THIRD))
+SEVERAL = replace(PLAIN, options=FIRST, other_options=(SECOND, THIRD))
 HOPELESS = Gate(perplexity_increase=-0.5)
 
 
@@ -137,7 +137,12 @@ def test_last_fallback_drops_int8_kv_cache(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:
     assert admit(runner, original, SEVERAL, HOPELESS) is None
-    assert builder.gate_inputs == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8"), (THIRD, None)]
+    assert builder.gate_inputs == [
+        (FIRST, "int8"),
+        (SECOND, "int8"),
+        (THIRD, "int8"),
+        (THIRD, None),
+    ]
     verified = [line.partition(" against")[0] for line in runner.lines("verify")]
     assert verified == [
         "cpu-int4, bits=4, int8 KV cache",
@@ -179,7 +184,7 @@ def test_recipe_without_int8_kv_cache_is_unchanged(
     assert passed.spec.kv_cache_dtype is None
     assert passed.is_accepted
     assert passed.parity.cosine_worst > 1 - 1e-6
-    assert builder.gate_inputs == [(TTFT, None)]
+    assert builder.gate_inputs == [(FIRST, None)]
 
 
 def test_unsupported_int8_kv_cache_evaluates_float(
@@ -198,7 +203,7 @@ def test_unsupported_int8_kv_cache_evaluates_once(
 ) -> None:
     builder.attention = sinking
     assert admit(runner, original, SEVERAL, HOPELESS) is None
-    assert builder.gate_inputs == [(TTFT, "int8"), (SECOND, "int8"), (THIRD, "int8")]
+    assert builder.gate_inputs == [(FIRST, "int8"), (SECOND, "int8"), (THIRD, "int8")]
 
 
 @pytest.mark.parametrize("recipe", [SEVERAL, DECODER_INT4, DECODER_INT8], ids=lambda r: r.name)

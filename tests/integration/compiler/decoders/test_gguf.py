@@ -116,7 +116,16 @@ def test_truncated_gguf_is_rejected(tmp_path: Path, file: Path) -> None:
         resolve(str(tmp_path / "half.gguf"), tmp_path, HuggingFaceHub())
 
 
-@pytest.mark.parametrize("ref", ["/nowhere.gguf", "org--name/model.gguf", "org/a..b/model.gguf"])
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "/nowhere.gguf",
+        "~nobody-here/model.gguf",
+        "null\0byte.gguf",
+        "org--name/model.gguf",
+        "org/a..b/model.gguf",
+    ],
+)
 def test_missing_gguf_is_not_found(tmp_path: Path, ref: str) -> None:
     with pytest.raises(SourceNotFound, match="not a local file or a file of a hub model"):
         resolve(ref, tmp_path, HuggingFaceHub())

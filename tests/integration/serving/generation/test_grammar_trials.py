@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 from llguidance import LLMatcher
 
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, Overloaded
 from deployments.generation.grammar_trials import FULL, QUICK, GrammarTrials, Trial, TrialLimits
 from tests.support.fakes import wait_until
 from tests.support.small_tokenizers import byte_level
@@ -100,6 +101,23 @@ async def test_killed_server_is_replaced(processes: Processes, trials: GrammarTr
         assert running.result() is None, "killed amid a trial, which is repeated"
     (replacement,) = processes.servers()
     assert replacement.pid != server.pid
+
+
+def test_trial_that_starts_late_ends_in_time(
+    processes: Processes, trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 2.0)
+    trials.run(SIMPLE, QUICK)
+    (server,) = processes.servers()
+    server.suspend()
+    with ThreadPoolExecutor(1) as threads:
+        started_s = time.monotonic()
+        running = threads.submit(trials.run, COSTLY, ENDLESS)
+        time.sleep(1.0)
+        server.resume()
+        with pytest.raises(Overloaded, match="within 2 s"):
+            running.result()
+        assert time.monotonic() - started_s < 2.7
 
 
 OWNER = """

@@ -20,6 +20,8 @@ import pytest
 from deployments.artifacts.types import Device, TaskName
 from deployments.batching.scheduler import BatchScheduler, LonePass
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
+from deployments.engines import EncoderEngine, GraphSpec, open_engine
+from deployments.errors import EngineFailed
 from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
 from deployments.records import ForwardPassRecord
 from deployments.replicas.encoder import EncoderReplica
@@ -173,6 +175,23 @@ async def test_existing_table_is_used_at_start(
     async with running(target) as encoder:
         assert (await encoder.ask()).compute_type == TUNED
         assert tuning_threads() == 0
+
+
+async def test_winner_that_fails_to_open_once_replaces_the_default_later(
+    target: TuningTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(target, {"1x16": "int8"})
+    failures = iter([EngineFailed("out of memory")])
+
+    def open_after_a_failure(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
+        if spec.precision == "int8" and (failure := next(failures, None)) is not None:
+            raise failure
+        return open_engine(spec, settings)
+
+    monkeypatch.setattr("deployments.tuning.opening.open_engine", open_after_a_failure)
+    async with running(target) as encoder:
+        await encoder.ask_until(TUNED)
+    assert next(failures, None) is None, "no engine failed: the test shows nothing"
 
 
 @pytest.mark.parametrize("off", ["off", False], ids=["quoted", "as YAML reads it"])

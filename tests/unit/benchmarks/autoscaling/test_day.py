@@ -23,6 +23,6 @@ def test_work_follows_the_daily_wave() -> None:
 
 def test_bursts_belong_to_single_models() -> None:
     day = draw_day(DaySettings(seconds=3_600, models=2, base_work=0.1, bursts=1, burst_work=8), 3)
-    seconds = day.requests * day.request_s[:, np.newaxis] > 1.0  # more than the daily wave: bursts
+    seconds = day.requests * day.request_s[:, np.newaxis] > 1.0  # only bursts exceed one replica
     assert seconds.any(axis=1).all()
     assert (seconds.sum(axis=1) < 1_800).all()

@@ -18,7 +18,7 @@ from tests.support.fakes import wait_until
 
 @dataclass
 class SmallServer:
-    """Sends `body` once `may_answer` is set; closes without an answer if `body` is empty."""
+    """Server that sends `body` once `may_answer` is set. If `body` is empty, it only closes."""
 
     body: bytes = b"[1]"
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)

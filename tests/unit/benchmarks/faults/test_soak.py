@@ -5,16 +5,21 @@ from typing import Any
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress
+from benchmarks.faults import soak as soak_module
 from benchmarks.faults.load import CUT, RIGHT, WRONG, KnownRequest, Observation, classify_answer
-from benchmarks.faults.mixed_load import is_close, parse_stream
+from benchmarks.faults.mixed_load import RATES, is_close, parse_stream
 from benchmarks.faults.soak import (
     MemorySample,
     SoakResults,
     build_memory_table,
     build_table,
     count_outcomes,
+    evaluate_goals,
+    soak,
 )
 from benchmarks.hostile.wire import HttpExchange
+from benchmarks.servers.own_server import Server
 
 WHOLE = (
     b'data: {"choices": [{"text": "Hel"}]}\n\ndata: {"choices": [{"text": "lo"}]}\n\n'
@@ -55,7 +60,30 @@ def test_values_are_compared_with_a_tolerance(value: Any, same: bool) -> None:
 
 def test_growth_ignores_the_warm_up() -> None:
     assert results([10, 50, 100, 100, 100, 100, 110, 110]).growth == pytest.approx(0.1)
-    assert results([1.0]).growth == 0
+
+
+def test_growth_of_a_short_run_is_not_measured() -> None:
+    _, growth = evaluate_goals(results([1.0, 2.0, 3.0]))
+    assert (growth.value, growth.reached) == (None, None)
+
+
+class CompleteServer(Server):
+    async def wait_until_complete(self) -> None:
+        pass
+
+
+async def test_soak_fails_if_the_memory_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def build_no_requests(_address: ServerAddress) -> dict[str, list[KnownRequest]]:
+        return {kind: [] for kind in RATES}
+
+    def fail(_launcher: int) -> Any:
+        raise OSError("no memory to read")
+
+    monkeypatch.setattr(soak_module, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(soak_module, "build_mixed_requests", build_no_requests)
+    monkeypatch.setattr(soak_module, "find_members", fail)
+    with pytest.raises(OSError, match="no memory to read"):
+        await soak(CompleteServer(ServerAddress("127.0.0.1", 9), 0), 0.05, [], seed=0)
 
 
 def test_tables_list_outcomes_and_kills() -> None:

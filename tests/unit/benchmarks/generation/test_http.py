@@ -86,11 +86,6 @@ async def test_generate_incomplete_stream_raises(answer: FakeAnswer, reason: str
     assert reason in failed.value.message
 
 
-async def test_generate_disconnects_after_the_requested_tokens() -> None:
-    answer, _ = await request(FakeAnswer(body=text("Hel")), ASK._replace(disconnect_after=1))
-    assert (answer.text, answer.tokens) == ("Hel", 1)
-
-
 def test_connect_rejects_a_server_without_the_model() -> None:
     without_it = FakeServer(lambda n, request: FakeAnswer(404, b"{}"))
     unknown = pytest.raises(BenchmarkError, match=r"`/models/org/model` returned 404")

@@ -22,7 +22,8 @@ from tests.support.benchmark_generation import ScriptedText, answer
 def test_decode_rate_covers_the_overlap_of_all_streams() -> None:
     early = answer([1.0, 2.0, 3.0, 4.0])
     late = answer([2.0, 3.0, 4.0, 5.0])
-    # All streams overlap from 2.0 (last first token) to 4.0 (first end): two tokens each.
+    # All streams overlap from 2.0 s (the latest first token) to 4.0 s (the earliest end). Each has
+    # two tokens in these 2 s.
     assert StreamGroup((early, late)).decode_tokens_per_s == 2.0
     assert StreamGroup((early,)).decode_tokens_per_s == 1.0
 

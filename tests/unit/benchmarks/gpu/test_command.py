@@ -25,7 +25,10 @@ ABSENT = ("ray", "msgspec", "starlette", "llguidance", "nncf", "openvino", "http
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the cases that a fake worker ran. It omits the last case of a part."""
+    """Replace the worker with a fake that omits the last of its cases.
+
+    Return the list of the names of the cases that ran.
+    """
     names: list[str] = []
 
     def run_worker(
@@ -99,7 +102,7 @@ def test_second_run_continues(started: list[str], tmp_path: Path) -> None:
     assert main(arguments) == 0
     assert started == ["description", "matrix-rate"]
     assert main(arguments) == 0
-    assert started == ["description", "matrix-rate"]  # the fake worker omits the last one
+    assert started == ["description", "matrix-rate"]  # the fake worker omits the last case
 
 
 def test_pattern_and_time_limit_select_cases(started: list[str], tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_unproven_is_what_no_gpu_decided(tmp_path: Path) -> None:
     assert (suite["of the rest"], suite["unproven"]) == ("1 never run", "all")
 
 
-def test_dry_streams_count_for_those_of_a_gpu_with_other_numbers(tmp_path: Path) -> None:
+def test_dry_streams_count_for_those_of_a_gpu_with_other_numbers() -> None:
     cases = [
         result("1b/gpu-fp16-torch/1", "streams", device="cpu"),
         result("1b/gpu-fp16-torch/2", "streams", device="cpu"),

@@ -8,8 +8,8 @@ from benchmarks.graphs.tuning import TuningResults, check_selection, describe, e
 from deployments.tuning.costs import Cost, Shape, Variant
 
 SMALL, LARGE = Shape(items=1, tokens=16), Shape(items=8, tokens=128)
-TTFT, SECOND = Variant(candidate="first"), Variant(candidate="second", spinning=True)
-SELECTION = ((SMALL, TTFT), (LARGE, SECOND))
+FIRST, SECOND = Variant(candidate="first"), Variant(candidate="second", spinning=True)
+SELECTION = ((SMALL, FIRST), (LARGE, SECOND))
 
 
 def costs(*ms: float) -> tuple[Cost, ...]:

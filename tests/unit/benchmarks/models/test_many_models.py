@@ -20,7 +20,7 @@ from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings
 from deployments.tuning.costs import TuningTarget
-from deployments.tuning.opening import open_default_engine
+from deployments.tuning.opening import open_tuned_engine
 
 RESULTS = ManyModelsResults(
     models=5_000,
@@ -48,7 +48,7 @@ def test_tiny_models_are_sealed_and_share_their_files(tmp_path: Path) -> None:
     assert manifests[0].version == VERSION
     assert (directories[2] / GRAPH_NAME).stat().st_nlink == 3
     target = TuningTarget(directories[1], manifests[1], Device.CPU, EncoderSettings())
-    open_default_engine(target).close()
+    open_tuned_engine(target).engine.close()
 
 
 def test_zipf_prefers_few_models_and_draws_many() -> None:

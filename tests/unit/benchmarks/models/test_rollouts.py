@@ -34,7 +34,7 @@ def exchange(version: str, body: bytes, status: int = 200) -> HttpExchange:
 async def outcomes(
     monkeypatch: pytest.MonkeyPatch, answer: HttpExchange, *, grace_s: float = 3.0
 ) -> set[str]:
-    """Return how a load classifies `answer` after its model name moved from version OLD to NEW."""
+    """Return the outcomes that VersionedLoad records for `answer` after a move from OLD to NEW."""
 
     async def send(_address: ServerAddress, _raw: bytes, _timeout_s: float) -> HttpExchange:
         return answer

@@ -28,7 +28,7 @@ RESULTS = PageResults(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[PageResults]:
-    """Fake the browser and the measurement. Its result is the last item of the returned list."""
+    """Fake the browser and the measurement, which returns the last item of the returned list."""
     results = [RESULTS]
     monkeypatch.setattr(command, "find_browser", lambda: "chromium")
     monkeypatch.setattr(command, "open_browser", nullcontext)
@@ -45,6 +45,14 @@ def test_json_output_is_the_result_file_only(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["results"]["shifts"] == shifts
     assert ("elements that moved" in captured.err) == bool(shifts)
+
+
+def test_limits_of_the_table_are_goals() -> None:
+    (*_, size, foreign) = command.list_goals(replace(RESULTS, file_bytes=300_001))
+    assert (size.reached, foreign.reached) == (False, True)
+    limits = [row[-1] for row in command.build_table(RESULTS).rows]
+    assert limits == ["500 ms", "0", "+20 %", "300 kB", "0"]
+    assert len(limits) == len(command.list_goals(RESULTS))
 
 
 @pytest.mark.usefixtures("measured")

@@ -49,4 +49,5 @@ def test_every_requirement_list_has_a_rival() -> None:
 
 
 def test_what_cannot_be_installed_has_a_reason() -> None:
+    assert NOT_INSTALLABLE
     assert all(NOT_INSTALLABLE.values())

@@ -21,7 +21,7 @@ PADDED = 64
 
 @pytest.fixture
 def model(tmp_path: Path) -> LocalModel:
-    """A model of up to 24 tokens whose tokenizer file truncates and pads, as MiniLM's does."""
+    """Create a model of up to 24 tokens whose tokenizer file truncates and pads, like MiniLM's."""
     directory = seal_tiny(tmp_path / "store", EMBEDDER)
     manifest = ArtifactManifest.read(directory).model_copy(update={"max_tokens": 24})
     path = directory / TOKENIZER_NAME

@@ -30,7 +30,7 @@ def find_definitions(script: Path) -> set[str]:
 
 
 def find_imports_of_scripts() -> Iterator[tuple[str, str, str]]:
-    """Yield importing script, imported script and name."""
+    """Yield the importing script, the imported script and the imported name."""
     names = {script.stem for script in SCRIPTS}
     for script in SCRIPTS:
         for node in ast.walk(ast.parse(script.read_text())):

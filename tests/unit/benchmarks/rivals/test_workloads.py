@@ -66,3 +66,10 @@ def test_without_sentences_is_an_error() -> None:
     empty = TextSource((), count_tokens, 512, random.Random(0))
     with pytest.raises(BenchmarkError, match="there are no sentences"):
         build_workload("sentences", empty)
+
+
+def test_sentences_above_the_limit_are_not_joined() -> None:
+    texts = [text for (text,) in build_workload("documents", source(max_tokens=10)).requests]
+    assert max(map(count_tokens, texts)) <= 10
+    with pytest.raises(BenchmarkError, match="no sentence has at most 3 tokens"):
+        build_workload("documents", source(max_tokens=3))

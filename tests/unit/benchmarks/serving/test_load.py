@@ -26,7 +26,7 @@ async def test_run_load_counts_responses_in_the_window() -> None:
     async with FakeServer(delay_s=0.01).running() as server:
         result = await run_load(server.target, workload(server.target), plan(4))
     answered = len(result.latencies_s)
-    # All requests except the warm-up and the last request of each connection.
+    # The window excludes the warm-up and the last request of each connection.
     assert answered <= len(server.requests) <= answered + 4 * 8
     assert result.requests_per_s == answered / 0.2
     assert result.failures == {}
@@ -118,6 +118,7 @@ async def test_workload_continues_across_phases() -> None:
         for _ in range(2):
             await run_load(server.target, shared, plan(1, seconds=0.05))
     bodies = [request.body for request in server.requests]
+    assert shared.taken == len(bodies), "with warm-ups"
     assert bodies == [TEXTS[i % len(TEXTS)] for i in range(len(bodies))]
 
 

@@ -9,7 +9,7 @@ from benchmarks.serving.results import LoadLevel
 
 
 def figures(connections: int, latency_ms: float, failures: int = 0) -> LoadLevel:
-    """A closed loop of 10 s in which every request took `latency_ms`."""
+    """Return the results of a closed loop of 10 s in which every request took `latency_ms`."""
     requests = int(connections * 10e3 / latency_ms)
     result = LoadResult(
         connections=connections,

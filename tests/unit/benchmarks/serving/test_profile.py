@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from benchmarks.serving.profile import (
     classify_process,
     count_functions,
     read_threads,
+    sampling,
     summarize_costs,
 )
 
@@ -83,6 +85,23 @@ run (a.py:1);parse (c.py:4) 10
     assert shares["run (a.py)"].total == 1.0
     assert (shares["walk (b.py)"].total, shares["walk (b.py)"].own) == (0.75, 0.75)
     assert shares["parse (c.py)"].own == 0.25
+
+
+def test_every_replica_of_a_deployment_has_a_stack_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho run >${10}\n")  # the argument of --output
+    program.chmod(0o755)
+    monkeypatch.setattr(profile.shutil, "which", lambda *_, **__: str(program))
+    processes = (("Ingress", 1), ("Ingress", 2), ("CpuEncoder", 3), ("haproxy", 4))
+    threads = {(kind, pid, pid, "main"): ThreadUsage() for kind, pid in processes}
+    monkeypatch.setattr(profile, "read_threads", lambda: threads)
+    with sampling(tmp_path, connections=4, seconds=1.0) as stacks:
+        pass
+    found = {name: len(set(paths)) for name, paths in stacks.items()}
+    assert found == {"Ingress": 2, "CpuEncoder": 1}
+    assert all(path.read_text() == "run\n" for paths in stacks.values() for path in paths)
 
 
 def test_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ LABELS = ["NEGATIVE", "POSITIVE"]
 
 
 def toy_server(n: int, request: ReceivedRequest) -> FakeAnswer:
-    """Embeds compass points and classifies texts that contain "good" as positive."""
+    """Embed compass points; classify texts that contain "good" as positive."""
     if request.method == "GET":
         return FakeAnswer(body=orjson.dumps({"id": "toy", "labels": LABELS}))
     inputs = orjson.loads(request.body)["inputs"]

@@ -37,7 +37,7 @@ def logits_of(graph: Path, **further: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(["logits"], feeds)[0])
 
 
-def test_slice_from_zero_is_bit_identical(tmp_path: Path, plain: Path) -> None:
+def test_slice_from_zero_is_bit_identical(plain: Path) -> None:
     expected = logits_of(plain)
     slice_logits(plain, "Tiny")
     whole = logits_of(plain, logits_from=np.array([0]))

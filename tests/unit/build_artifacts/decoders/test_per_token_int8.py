@@ -114,6 +114,21 @@ def test_only_large_matrices_are_quantized(quantized: Path) -> None:
     assert [node.op_type for node in model.graph.node].count("Transpose") == 0
 
 
+def test_gathered_columns_stay_float(tables: dict[str, FloatArray], tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["head", "ids"], ["scores"], axis=1)],
+        "columns",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [HIDDEN, "N"])],
+        [numpy_helper.from_array(tables["head"], "head")],
+    )
+    opsets = [helper.make_opsetid("", 20)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "fp32.onnx")
+    quantize_per_token(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    ids = np.array([0, HIDDEN, WORDS - 1])
+    np.testing.assert_array_equal(scores(tmp_path / "int8.onnx", ids), tables["head"][:, ids])
+
+
 def test_row_of_zeros_returns_zeros(
     graph: Path, tables: dict[str, FloatArray], tmp_path: Path
 ) -> None:

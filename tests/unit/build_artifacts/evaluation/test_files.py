@@ -59,7 +59,7 @@ def test_unicode_separators_do_not_end_a_line(write: WriteFile) -> None:
         ("label\tsentence1\tsentence2\nhigh\tc\td\n", "line 2, `label`: `high` is not a number"),
         ("1\ta\tb\nnan\tc\td\n", "line 2, `score`: `nan` is not a number"),
         ("1\ta\tb\n1e999\tc\td\n", "line 2, `score`: `1e999` is not a number"),
-        ("1\ta\tb\n1e300\tc\td\n", "line 2, `score`: `1e300` is larger than 1e"),
+        ("1\ta\tb\n-1e300\tc\td\n", "line 2, `score`: `-1e300` is not between -1e"),
         (f"1\ta\tb\n{'9' * 5000}\tc\td\n", "line 2, `score`: `9{40}…` is not a number"),
         ("1\ta\tb\n2\t \td\n", "line 2, `sentence1`: empty"),
     ],

@@ -61,7 +61,8 @@ def test_perplexity_matches_hand_calculation(write: WriteFile, make_model: MakeM
     assert plain.score(uniform) == {"perplexity": pytest.approx(VOCABULARY, rel=1e-5)}
     assert plain.metric == "perplexity"
 
-    # The masked tokens are `good` and `film` of the second sentence; probabilities 1/2 and 1/8.
+    # The masked tokens are `good` of the first and `film` of the second sentence. Their
+    # probabilities are 1/2 and 1/8.
     def predict(token: int, share: float) -> np.ndarray:
         odds = np.full((1, VOCABULARY), (1 - share) / (VOCABULARY - 1))
         odds[0, token] = share
@@ -78,6 +79,9 @@ def test_perplexity_drop_is_growth_in_percent(write: WriteFile, make_model: Make
     evaluation = load("good film", write, make_model)
     assert evaluation.metric_drop({"perplexity": 8.0}, {"perplexity": 8.4}) == pytest.approx(5)
     assert evaluation.metric_drop({"perplexity": 8.0}, {"perplexity": 7.6}) == pytest.approx(-5)
+    assert evaluation.find_violations({"perplexity": 8.0}, {"perplexity": 8.4}, max_drop=0.3) == (
+        "perplexity 8.4000, 5.00 % above the reference",
+    )
     assert evaluation.metric_drop({"perplexity": 8.0}, {"perplexity": math.inf}) == math.inf
     assert evaluation.metric_drop({"perplexity": math.inf}, {"perplexity": math.inf}) == math.inf
 

@@ -105,9 +105,9 @@ def test_reciprocal_rank_uses_first_relevant_place(places: list[bool], expected:
 
 def test_ndcg_matches_hand_calculation() -> None:
     # Gains are at places 2 and 3; the ideal order has them at 1 and 2.
-    one_hot = 1 + 1 / math.log2(3)
-    assert ndcg([False, True, True], 10) == pytest.approx((1 / math.log2(3) + 0.5) / one_hot)
+    ideal_dcg = 1 + 1 / math.log2(3)
+    assert ndcg([False, True, True], 10) == pytest.approx((1 / math.log2(3) + 0.5) / ideal_dcg)
     assert ndcg([True, True, False], 10) == 1
     assert ndcg([False, False, True], 2) == 0
     # Three documents are relevant; the first two places hold two of them at most.
-    assert ndcg([True, False, True, True], 2) == pytest.approx(1 / one_hot)
+    assert ndcg([True, False, True, True], 2) == pytest.approx(1 / ideal_dcg)

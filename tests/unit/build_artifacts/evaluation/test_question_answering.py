@@ -7,7 +7,12 @@ import numpy as np
 import orjson
 import pytest
 
-from build_artifacts.evaluation import Evaluation, ExampleSampling, load_evaluation
+from build_artifacts.evaluation import (
+    BadEvaluationData,
+    Evaluation,
+    ExampleSampling,
+    load_evaluation,
+)
 from build_artifacts.evaluation.question_answering import find_best_span
 from deployments.artifacts.types import TaskName
 from deployments.messages import TokenizedItem
@@ -46,6 +51,14 @@ def test_best_span_is_the_answer(write: WriteFile, make_model: MakeModel) -> Non
     # and shares one of them with the two words of the answer.
     assert evaluation.score([span(item, 0, 2)]) == {"f1": 1, "exact_match": 1}
     assert evaluation.score([span(item, 2, 5)]) == {"f1": pytest.approx(0.4), "exact_match": 0}
+
+
+def test_too_long_context_is_an_error_of_its_question(
+    write: WriteFile, make_model: MakeModel
+) -> None:
+    text = squad(RIGHT, context=CONTEXT * 2_000)
+    with pytest.raises(BadEvaluationData, match=r"json`, question 1: it has 1.* needs .* windows"):
+        load(text, write, make_model, max_tokens=16)
 
 
 def test_answer_excludes_question_and_special_tokens(

@@ -1,4 +1,4 @@
-"""Evaluations with the real data sets; skipped if the files are not beside the checkout."""
+"""Evaluations with real data sets. A test is skipped if its file is not beside the checkout."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ def token_item(marker: int, length: int) -> TokenizedItem:
     return TokenizedItem(np.full(length, marker, dtype=np.int32), length)
 
 
-class Log:
-    """Engine that returns the first token of every item, [1], and records batch shapes."""
+class RecordingForward:
+    """Forward pass that returns the first token id of every item. Records shapes and outputs."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int]] = []
@@ -34,31 +34,33 @@ def test_items_run_by_length_and_outputs_keep_item_order() -> None:
     chance = np.random.default_rng(0)
     lengths = chance.integers(1, 50, size=100).tolist()
     items = [token_item(i, length) for i, length in enumerate(lengths)]
-    log = Log()
-    answers = run_items(ScriptedEngine(log), items)
+    forward = RecordingForward()
+    answers = run_items(ScriptedEngine(forward), items)
     assert [answer.tolist() for answer in answers] == [[float(i)] for i in range(100)]
     longest = sorted(lengths)
-    assert log.shapes == [
+    assert forward.shapes == [
         (32, longest[31]), (32, longest[63]), (32, longest[95]), (4, longest[99])
     ]  # fmt: skip
 
 
 def test_outputs_do_not_reference_their_batches() -> None:
-    log = Log()
-    answers = run_items(ScriptedEngine(log), [token_item(1, 2), token_item(2, 3)])
-    assert not any(np.shares_memory(answer, log.handed_out[0]) for answer in answers)
+    forward = RecordingForward()
+    answers = run_items(ScriptedEngine(forward), [token_item(1, 2), token_item(2, 3)])
+    assert not any(np.shares_memory(answer, forward.handed_out[0]) for answer in answers)
 
 
 def test_long_items_run_in_smaller_batches() -> None:
-    log = Log()
-    run_items(ScriptedEngine(log), [token_item(1, 512) for _ in range(20)] + [token_item(2, 9999)])
-    assert log.shapes == [(16, 512), (4, 512), (1, 9999)]
+    forward = RecordingForward()
+    run_items(
+        ScriptedEngine(forward), [token_item(1, 512) for _ in range(20)] + [token_item(2, 9999)]
+    )
+    assert forward.shapes == [(16, 512), (4, 512), (1, 9999)]
 
 
 def test_no_items_run_no_batch() -> None:
-    log = Log()
-    assert run_items(ScriptedEngine(log), []) == []
-    assert log.shapes == []
+    forward = RecordingForward()
+    assert run_items(ScriptedEngine(forward), []) == []
+    assert forward.shapes == []
 
 
 def classify_by_length(batch: Batch) -> Outputs:

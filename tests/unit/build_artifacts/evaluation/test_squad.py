@@ -28,7 +28,7 @@ def write(path: Path, value: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("answer", "counts"),
+    ("answer", "normalized"),
     [
         ("The  Vistula\nRiver.", "vistula river"),
         ("an apple a day", "apple day"),
@@ -38,8 +38,8 @@ def write(path: Path, value: object) -> Path:
         ("twenty-two", "twentytwo"),
     ],
 )
-def test_answer_normalization(answer: str, counts: str) -> None:
-    assert normalize_answer(answer) == counts
+def test_answer_normalization(answer: str, normalized: str) -> None:
+    assert normalize_answer(answer) == normalized
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_answer_normalization(answer: str, counts: str) -> None:
         ("the Vistula", ["Vistula", "Vistula River"], 1, 1),
         ("on Vistula River banks", ["Vistula", "Vistula River"], 0, 2 * 2 / (4 + 2)),
         ("Oder", ["Vistula"], 0, 0),
-        # A repeated word counts with its smaller frequency: 1 of the 3 and of the 2 words.
+        # The answers share one `New`: a word counts as often as in the text that has fewer of it.
         ("New New York", ["New Jersey"], 0, 2 * 1 / (3 + 2)),
         ("", ["Vistula"], 0, 0),
         ("", [], 1, 1),
         ("Vistula", [], 0, 0),
-        # Both answers are empty after normalization, so no answer is correct.
+        # Both gold answers are empty after normalization, so an empty answer is correct.
         ("", ["a", "!"], 1, 1),
     ],
 )

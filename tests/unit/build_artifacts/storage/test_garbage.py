@@ -33,7 +33,7 @@ OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12
 
 
 def publish(store: Path, model: str, version: str, size: int = 10) -> Path:
-    """Create a version directory with one graph."""
+    """Create a version directory with one graph of `size` bytes."""
     directory = store / model.replace("/", "--") / version
     (directory / "graphs").mkdir(parents=True)
     (directory / "graphs" / "cpu.onnx").write_bytes(bytes(size))
@@ -42,7 +42,7 @@ def publish(store: Path, model: str, version: str, size: int = 10) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store of one model with an old version and the latest."""
+    """Create a store of one model with an old version and the latest."""
     for version in (OLD, NEW):
         publish(tmp_path, MODEL, version)
     set_latest(tmp_path, MODEL, NEW)

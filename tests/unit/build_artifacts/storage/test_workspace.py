@@ -23,7 +23,7 @@ MODEL, VERSION = "org/model.v1", "0123456789ab"
 # Each program opens the workspace of MODEL in the store given as its first argument.
 ENTER = f"""
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 from pathlib import Path
 from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import build_workspace

@@ -50,7 +50,7 @@ NO_MODEL_IDS = [
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with two models, and with files and directories that are no models or versions."""
+    """Create a store with two models, and with entries that are neither models nor versions."""
     for model_id in ("org/name", "bare"):
         for version in VERSIONS:
             (model_directory(tmp_path, model_id) / version).mkdir(parents=True)

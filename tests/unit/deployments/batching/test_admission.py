@@ -17,7 +17,7 @@ from tests.unit.deployments.batching.conftest import MODEL, OTHER
 
 
 class Busy:
-    """A scheduler whose engine is held in its first pass; `item_s` is the predicted item time."""
+    """A scheduler whose engine is held in its first pass. An item is predicted to take `item_s`."""
 
     def __init__(self, item_s: float = 1.0, **settings: int) -> None:
         self.engine = FakeEngine(held=True)
@@ -70,7 +70,7 @@ async def test_call_whose_predicted_end_is_after_its_deadline_is_refused_at_once
 async def test_pass_that_runs_counts_as_work_before_a_call() -> None:
     async with Busy() as busy:
         waiting = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline())
-        with pytest.raises(Overloaded):  # the running pass adds an item to these 21
+        with pytest.raises(Overloaded):  # 22 items with the running pass
             busy.submit(MODEL, [item(99)], deadline_after(MIN_FACTOR * 21.5))
         busy.engine.release()
         await waiting

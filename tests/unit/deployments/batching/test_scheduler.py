@@ -12,7 +12,8 @@ from deployments.batching.scheduler import BatchScheduler, LonePass
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
-from deployments.errors import DeadlineExceeded, Overloaded, WrongTask
+from deployments.errors import DeadlineExceeded, ModelUnavailable, Overloaded, WrongTask
+from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
 from deployments.messages import ModelRef
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
@@ -95,6 +96,17 @@ async def test_submit_to_a_full_queue_raises_overloaded(make_loop: MakeLoop) -> 
     with pytest.raises(Overloaded):
         loop.submit(MODEL, [item(3)], far_deadline())
     assert not any(call.done() for call in waiting)
+
+
+async def test_call_for_a_model_in_quarantine_displaces_no_other(make_loop: MakeLoop) -> None:
+    loop = make_loop(FakeEngine(held=True), max_waiting_items=2)
+    health = loop.health[OTHER] = WorkerHealth(OTHER.id)
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        health.record_failure()
+    loud = [loop.submit(MODEL, [item(marker)], far_deadline(), client="loud") for marker in (1, 2)]
+    with pytest.raises(ModelUnavailable):
+        loop.submit(OTHER, [item(3)], far_deadline(), client="quiet")
+    assert not any(call.done() for call in loud)
 
 
 async def test_queue_accepts_items_after_the_engine_takes_some(
@@ -267,7 +279,7 @@ async def test_brief_lone_pass_runs_on_the_event_loop() -> None:
     assert [(await call).rows for call in two] == [[3], [4]]
     assert short.rows == [1]
     assert threads[0] == event_loop
-    assert event_loop not in threads[1:3], "one is long, the other has company"
+    assert event_loop not in threads[1:3], "one is long, the other not alone"
     await loop.drain()
 
 

@@ -104,7 +104,7 @@ async def test_any_exception_fails_its_item_alone_without_details(
     await loop.drain()
 
 
-async def test_lost_engine_fails_a_list_at_once(make_loop: MakeLoop) -> None:
+async def test_lost_engine_fails_a_list_at_once() -> None:
     passes = []
 
     def act(batch: Batch) -> Outputs:

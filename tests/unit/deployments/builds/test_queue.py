@@ -47,6 +47,15 @@ def run_build(queue: BuildQueue, clock: Clock, seconds: float = 10.0) -> None:
         claim.finish("0123456789ab")
 
 
+def test_build_ends_if_its_durations_cannot_be_stored(queue: BuildQueue, clock: Clock) -> None:
+    queue.submit(MODEL, SOURCE)
+    (queue.directory / "history.jsonl").mkdir()
+    run_build(queue, clock)
+    record = queue.read(MODEL)
+    assert record is not None
+    assert record.state is BuildState.READY
+
+
 def test_build_is_read_in_each_state(queue: BuildQueue) -> None:
     assert queue.read(MODEL) is None
     assert queue.status(MODEL) is None

@@ -206,13 +206,13 @@ class Uneven(OnnxDecoder):
     """Decoder whose `verify` changes the last bit of a logit of the last token."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
-        tokens = super().verify(row, ids, start)
-        tokens[-1, 0] = np.nextafter(tokens[-1, 0], np.float32(np.inf))
-        return tokens
+        logits = super().verify(row, ids, start)
+        logits[-1, 0] = np.nextafter(logits[-1, 0], np.float32(np.inf))
+        return logits
 
 
 class UnevenPairs(Uneven):
-    """Decoder whose `verify` is inexact for two tokens only."""
+    """Decoder whose `verify` is inexact only for calls with two tokens."""
 
     def verify(self, row: int, ids: Sequence[int], start: int) -> Logits:
         return (super() if len(ids) == 2 else super(Uneven, self)).verify(row, ids, start)

@@ -32,8 +32,8 @@ def test_expected_length_is_learned_from_finished_answers() -> None:
     assert lengths.expect_remaining(0, 0, 1_000) == 40
     assert lengths.expect_remaining(0, 0, 30) == 30
     assert lengths.expect_remaining(25, 0, 1_000) == 15
-    assert lengths.expect_remaining(0, 100, 1_000) > 100, "the minimum of the request"
-    assert lengths.expect_remaining(50, 0, 1_000) == 50, "longer than all: as much again"
+    assert lengths.expect_remaining(0, 100, 1_000) > 100, "the request has a minimum of 100"
+    assert lengths.expect_remaining(50, 0, 1_000) == 50, "longer than all: as many tokens again"
 
 
 def test_cut_answers_count_as_longer() -> None:

@@ -26,7 +26,7 @@ from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
 START_ID, END_ID = TOKENIZER.token_to_id(START), TOKENIZER.token_to_id(END)
-# ChatML, the chat template of most models, with the special tokens of this tokenizer.
+# ChatML, a common chat template, with the special tokens of this tokenizer.
 CHAT_ML = """\
 {% for message in messages %}
     {% if loop.first and message.role != 'system' %}
@@ -179,6 +179,11 @@ def test_template_error_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="roles must alternate") as raised:
         reader(tmp_path, template).tokenize(HELLO)
     assert raised.value.field == "messages"
+
+
+def test_long_repetition_of_a_list_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidField, match=f"more than {MAX_CHARACTERS} characters or items"):
+        reader(tmp_path, "{{ [0] * 100000000 }}").tokenize(HELLO)
 
 
 def test_missing_template_names_the_completions_route(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def drafter(answer: list[int], longest: int = 100) -> PromptLookupDrafter:
 def test_draft_continues_an_earlier_ngram() -> None:
     assert drafter([20, 2, 3]).draft(4, CHEAP) == [4, 5, 6, 7]
     assert drafter([20, 3, 2]).draft(4, CHEAP) == []
-    assert drafter([3]).draft(4, CHEAP) == [], "a single word says too little"
+    assert drafter([3]).draft(4, CHEAP) == [], "a single token says too little"
 
 
 def test_draft_prefers_longer_then_later_ngrams() -> None:
@@ -35,7 +35,7 @@ def test_draft_uses_ngrams_of_the_growing_answer() -> None:
 
 @pytest.mark.parametrize(("longest", "most"), [(2, 0), (3, 0), (4, 1), (5, 2), (50, 4)])
 def test_draft_is_limited_by_max_new_tokens(longest: int, most: int) -> None:
-    """A verification step yields one token more than the draft. It counts toward the limit."""
+    """The token that a verification step adds to an accepted draft counts toward the limit."""
     assert len(drafter([2, 3], longest).draft(4, CHEAP)) == most
 
 
@@ -62,13 +62,13 @@ def test_drafting_stops_after_failures_and_resumes() -> None:
     pauses = 1
     while not guesses.draft(8, 0.1):
         pauses += 1
-        assert pauses < 50, "it was given up for good"
+        assert pauses < 50, "drafting never resumed"
     assert pauses > 1
 
 
 def test_draft_length_follows_token_cost() -> None:
     lengths = [len(drafter([20, 2, 3]).draft(5, cost)) for cost in (0.7, 0.5, 0.3, 0.2, 0.01)]
-    assert lengths == [0, 1, 2, 3, 5], "chances are 0.6, 0.36, 0.216, ..."
+    assert lengths == [0, 1, 2, 3, 5], "acceptance probabilities are 0.6, 0.36, 0.216, ..."
 
 
 def test_verify_cost_is_measured() -> None:
@@ -78,7 +78,7 @@ def test_verify_cost_is_measured() -> None:
         cost.update(50, 5, 0.022)
         cost.update(50, 5, 0.022)
     assert cost.token_share(50) == pytest.approx(0.3, abs=0.05), (
-        "12 ms for four more, of 10 ms each"
+        "12 ms for four more tokens, beside 10 ms for one"
     )
 
 

@@ -100,14 +100,14 @@ def test_samples_follow_the_distribution(sampling: SamplingParams) -> None:
     chances = reference(logits, sampling)
     own = sampler(sampling._replace(seed=11))
     counts = np.bincount([own.next(logits) for _ in range(draws)], minlength=VOCABULARY)
-    assert not counts[chances == 0].any(), "a token that was cut off came"
+    assert not counts[chances == 0].any(), "a token outside the filters was drawn"
     likely = chances * draws >= 5
     expected = np.append(chances[likely], chances[~likely].sum()) * draws
     observed = np.append(counts[likely], counts[~likely].sum())
     expected, observed = expected[expected > 0], observed[expected > 0]
     squares = ((observed - expected) ** 2 / expected).sum()
     freedom_degrees = len(expected) - 1
-    assert squares <= freedom_degrees + 5 * np.sqrt(2 * freedom_degrees), "not the distribution"
+    assert squares <= freedom_degrees + 5 * np.sqrt(2 * freedom_degrees), "improbable counts"
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=named)
@@ -271,6 +271,8 @@ def test_no_possible_token_fails(sampling: SamplingParams) -> None:
     nothing = np.zeros(VOCABULARY, np.bool_)
     with pytest.raises(EngineFailed, match="no token is possible"):
         sampler(sampling).next(logits, allowed=nothing)
+    with pytest.raises(EngineFailed, match="no token is possible"):
+        sampler(sampling).next(logits, allowed=nothing, forbidden=[3])
     with pytest.raises(InvalidField, match="`grammar` allows no token here"):
         sampler(sampling).next(logits, allowed=only(3, VOCABULARY), forbidden=[3])
     with pytest.raises(EngineFailed, match="no token is possible"):

@@ -27,6 +27,31 @@ def test_step_that_fails_once_changes_no_answer(make_harness) -> None:
     assert harness.decoder.failing_decode == -1, "no step failed: the test shows nothing"
 
 
+class TwiceFailingDecoder(FakeDecoder):
+    """Decoder that fails twice in a row, then works."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def decode(self, ids, lengths):
+        if len(self.decodes) == 3 and self.failures < 2:
+            self.failures += 1
+            raise EngineFailed("a temporary error")
+        return super().decode(ids, lengths)
+
+
+def test_step_that_fails_twice_changes_no_answer_if_no_slot_is_at_fault(make_harness) -> None:
+    jobs = [([n, n + 1, 5], 20) for n in range(3)]
+    sound, harness = make_harness(), make_harness(TwiceFailingDecoder())
+    answers = [
+        each.run_jobs(*(each.job(prompt, new_tokens=tokens) for prompt, tokens in jobs))
+        for each in (sound, harness)
+    ]
+    assert answers[0] == answers[1]
+    assert harness.decoder.failures == 2, "no step failed: the test shows nothing"
+
+
 class PoisonedDecoder(FakeDecoder):
     """Decoder whose decode steps fail while a slot in use contains one of the tokens `poisons`."""
 
@@ -193,6 +218,7 @@ def test_successful_call_resets_the_failures(make_harness) -> None:
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         harness.decoder.failing_decode = len(harness.decoder.decodes)
         harness.run_jobs(harness.job([1, 2, 5]))
+        assert harness.decoder.failing_decode == -1, "no step failed"
     harness.loop.close()
     harness.loop.health.check()
 

@@ -54,6 +54,21 @@ def test_fork_copies_all_tokens_of_the_parent() -> None:
     assert rows.used_tokens(1) == 7
 
 
+def test_fork_keeps_the_scope_of_the_prefix() -> None:
+    prompt = list(range(20))
+    rows = SlotTable(2)
+    for owner in "ab":
+        rows.acquire(owner)
+    rows.start_prompt(0, prompt, "mine")
+    rows.append_prompt(0, prompt)
+    rows.fork("ab", [0, 0])
+    for owner in "ab":
+        rows.release(owner)
+    assert rows.start_prompt(rows.acquire("c"), prompt)[0] == 0
+    rows.release("c")
+    assert rows.start_prompt(rows.acquire("d"), prompt, "mine")[0] > 0
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_repeated_forks_keep_all_histories(seed: int) -> None:
     chance = random.Random(seed)

@@ -21,7 +21,10 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def repetitive(memorable: int = 2, **how: int) -> FakeDecoder:
-    """Return a decoder whose next token depends on `memorable` tokens, so answers soon repeat."""
+    """Return a decoder whose next token depends on the last `memorable` tokens.
+
+    Its answers therefore soon repeat.
+    """
     return FakeDecoder(context=400, max_draft_tokens=MOST, memorable=memorable, **how)
 
 
@@ -170,7 +173,7 @@ def test_several_jobs_are_not_drafted(make_harness) -> None:
     harness.collector.wait_until_done(*jobs)
     alone_for = harness.decoder.decodes.count(1)
     assert harness.decoder.decodes.count(2) >= 110
-    assert len(harness.decoder.verified) + alone_for <= 10, "only who came first, or leaves last"
+    assert len(harness.decoder.verified) + alone_for <= 10, "only a lone job is drafted"
 
 
 @pytest.mark.parametrize("seed", range(6))

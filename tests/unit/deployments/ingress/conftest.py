@@ -10,7 +10,7 @@ from tests.support.decoder_artifacts import seal_tiny_decoder
 
 @pytest.fixture(scope="session")
 def writing_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with EMBEDDER and DECODER for the session. Tests must not change it."""
+    """Create a store with EMBEDDER and DECODER for the session. Tests must not change it."""
     store = tmp_path_factory.mktemp("writing")
     seal_tiny(store, EMBEDDER)
     seal_tiny_decoder(store)

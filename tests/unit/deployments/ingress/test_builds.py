@@ -15,7 +15,7 @@ import pytest
 
 from deployments import registry
 from deployments.artifacts.store import model_directory
-from deployments.builds.queue import BuildClaim, BuildQueue
+from deployments.builds.queue import DRAIN_LOCK_NAME, BuildClaim, BuildQueue
 from deployments.builds.record import BuildState
 from deployments.config import BuildSettings, IngressUserConfig
 from deployments.ingress import builds
@@ -36,7 +36,7 @@ WAITING = {"inputs": "a", "options": {"wait_for_model": True}}
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "has_compiler", lambda: True)  # fake builders need none
+    monkeypatch.setattr(builds, "has_compiler", lambda: True)  # fake builders need no compiler
     monkeypatch.setattr(builds, "POLL_S", 0.005)
     monkeypatch.setattr(builds, "EVENT_S", 0.005)
     monkeypatch.setattr(builds, "ELSEWHERE_S", 0.005)
@@ -117,6 +117,14 @@ async def test_unknown_model_is_built_and_the_request_answered(tmp_path: Path) -
         assert response.status_code == 200, response.text
         status = (await http.get("/status/acme/other")).json()
     assert (status["build"]["state"], status["build"]["percent"]) == ("ready", 100)
+
+
+async def test_request_with_tensors_waits_for_a_build(tmp_path: Path) -> None:
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    body = {"inputs": [tensor], "parameters": {"wait_for_model": True}}
+    async with serving(tmp_path, FakeBuilder(seal_at_once)) as http:
+        response = await http.post("/v2/models/acme/other/infer", json=body)
+    assert response.status_code == 200, response.text
 
 
 async def test_request_that_waited_for_a_build_is_recorded_once(tmp_path: Path) -> None:
@@ -233,6 +241,20 @@ async def test_no_builder_is_started_for_builds_of_other_processes(tmp_path: Pat
     assert builder.builds == [MODEL]
 
 
+async def test_builds_start_once_their_lock_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, builder = BuildQueue(tmp_path), FakeBuilder(seal_at_once)
+    queue.submit(MODEL, "demo")
+    lock = queue.directory / DRAIN_LOCK_NAME
+    lock.symlink_to(lock)  # opening a loop of links fails, also for root
+    async with serving(tmp_path, builder, BuildSettings()):
+        await wait_until(lambda: "no builder can be started" in caplog.text)
+        lock.unlink()
+        await wait_until(lambda: not queue.pending())
+    assert builder.builds == [MODEL]
+
+
 async def test_model_that_was_removed_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +365,7 @@ async def test_events_of_a_model_without_a_build_are_one(tiny_store: Path) -> No
     assert (event["state"], event["percent"]) == ("ready", 100)
 
 
-async def test_watching_client_may_leave(tmp_path: Path, held: Held) -> None:
+async def test_watching_client_may_leave(tmp_path: Path) -> None:
     BuildQueue(tmp_path).submit(MODEL, "demo")
     server = InProcess(tmp_path, models=(MODEL,))
     async with server.application() as app:

@@ -206,7 +206,7 @@ async def test_one_client_may_have_half_of_the_generations(writing_store: Path) 
 
 
 def refuse_long_prompts(call: GenerationCall) -> ScriptedReply:
-    """Refuse prompts of more than 10 characters as too late for the deadline. Others hang."""
+    """Refuse prompts of more than 10 characters, predicted to take 1,000 s. Others hang."""
     if len(str(call.prompt)) > 10:
         return ScriptedReply(refusal=build_overloaded("full", 5.0, needed_s=1_000.0))
     return ScriptedReply(hangs=True)
@@ -239,7 +239,7 @@ async def test_idle_generator_is_asked_after_a_refusal(writing_store: Path) -> N
 async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_store: Path) -> None:
     settings = IngressUserConfig(generation_timeout_s=0.05)
     harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match="the deadline of the request"):
         await harness.pipeline.complete(ASKED)
     stream = await harness.pipeline.stream(ASKED)
     with pytest.raises(DeadlineExceeded):

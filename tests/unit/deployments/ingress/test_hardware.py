@@ -30,7 +30,7 @@ RUNS, SLEEPS, ABSENT = (
     [
         (CPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
         (GPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # the GPU replica is started
+        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # starts a GPU replica
         (CPU, (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
         (GPU, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
         (GPU, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),

@@ -21,7 +21,7 @@ BODY = {"model": DECODER, "prompt": "Once", "max_tokens": 200, "min_tokens": 200
 
 
 class GatedSteps:
-    """Makes every decode step wait for a permit."""
+    """Patch that makes every decode step wait for a permit. `done` counts the steps."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.done = 0

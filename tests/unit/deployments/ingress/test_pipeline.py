@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from deployments.messages import BatchKey, CallBatch, CallResult, ModelRef
 from deployments.tasks.token_classification import TokenClassification
 from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
+from tests.support.asgi_client import AsgiClient
 from tests.support.fakes import FailingEncoder, HangingEncoder, batch_by, wait_until
 from tests.support.in_process import InProcess
 
@@ -201,6 +203,25 @@ async def test_requests_rejected_before_the_pipeline_are_recorded(tiny_store: Pa
         ("none", 400),
     ]
     assert all(0 < r.total_s < 30 for r in server.recorder.records)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [AsgiClient.disconnect, lambda client: client.task.cancel()],
+    ids=["message", "cancelled task"],
+)
+async def test_request_whose_client_leaves_is_recorded(
+    leave: Callable[[AsgiClient], object], tiny_store: Path
+) -> None:
+    """Plain ASGI reports a client that leaves by a message, Ray Serve by a cancelled task."""
+    encoder = HangingEncoder()
+    server = InProcess(tiny_store, encoder=encoder)
+    async with server.application() as app:
+        client = AsgiClient(app, EMBED, {"inputs": "a"})
+        await wait_until(lambda: encoder.batches == 1)
+        leave(client)
+        await wait_until(client.task.done)
+    assert [(r.model, r.status, r.items) for r in server.recorder.records] == [(EMBEDDER, 499, 1)]
 
 
 @pytest.mark.parametrize(

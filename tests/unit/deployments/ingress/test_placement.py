@@ -35,16 +35,16 @@ def forecast(device: Device, *, price: float, **seconds: float) -> PoolForecast:
 @pytest.mark.parametrize(
     ("pools", "deadline_s", "expected"),
     [
-        # Both answer in time: the cheaper one.
+        # Both answer in time: the cheaper one is chosen.
         ([forecast(CPU, price=1), forecast(GPU, price=10, work_s=0.02, run_s=0.02)], 1, CPU),
         ([forecast(CPU, price=1), forecast(GPU, price=10, work_s=0.002, run_s=0.002)], 1, GPU),
-        # The cheaper one has a queue of 3 s.
+        # The cheaper pool has a queue of 3 s.
         ([forecast(CPU, price=1, queue_s=3), forecast(GPU, price=10)], 1, GPU),
         ([forecast(CPU, price=1, queue_s=3), forecast(GPU, price=10)], 5, CPU),
-        # The load of the model makes the GPU too late, or more expensive than the CPU.
+        # The time to load the model makes the GPU too late, or more expensive than the CPU.
         ([forecast(CPU, price=1), forecast(GPU, price=0.1, load_s=20)], 1, CPU),
         ([forecast(CPU, price=1), forecast(GPU, price=0.1, load_s=20)], 60, CPU),
-        # None answers in time: the faster one.
+        # None answers in time: the faster one is chosen.
         ([forecast(CPU, price=1, queue_s=30), forecast(GPU, price=10, load_s=20)], 1, GPU),
         ([forecast(CPU, price=1, queue_s=10), forecast(GPU, price=10, load_s=20)], 1, CPU),
         ([forecast(CPU, price=1)], 0, CPU),

@@ -11,7 +11,7 @@ QUEUE = ("cpu", "client", None)
 
 @pytest.fixture
 def refusals() -> RecentRefusals:
-    """Refusals after one refused request: 100 characters, predicted to end after 40 s."""
+    """Return refusals with one request of 100 characters, predicted to end after 40 s."""
     made = RecentRefusals()
     made.note(QUEUE, 100, build_overloaded("full", 10.0, 40.0))
     return made

@@ -27,7 +27,7 @@ def make_cache() -> MakeCache:
 
 
 class Computation:
-    """A computation that the test finishes. Counts starts and cancellations."""
+    """A computation that the test finishes. It counts starts and cancellations."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -149,7 +149,7 @@ async def test_version_that_fails_its_probe_stays_out(
         assert (await http.post(f"{URL}@{NEW}", json=BODY)).status_code >= 500
     if damage != "manifest":
         async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
-            assert await ask(http) == old, "a new process knows it from the plan"
+            assert await ask(http) == old, "a new process reads the refusal from the plan"
 
 
 @pytest.mark.parametrize("damage", ["graph", "digest", "manifest"])
@@ -194,6 +194,16 @@ async def test_first_request_to_a_generator_tries_the_version(
     assert NEW in read_plan(tmp_path).find(DECODER).refused
 
 
+async def test_first_request_with_tensors_tries_the_version(tmp_path: Path, old: str) -> None:
+    replace_sealed_file(seal_tiny_version(tmp_path, EMBEDDER, NEW), GRAPH_NAME, b"no graph")
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["good film"]}
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        response = await http.post(f"/v2/models/{EMBEDDER}/infer", json={"inputs": [tensor]})
+    assert (response.status_code, response.headers.get("x-sha")) == (200, old), response.text
+    assert response.json()["model_version"] == old
+    assert NEW in read_plan(tmp_path).find(EMBEDDER).refused
+
+
 async def test_only_version_is_not_tried(tmp_path: Path, old: str) -> None:
     (model_directory(tmp_path, EMBEDDER) / old / GRAPH_NAME).write_bytes(b"")
     async with InProcess(tmp_path, models=()).client() as http:
@@ -226,7 +236,7 @@ async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str)
             ):
                 await asyncio.sleep(0.01)
         (comparison,) = counts.values()
-        assert (comparison.differed, comparison.failed) == (5, 0), "its weights are others"
+        assert (comparison.differed, comparison.failed) == (5, 0), "the versions differ in weights"
         (model_directory(tmp_path, EMBEDDER) / NEW / GRAPH_NAME).write_bytes(b"")
         assert await ask(http) == old
 

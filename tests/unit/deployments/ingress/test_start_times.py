@@ -10,7 +10,7 @@ def test_start_is_expected_to_take_what_the_last_one_took() -> None:
     assert times.expect_s(NAME) == ESTIMATED_START_S
     for now_s, starting, running in ((10, 1, 0), (11, 1, 0), (17.5, 1, 1), (30, 0, 1), (31, 1, 1)):
         times.note({NAME: starting} if starting else {}, {NAME: running}, now_s)
-    assert times.expect_s(NAME) == 7.5, "replicas beside a running one start unnoticed"
+    assert times.expect_s(NAME) == 7.5, "starts beside a running replica are not measured"
     assert times.expect_s("CpuEncoder") == ESTIMATED_START_S
     for now_s, starting, running in ((40, 1, 0), (44, 0, 1)):
         times.note({NAME: starting} if starting else {}, {NAME: running}, now_s)

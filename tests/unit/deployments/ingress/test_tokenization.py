@@ -150,7 +150,7 @@ class StuckTokenizer:
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
         await asyncio.Event().wait()
-        raise AssertionError("this is a bug: an event nobody sets was set")
+        raise AssertionError("bug: an event that is never set was set")
 
 
 async def test_failing_or_hanging_tokenizer_is_reported(tiny_store: Path) -> None:

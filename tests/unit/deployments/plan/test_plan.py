@@ -16,7 +16,6 @@ from deployments.plan.plan import MAX_FORMER, STABLE, Plan
 from deployments.plan.plan_file import PLAN_NAME, PlanWatch, read_plan
 from deployments.plan.resolution import (
     find_named,
-    is_sampled,
     resolve_name,
     select_version,
     split_name,
@@ -304,8 +303,3 @@ def test_watch_follows_the_file_and_survives_its_removal(store: Path) -> None:
     (store / PLAN_NAME).unlink()
     clock.now_s += CHECK_INTERVAL_S
     assert watch.current().number == 1
-
-
-def test_sampling_takes_its_share() -> None:
-    taken = sum(is_sampled(f"request {number}", 25) for number in range(4_000))
-    assert taken / 4_000 == pytest.approx(0.25, abs=0.03)

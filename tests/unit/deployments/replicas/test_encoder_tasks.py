@@ -20,7 +20,7 @@ from tests.support.encoder_harness import TOLERANCE, EncoderHarness, call, repla
 
 
 class RejectingTask(FeatureExtraction):
-    """A task that rejects items of one token."""
+    """A task that rejects calls with an item of one token."""
 
     def decode(self, computed: DecodeContext, options: Any) -> Any:
         if any(len(item.ids) == 1 for item in computed.items):

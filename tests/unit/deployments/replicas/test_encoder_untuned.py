@@ -118,7 +118,7 @@ async def test_new_tables_replace_guesses_and_plan_lone_passes(untuned: UntunedR
     untuned.replica._use_tuning(untuned.ref, untuned.target, None)
     assert untuned.price_s() == pytest.approx(0.004)
     assert untuned.plan().is_brief
-    assert untuned.replica._scheduler.prices.passes[untuned.ref] == 0, "of the guesses"
+    assert untuned.replica._scheduler.prices.passes[untuned.ref] == 0, "the count restarts"
 
 
 async def test_new_tables_of_an_evicted_model_are_not_kept(untuned: UntunedReplica) -> None:

@@ -122,6 +122,32 @@ async def test_freed_memory_is_returned_after_each_load_and_close(
     assert seen == [(1, 0), (2, 0), (2, 1)]
 
 
+async def test_failed_close_does_not_fail_the_next_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness, closing = Harness(tmp_path), threading.Event()
+
+    def fail(ref: ModelRef, model: str) -> None:
+        assert closing.wait(10)
+        raise EngineFailed("the engine does not close")
+
+    pool = ModelPool(
+        tmp_path, ModelLoader(harness.loader.measure, harness.loader.load, fail), ROOM_FOR * SIZE
+    )
+    async with pool.lease(harness.refs[0]):
+        pass
+    unload = asyncio.create_task(pool.unload(harness.refs[0]))
+    await asyncio.sleep(0)
+    load = asyncio.create_task(pool.load_leased(harness.refs[0]))
+    for _ in range(5):  # the load waits for the close
+        await asyncio.sleep(0)
+    closing.set()
+    assert await unload
+    assert await load == NAMES[0]
+    await pool.close()
+    assert "failed to close" in caplog.text
+
+
 async def test_leased_and_pinned_models_stay(harness: Harness) -> None:
     harness.pinned = {harness.refs[0]}
     async with harness.pool.lease(harness.refs[1]):

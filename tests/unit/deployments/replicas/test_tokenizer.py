@@ -41,7 +41,7 @@ LONG = "a " * INLINE_CHARACTERS  # tokenized in the thread, not on the event loo
 
 @pytest.fixture
 def make_replica(tiny_store: Path) -> Iterator[object]:
-    """Create tokenizer replicas over the tiny store and close them at the end."""
+    """Yield a factory of tokenizer replicas over the tiny store. Close them after the test."""
     replicas: list[TokenizerReplica] = []
 
     def make(recorder: TokenizeRecorder) -> TokenizerReplica:
@@ -106,7 +106,7 @@ async def test_too_long_call_leaves_no_gap_in_the_ids(
 
 
 class PanicException(BaseException):
-    """Like the PanicException of libraries written in Rust, which cannot be imported."""
+    """Stand-in for the PanicException of Rust libraries, a class that cannot be imported."""
 
 
 @pytest.mark.parametrize("error", [TypeError, PanicException])
@@ -158,7 +158,7 @@ async def test_batch_without_calls_loads_its_model(tiny_store: Path) -> None:
 
 
 class BlockingRecorder:
-    """A recorder that blocks its first call until `release`."""
+    """A recorder that blocks its first call until `release` is set."""
 
     def __init__(self) -> None:
         self.recorded: list[str] = []

@@ -175,10 +175,3 @@ def test_feature_extraction_matches_its_own_parameters(
     parameters: dict[str, Any], matches: bool
 ) -> None:
     assert FeatureExtraction().matches("a", parameters) is matches
-
-
-def test_embedding_tasks_fit_only_embedding_models() -> None:
-    classifier = tiny_manifest(labels=("GOOD", "BAD"))
-    for task in (FeatureExtraction(), SentenceSimilarity()):
-        assert task.fits(MANIFEST)
-        assert not task.fits(classifier)

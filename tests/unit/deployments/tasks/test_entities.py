@@ -147,7 +147,7 @@ def test_offsets_are_characters_of_the_original_text(
 
 @pytest.fixture
 def bytes_directory(tmp_path: Path) -> Path:
-    """A directory with a byte-level tokenizer, which has no continuation prefix such as `##`."""
+    """Write a byte-level tokenizer, which has no continuation prefix such as `##`."""
     names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

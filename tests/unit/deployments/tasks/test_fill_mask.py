@@ -37,7 +37,7 @@ def vocabulary(directory: Path) -> TokenVocabulary:
 
 @pytest.fixture(scope="module")
 def manifest(vocabulary: TokenVocabulary) -> ArtifactManifest:
-    """Manifest of a model with outputs up to the token `night`, but none for single letters."""
+    """Return the manifest of a model with outputs up to `night`, but none for single letters."""
     update = {
         "mask_token": vocabulary.first_token_id("[MASK]"),
         "output_width": find_id(vocabulary, "night") + 1,
@@ -59,7 +59,7 @@ def tokenize(directory: Path, *texts: str) -> list[TokenizedItem]:
 
 
 class FillMaskDecoder:
-    """Decodes given logits with FillMask."""
+    """Decoder of given logits with FillMask."""
 
     def __init__(
         self, directory: Path, vocabulary: TokenVocabulary, manifest: ArtifactManifest

@@ -68,7 +68,7 @@ class QuestionModel:
 
 @pytest.fixture
 def confident_model(encoder: WindowTokenizer) -> QuestionModel:
-    """A model that gives the answer from "night" to "train" a probability near 1."""
+    """Return a model that gives the answer "night train" a probability near 1."""
     return QuestionModel(encoder, {"night": 20}, {"train": 20})
 
 

@@ -110,14 +110,14 @@ def test_spans_with_probability_zero_are_returned() -> None:
 
 def test_bounds_are_of_tokens_or_whole_words() -> None:
     # Tokens 2 and 3 are one word. Tokens 5 and 6 are not part of a word.
-    probabilities = layout(
+    offsets = layout(
         [SPECIAL, QUESTION, CONTEXT, CONTEXT, CONTEXT, CONTEXT, CONTEXT, SPECIAL],
         words=[-1, 0, 0, 0, 1, -1, -1, -1],
     )
     tokens = [[4, 6], [6, 8], [8, 10], [10, 12], [12, 14]]
-    assert find_character_bounds(probabilities, whole_words=False).tolist() == tokens
+    assert find_character_bounds(offsets, whole_words=False).tolist() == tokens
     words = [[4, 8], [4, 8], *tokens[2:]]
-    assert find_character_bounds(probabilities, whole_words=True).tolist() == words
+    assert find_character_bounds(offsets, whole_words=True).tolist() == words
 
 
 def test_window_without_context_has_no_bounds() -> None:

@@ -119,8 +119,8 @@ def test_windows_cover_the_text_and_overlap_by_the_stride(
 
 def test_stride_is_at_most_half_of_a_window(tokenizer: WindowTokenizer) -> None:
     half = windows(tokenizer, LETTERS, Windowing(stride=5))
-    max_tokens = windows(tokenizer, LETTERS, Windowing(stride=9))
-    assert [w[0].ids.tolist() for w in max_tokens] == [w[0].ids.tolist() for w in half]
+    above = windows(tokenizer, LETTERS, Windowing(stride=9))
+    assert [w[0].ids.tolist() for w in above] == [w[0].ids.tolist() for w in half]
 
 
 def test_word_numbers_count_over_the_whole_text(tokenizer: WindowTokenizer) -> None:
@@ -177,10 +177,10 @@ def test_windows_per_text_are_limited(directory: Path) -> None:
     # Windows of two words overlap by one, so every word after the first adds a window.
     tokenizer = WindowTokenizer(directory, 4)
     windowing = Windowing(stride=1)
-    max_tokens = " ".join(["good"] * (MAX_WINDOWS + 1))
-    assert len(windows(tokenizer, max_tokens, windowing)) == MAX_WINDOWS
+    longest = " ".join(["good"] * (MAX_WINDOWS + 1))
+    assert len(windows(tokenizer, longest, windowing)) == MAX_WINDOWS
     with pytest.raises(InputTooLong, match=f"needs {MAX_WINDOWS + 1} windows of 4"):
-        windows(tokenizer, max_tokens + " good", windowing)
+        windows(tokenizer, longest + " good", windowing)
 
 
 @pytest.mark.parametrize("stride", range(4))

@@ -225,7 +225,7 @@ async def test_stream_starts_again_on_another_replica(failure: Callable[[], Exce
 
 
 @pytest.mark.parametrize(
-    ("failure", "error"), [(without_room, Overloaded), (unavailable, EngineFailed)]
+    ("failure", "error"), [(without_room, Overloaded), (unavailable, ReplicasLost)]
 )
 async def test_stream_ends_with_the_error_of_the_last_try(
     failure: Callable[[], Exception], error: type[ServeError]

@@ -24,7 +24,7 @@ OTHER = ModelRef("tiny/other", "0123456789ab")
 
 
 class FakeProcesses:
-    """Starts a shell script instead of the tuning process."""
+    """Starter of a shell script in place of the tuning process. It calls `before` first."""
 
     def __init__(
         self, script: str, before: Callable[[TuningTarget], object] = lambda _: None

@@ -101,7 +101,7 @@ STALE: dict[str, tuple[dict[str, object], str]] = {
     ),
     "an engine that came later": ({"engines": {}}, "measured with nothing, this host has"),
     "another build": ({"version": "0" * 12}, "another artifact"),
-    "other threads": ({"threads": 2}, "another kind of host"),
+    "other threads": ({"threads": 2}, "another number of threads"),
     "another provider": (
         {"providers": ("CUDAExecutionProvider",)},
         "measured on CUDAExecutionProvider, the encoder has CPUExecutionProvider",

@@ -123,6 +123,13 @@ async def test_model_that_comes_back_while_its_session_is_opened_has_one(tmp_pat
     lone.close()
 
 
+def test_measure_graphs_counts_the_first_candidate_that_can_run(tmp_path: Path) -> None:
+    plain = seal_tunable(tmp_path / "a", names=["plain"])
+    names = ["far", "plain"]
+    target = seal_tunable(tmp_path / "b", names=names, wrong=["far"], absent=["far"])
+    assert measure_graphs(target) == measure_graphs(plain)
+
+
 async def test_lowest_times_tell_whether_all_cores_gain(tmp_path: Path) -> None:
     """While requests run, passes on several threads wait for cores, which raises their median."""
     target = seal_tunable(tmp_path, names=["plain"])
@@ -134,7 +141,7 @@ async def test_lowest_times_tell_whether_all_cores_gain(tmp_path: Path) -> None:
     write_table(with_all_cores(target), {"1x128": "plain"}, rows=(disturbed,))
     lone = planner(target)
     assert await open_for(lone, 1, 128) is not None
-    assert not lone.plan(MODEL, 1, 128).is_brief, "of that the medians decide"
+    assert not lone.plan(MODEL, 1, 128).is_brief, "the medians decide whether a pass is brief"
     lone.close()
 
 

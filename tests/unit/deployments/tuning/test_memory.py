@@ -13,7 +13,7 @@ MB = 1_000_000
 
 @pytest.fixture
 def graphs(tmp_path: Path) -> list[Path]:
-    """Three graphs of 1, 2 and 1 MB; half of the second is in an external data file."""
+    """Write three graphs of 1, 2 and 1 MB; half of the second is in an external data file."""
     for name, size in {"a.onnx": 1, "b.onnx": 1, "b.onnx.data": 1, "c.onnx": 1}.items():
         (tmp_path / name).write_bytes(b"\0" * size * MB)
     return [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]

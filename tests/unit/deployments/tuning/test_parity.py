@@ -156,9 +156,12 @@ def test_single_score_is_compared_by_correlation() -> None:
     assert compare(expected, expected, head=ModelHead.LABELS).passed
     # Every cosine of two positive numbers is 1.
     result = compare(expected, unrelated, head=ModelHead.LABELS)
-    assert not result.passed
+    (reason,) = result.reasons
+    assert reason.startswith("correlation ")
     assert result.parity is not None
     assert result.parity.top1_agreement is None
+    (reason,) = compare(expected, expected, unrelated, head=ModelHead.LABELS).reasons
+    assert reason.startswith("batched correlation ")
 
 
 @pytest.mark.parametrize("head", [ModelHead.TOKENS, ModelHead.MASKS])

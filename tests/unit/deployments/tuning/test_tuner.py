@@ -60,7 +60,7 @@ def test_accurate_candidates_are_measured_at_every_shape(tmp_path: Path) -> None
     assert all(set(row.by_shape()) == set(SHAPES) for row in table.rows)
     assert {row.precision for row in table.rows} == {"fp32"}
     assert table.selection == select_variants(table.rows)
-    assert table.rejected == {}
+    assert table.rejected == table.unmeasured == {}
 
 
 def test_table_has_host_threads_providers_and_engines(tmp_path: Path) -> None:
@@ -95,13 +95,15 @@ def test_inaccurate_candidate_is_rejected(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["plain", "astray"], wrong=["astray"])
     table = run_tune(target)
     assert "cosine" in table.rejected["astray"]
+    assert table.unmeasured == {}
     assert measured_candidates(table) == {"plain"}
 
 
-def test_unsupported_candidate_is_rejected(tmp_path: Path) -> None:
+def test_unsupported_candidate_is_not_measured(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["far", "plain"], absent=["far"])
     table = run_tune(target)
-    assert "AbacusExecutionProvider" in table.rejected["far"]
+    assert "AbacusExecutionProvider" in table.unmeasured["far"]
+    assert table.rejected == {}
     assert {variant.candidate for variant in table.selected_variants()} == {"plain"}
 
 
@@ -125,7 +127,8 @@ def test_memory_limits_the_measured_candidates(
     plan = create_plan(target, available_bytes=13 * graph)
     table = tune(target, read_reference(target), plan)
     assert measured_candidates(table) == {"plain", "twin"}
-    assert table.rejected == {"third": "it could not be measured together with the others"}
+    assert table.unmeasured == {"third": "it could not be measured together with the others"}
+    assert table.rejected == {}
     assert "third is not measured: not enough memory" in caplog.text
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from build_artifacts.decoders.graphs.export import export_model
+from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, ExportModel
 from tests.support.slot_driver import SlotDriver, greedy, open_graph
 from tests.support.tiny_checkpoints import (
@@ -14,6 +19,8 @@ from tests.support.tiny_checkpoints import (
     PAD,
     POSITIONS,
     START,
+    VOCABULARY,
+    saved,
 )
 
 NEAR = 1e-4
@@ -63,8 +70,7 @@ def test_decode_logits_match_transformers(exported: ExportModel, name: str) -> N
 @each
 def test_slots_of_different_sources_are_batch_invariant(exported: ExportModel, name: str) -> None:
     model = exported(name)
-    start = model.written.decoder_start_token
-    assert start is not None
+    start = model.model.generation_config.decoder_start_token_id
     expected = [reference_answer(model, source) for source in SOURCES]
     assert greedy(read_all(model), [[start]] * 3, SORT_BINS) == expected
     assert len({tuple(answer) for answer in expected}) > 1
@@ -145,8 +151,25 @@ def test_last_position_decodes(exported: ExportModel, name: str) -> None:
 def test_exported_encoder_decoder_describes_shape(exported: ExportModel) -> None:
     written = exported("bart").written
     assert (written.layers, written.kv_heads, written.head_dim) == (3, 4, 8)
-    assert written.decoder_start_token == START
     assert written.eos_token_ids == (END,)
+
+
+def test_per_token_int8_encoder_of_t5_with_many_heads_is_close_to_float(tmp_path: Path) -> None:
+    """From 16 heads on, the table of the position bias is large enough for quantization."""
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=16
+    )
+    saved(lambda: transformers.T5ForConditionalGeneration(config), tmp_path)
+    (tmp_path / "graphs").mkdir()
+    encoder = export_model(tmp_path, tmp_path / "graphs").encoder
+    assert encoder is not None
+    quantize_per_token(encoder, tmp_path / encoder.name)
+    feeds = {"input_ids": np.array([SOURCES[0]]), "attention_mask": np.ones_like([SOURCES[0]])}
+    exact, rounded = (
+        open_graph(path).run(None, feeds) for path in (encoder, tmp_path / encoder.name)
+    )
+    for a, b in zip(exact, rounded, strict=True):
+        assert np.corrcoef(a.ravel(), b.ravel())[0, 1] > 0.99
 
 
 def test_t5_head_size_comes_from_config(exported: ExportModel) -> None:

@@ -27,10 +27,8 @@ def opened(exported: ExportedCase) -> Iterator[DecoderEngine]:
     written = exported.written
     source = None
     if written.encoder is not None:
-        assert written.decoder_start_token is not None
-        source = EncoderDecoderConfig(
-            max_source_tokens=20, decoder_start_token_id=written.decoder_start_token
-        )
+        start = exported.model.generation_config.decoder_start_token_id
+        source = EncoderDecoderConfig(max_source_tokens=20, decoder_start_token_id=start)
     spec = DecoderSpec(
         path=written.decoder,
         encoder=written.encoder,
@@ -48,15 +46,17 @@ def opened(exported: ExportedCase) -> Iterator[DecoderEngine]:
         max_tokens=POSITIONS,
     )
     engine = open_decoder(spec, GeneratorSettings(kv_slots=3))
-    yield engine
-    engine.close()
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 def reference_logits(exported: ExportedCase, source: list[int], answer: list[int]) -> np.ndarray:
     """Return transformers' logits after the last token of `answer`."""
     feeds = {"input_ids": torch.tensor([[*source, *answer]])}
     if exported.written.encoder is not None:
-        start = exported.written.decoder_start_token
+        start = exported.model.generation_config.decoder_start_token_id
         feeds = {
             "input_ids": torch.tensor([source]),
             "decoder_input_ids": torch.tensor([[start, *answer]]),

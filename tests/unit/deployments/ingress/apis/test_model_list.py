@@ -179,6 +179,19 @@ async def test_models_of_the_store_follow_those_of_the_configuration_in_pages(
     assert [model["id"] for model in past["data"]] == [ids[4]]
 
 
+async def test_pages_have_every_model_if_directories_sort_differently(tmp_path: Path) -> None:
+    for model_id in ("meta/x", "meta-llama/y", "meta/z"):
+        seal_tiny(tmp_path, model_id)
+    listed: list[str] = []
+    async with InProcess(tmp_path, models=()).client() as http:
+        for _ in range(3):
+            after = {"after": listed[-1]} if listed else {}
+            page = (await http.get("/v1/models", params={"limit": 1, **after})).json()
+            listed += [model["id"] for model in page["data"]]
+    assert listed == ["meta-llama/y", "meta/x", "meta/z"]
+    assert not page["has_more"]
+
+
 async def test_five_thousand_models_are_listed_by_a_hundred(tmp_path: Path) -> None:
     original = seal_tiny(tmp_path, EMBEDDER).parent
     for number in range(5_000):

@@ -27,7 +27,7 @@ class ScopeLog:
 
 
 class Calls:
-    """Sends requests through DirectRequests with the route prefix `prefix`.
+    """Client that sends requests through DirectRequests with the route prefix `prefix`.
 
     `direct` records the requests that skip Ray Serve's wrapper, `wrapped` all others.
     """

@@ -1,4 +1,4 @@
-"""Tests of the header that lets HAProxy repeat a refusal to requests with equal headers."""
+"""Tests of the header that marks refusals which HAProxy repeats to requests with equal headers."""
 
 from __future__ import annotations
 

@@ -2,10 +2,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
+from starlette.requests import Request
 
 from deployments.errors import InvalidField, ServeError, UnknownParameter
-from deployments.ingress.http.request_options import RequestOptions, read_options
+from deployments.ingress.http.bodies import BODY_KEY
+from deployments.ingress.http.request_options import (
+    RequestOptions,
+    read_options,
+    set_options_source,
+    waits_for_model,
+)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +139,40 @@ def test_deadline_of_the_client_is_bounded_by_the_timeout(
     deadline_ms: float | None, timeout_s: float
 ) -> None:
     assert RequestOptions(deadline_ms=deadline_ms).limit_timeout(30.0) == timeout_s
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "waits"),
+    [
+        ({}, None, False),
+        ({}, "1", True),
+        ({"options": {"wait_for_model": True}}, None, True),
+        ({"options": {"wait_for_model": False}}, "true", False),
+        ({"options": {"wait_for_model": None}}, "true", True),
+        ({"options": {}}, "true", True),
+        ({"options": None}, "true", True),
+        (["a"], "true", True),
+    ],
+)
+def test_request_waits_as_its_options_say(body: Any, header: str | None, waits: bool) -> None:
+    request = build_request(orjson.dumps(body), header)
+    assert waits_for_model(request) is waits
+
+
+@pytest.mark.parametrize(
+    ("json", "waits"),
+    [
+        (b'{"parameters": {"wait_for_model": false}}', False),
+        (b'{"options": {"wait_for_model": false}}', True),
+        (b"{", True),
+    ],
+)
+def test_options_may_be_elsewhere_in_the_body(json: bytes, waits: bool) -> None:
+    request = build_request(json + b"tensors", "true")
+    set_options_source(request, json, "parameters")
+    assert waits_for_model(request) is waits
+
+
+def build_request(body: bytes, wait_header: str | None) -> Request:
+    headers = [] if wait_header is None else [(b"x-wait-for-model", wait_header.encode())]
+    return Request({"type": "http", "headers": headers, BODY_KEY: body})

@@ -24,7 +24,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class WriteLog:
-    """Records the parts of each write to the transport."""
+    """Log of the parts of each write to the transport."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes: list[list[bytes]] = []

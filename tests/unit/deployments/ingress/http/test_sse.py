@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.fakes import wait_until
 
 
 class EventSource:
-    """A source of events and exceptions that may hang at its end. Counts the calls of `aclose`."""
+    """A source of events and exceptions that may hang at its end and counts calls of `aclose`."""
 
     def __init__(self, events: Sequence[bytes | Exception], *, hangs: bool = False) -> None:
         self._events = events
@@ -134,13 +135,16 @@ async def test_client_disconnect_ends_a_blocked_write() -> None:
     assert source.is_closed()
 
 
-async def test_broken_connection_is_not_logged_as_a_failure() -> None:
+async def test_broken_connection_is_not_logged_as_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     source = EventSource([build_event(b"1"), build_event(b"2")])
     sent: list[str] = []
 
     async def receive() -> dict[str, str]:
         await asyncio.Event().wait()
-        raise AssertionError("this is a bug: an event nobody sets was set")
+        raise AssertionError("bug: an event that is never set was set")
 
     async def send(message: object) -> None:
         if sent:
@@ -150,6 +154,8 @@ async def test_broken_connection_is_not_logged_as_a_failure() -> None:
     response = SseResponse(source.events(), source, encode_error, stream_write_timeout_s=5.0)
     await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert source.is_closed()
+    (record,) = (record for record in caplog.records if "broken pipe" in record.getMessage())
+    assert (record.levelno, record.exc_info) == (logging.INFO, None)
 
 
 async def test_unread_events_are_closed() -> None:

@@ -27,7 +27,7 @@ SPREAD = 5
 
 
 class PooledReplica:
-    """Loads the model that a message names, and answers once `release` is set."""
+    """Replica that loads the model that a message names, and answers once `release` is set."""
 
     def __init__(self, store: Path) -> None:
         loader = ModelLoader(lambda _: 1, lambda model: model.ref.id, lambda _ref, _model: None)

@@ -230,13 +230,6 @@ async def test_window_is_divided_among_connections() -> None:
         assert [c.window for c in (*first.connections(), *second.connections())] == [5, 5]
 
 
-async def test_resized_window_reaches_the_client_with_its_next_answer() -> None:
-    async with running_replica(window=10) as replica, connected_pool(replica) as pool:
-        replica.server.window = 99
-        await send(pool, b"echo")
-        assert [connection.window for connection in pool.connections()] == [99]
-
-
 async def test_calls_go_to_the_replica_with_the_least_load() -> None:
     async with (
         running_replica() as first,

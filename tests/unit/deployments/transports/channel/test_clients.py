@@ -291,7 +291,7 @@ async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fall
 
 
 class HoldingGenerator(EchoGenerator):
-    """Records the prompts, and answers once `may_answer` is set."""
+    """Generator that records the prompts, and answers once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.prompts: list[Prompt] = []
@@ -304,7 +304,7 @@ class HoldingGenerator(EchoGenerator):
 
 
 class RecordingPoolManager:
-    """Records the requests. Loading the model `absent` fails; other models count as loaded."""
+    """Recorder of requests. Loading the model `absent` fails; other models count as loaded."""
 
     def __init__(self) -> None:
         self.requests: list[PoolRequest] = []
@@ -344,4 +344,4 @@ async def test_pools_of_all_replicas_are_managed() -> None:
         assert {type(error) for error in failed.values()} == {ArtifactMissing}
     for _, fake_pool in replicas:
         assert len(fake_pool.requests) == 1, "its tokenizer had no such model"
-    assert len(tokenizer_pool.requests) == 4, "that of each encoder too"
+    assert len(tokenizer_pool.requests) == 4, "two requests for the tokenizer of each encoder"

@@ -57,7 +57,7 @@ def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> TinyEncoderDecoder:
 def rewriting_store(
     tiny_writer: TinyEncoderDecoder, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A store with MODELS. Tests share it and must not change it."""
+    """A store with MODELS and DECODER. Tests share it and must not change it."""
     store = tmp_path_factory.mktemp("rewriting")
     seal_tiny(store, EMBEDDER)
     seal_tiny_decoder(store)

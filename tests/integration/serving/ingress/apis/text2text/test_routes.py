@@ -17,7 +17,7 @@ from deployments.ingress.apis.text2text.routes import clean_up_spaces, text2text
         ("nothing to do", "nothing to do"),
     ],
 )
-def test_clean_up_spaces_equals_transformers(text: str, tidy: str) -> None:
+def test_clean_up_spaces_removes_spaces_before_marks_and_contractions(text: str, tidy: str) -> None:
     assert clean_up_spaces(text) == tidy
 
 

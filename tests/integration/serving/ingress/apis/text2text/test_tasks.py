@@ -98,7 +98,7 @@ async def test_prompt_prefix_depends_on_the_task(
     assert answer == {"generated_text": tiny_writer.answer(RIVER, **OWN_WAY_SAID)}
     (first,) = await post_json(http, f"{path}/summarization", {"inputs": RIVER})
     (second,) = await post_json(http, f"{path}/summarization", {"inputs": PREFIX + RIVER})
-    assert first == second, "who writes it already does not get it twice"
+    assert first == second, "a prefix in the input is not added again"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,8 @@ async def test_clean_up_tokenization_spaces_removes_spaces(http: httpx.AsyncClie
     (plain,) = await post_json(http, path, {"inputs": BRIDGE, "parameters": arguments})
     arguments["clean_up_tokenization_spaces"] = True
     (clean,) = await post_json(http, path, {"inputs": BRIDGE, "parameters": arguments})
-    assert clean["translation_text"] == clean_up_spaces(plain["translation_text"]) != plain
+    expected = clean_up_spaces(plain["translation_text"])
+    assert clean["translation_text"] == expected != plain["translation_text"]
 
 
 async def test_details_are_returned_with_the_text(http: httpx.AsyncClient) -> None:

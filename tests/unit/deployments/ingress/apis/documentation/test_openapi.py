@@ -17,6 +17,9 @@ from deployments.artifacts.types import TaskName
 from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.apis.response_headers import INFERENCE_HEADERS
+from deployments.ingress.apis.text2text.routes import text2text_body_schemas
+from deployments.ingress.apis.text2text.schemas import NESTED_KEYS, TextToTextParameters
+from deployments.ingress.http.api import build_schema
 from deployments.request_headers import OPTION_HEADERS
 from tests.support.all_models import ALL_MODELS, ENCODER_MODELS, seal_all_models
 from tests.support.artifacts import EMBEDDER, tiny_manifest
@@ -33,7 +36,7 @@ def all_models_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_models_server(store: Path) -> InProcess:
-    """A server with a model for every task, including text generation."""
+    """Return a server with a model for every task, including text generation."""
     return InProcess(store, models=ALL_MODELS, generator=ScriptedGeneratorClient())
 
 
@@ -128,7 +131,7 @@ def told_in(response: httpx.Response) -> list[Any]:
 
 
 def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
-    """Fill the parameters of `path` with every documented combination of model and task."""
+    """Return the URLs of `path` for every documented combination of model and task."""
     paths = [path]
     for parameter in operation["parameters"]:
         if parameter["in"] == "path":
@@ -141,8 +144,8 @@ def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
 
 def version_in(path: str) -> str:
     """Return the version of the encoder model that `path` names, else an empty string."""
-    add_schema = [model_id for model_id in ENCODER_MODELS if model_id in path]
-    return tiny_manifest(add_schema[0]).version if add_schema else ""
+    found = [model_id for model_id in ENCODER_MODELS if model_id in path]
+    return tiny_manifest(found[0]).version if found else ""
 
 
 async def test_errors_fit_their_schemas(all_models_store: Path) -> None:
@@ -241,6 +244,13 @@ async def test_task_parameter_has_all_tasks(all_models_store: Path) -> None:
         document = await document_of(http)
     (_, task, *_) = document["paths"]["/models/{id}/pipeline/{task}"]["post"]["parameters"]
     assert sorted(task["schema"]["enum"]) == sorted(TaskName)
+
+
+def test_body_schemas_of_text2text_do_not_change_the_shared_schema() -> None:
+    nested = set(NESTED_KEYS)
+    for schema in text2text_body_schemas():
+        assert nested <= schema["properties"]["parameters"]["properties"].keys()
+    assert nested.isdisjoint(build_schema(TextToTextParameters)["properties"])
 
 
 def test_only_equal_definitions_share_a_name() -> None:

@@ -60,7 +60,7 @@ async def infer(
 
 @dataclass
 class CannedEncoder:
-    """Returns the same value or failure for every call and records the calls."""
+    """Encoder that returns the same value or failure for every call and records the calls."""
 
     value: Any
     calls: list[Call] = field(default_factory=list)
@@ -130,7 +130,7 @@ async def test_labels_and_scores_are_sorted_rows(tiny_store: Path) -> None:
     scores = np.array([[one["score"] for one in row] for row in plain], np.float32)
     assert [[one.decode() for one in row] for row in result.as_numpy("label")] == labels
     np.testing.assert_array_equal(result.as_numpy("score"), scores)
-    assert mixed.as_numpy("label").tolist() == labels, "as strings, out of JSON"
+    assert mixed.as_numpy("label").tolist() == labels, "labels in JSON are strings, not bytes"
     np.testing.assert_array_equal(mixed.as_numpy("score"), scores)
     assert [one["name"] for one in mixed.get_response()["outputs"]] == ["score", "label"]
 

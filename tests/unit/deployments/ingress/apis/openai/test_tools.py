@@ -166,6 +166,15 @@ def accepts(schema: Any, texts: Sequence[str]) -> list[bool]:
     return [validator.is_valid(orjson.loads(text)) for text in texts]
 
 
+async def test_forced_call_replaces_the_response_format(writing_store: Path) -> None:
+    harness = ChatHarness(writing_store)
+    forced = {**TOOLS, "tool_choice": "required"}
+    await harness.post(CHAT, forced)
+    grammar = harness.call.options.grammar
+    await harness.post(CHAT, {**forced, "response_format": {"type": "json_object"}})
+    assert harness.call.options.grammar == grammar
+
+
 async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path) -> None:
     harness = script_text(writing_store, CALL)
     response = await harness.post(CHAT, {**TOOLS, "tool_choice": "required"})

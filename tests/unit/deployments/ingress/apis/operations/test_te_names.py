@@ -25,7 +25,7 @@ hundredfold_queue_seconds_count{model="org/m"} 1
 
 def added() -> list[str]:
     text = add_tei_aliases(OURS)
-    assert text.startswith(OURS), "nothing of ours is lost"
+    assert text.startswith(OURS), "the input text must stay"
     return text.removeprefix(OURS).splitlines()
 
 

@@ -30,7 +30,7 @@ LIMITS = IngressUserConfig(limits=LimitSettings(items=3, body_bytes=2_000, item_
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with an embedder, a classifier and a cross-encoder."""
+    """Create a store with an embedder, a classifier and a cross-encoder."""
     made = tmp_path_factory.mktemp("rankers")
     seal_tiny(made, EMBEDDER)
     seal_tiny(made, CLASSIFIER, labels=("NEGATIVE", "NEUTRAL", "POSITIVE"))

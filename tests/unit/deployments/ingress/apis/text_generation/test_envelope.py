@@ -23,7 +23,7 @@ OWN_PATHS = (
     f"/models/{DECODER}/pipeline/text-generation",
     f"/pipeline/text-generation/{DECODER}",
 )
-TTFT = (DECODER, EMBEDDER)
+DECODER_FIRST = (DECODER, EMBEDDER)
 
 
 @pytest.mark.parametrize("path", OWN_PATHS)
@@ -38,7 +38,7 @@ async def test_one_prompt_returns_a_list_with_the_full_text(path: str, writing_s
     ("more", "models"),
     [
         ({"model": DECODER}, MODELS),
-        ({}, TTFT),  # the first model is the default one
+        ({}, DECODER_FIRST),  # the default is the first model, here the decoder
         ({}, (DECODER,)),
         ({"model": "tgi"}, (DECODER,)),
     ],
@@ -59,7 +59,7 @@ async def test_default_paths_use_the_generative_model(
         ({"inputs": "good film", "stream": None}, MODELS),
         ({"inputs": "good film", "stream": True, "model": EMBEDDER}, MODELS),
         ({"inputs": "good film", "stream": True}, (EMBEDDER,)),
-        ({"inputs": "good film", "parameters": {"normalize": True}}, TTFT),
+        ({"inputs": "good film", "parameters": {"normalize": True}}, DECODER_FIRST),
     ],
 )
 async def test_encoder_models_respond_unchanged(
@@ -75,7 +75,7 @@ async def test_encoder_models_respond_unchanged(
 async def test_similarity_inputs_are_not_continued(writing_store: Path) -> None:
     pair = {"source_sentence": "good film", "sentences": ["good film"]}
     for body in ({"inputs": pair}, pair, {"inputs": pair, "stream": True}):
-        response = await ask(writing_store, ScriptedGenerator(), "/", body, models=TTFT)
+        response = await ask(writing_store, ScriptedGenerator(), "/", body, models=DECODER_FIRST)
         assert response.json() == [pytest.approx(1, abs=1e-6)]
 
 

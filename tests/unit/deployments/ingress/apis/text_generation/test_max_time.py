@@ -94,7 +94,7 @@ async def test_max_time_before_the_first_token_is_an_error(path: str, writing_st
 
 
 class SlowStart(ScriptedGenerator):
-    """Never returns the first token."""
+    """Generator that never returns the first token."""
 
     async def stream(self, call: Any) -> Any:
         await asyncio.Event().wait()

@@ -1,0 +1,91 @@
+"""Restarts of Ray and Serve, with children that only record their starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.local import LocalPorts
+from cluster.progress import StartError, StartupProgress
+from cluster.ray_host import RayHost
+
+NOWHERE = "http://127.0.0.1:9"  # nothing serves the discard port
+
+
+class RecordedChildren:
+    """Children that run until `end` or `kill`. `events` lists what happened to them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.events: list[str] = []
+        self._running = {"ray", "serve"}
+        self._ended: dict[str, int] = {}
+
+    def start(self, name: str, _command: list[str], _environment: dict[str, str]) -> None:
+        self.events.append(f"start {name}" if name not in self._running else f"second {name}")
+        self._running.add(name)
+        self._ended.pop(name, None)
+
+    def end(self, name: str) -> None:
+        self._running.remove(name)
+        self._ended[name] = 1
+
+    def kill(self) -> None:
+        self.events.append("kill")
+        self._running.clear()
+        self._ended.clear()
+
+    def find_ended(self) -> dict[str, int]:
+        return self._ended
+
+    def failure(self) -> str | None:
+        return f"{list(self._ended)} ended" if self._ended else None
+
+
+@pytest.fixture
+def open_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> RecordedChildren:
+    return RecordedChildren(tmp_path)
+
+
+@pytest.fixture
+def host(children: RecordedChildren, open_port: int) -> RayHost:
+    """A host whose Ray accepts connections, and whose Serve never becomes ready."""
+    return RayHost(
+        children=children,
+        config={},
+        ports=LocalPorts(*[open_port] * 8),
+        environment={"RAY_AUTH_TOKEN": "secret"},
+        num_gpus=0,
+        start_timeout_s=0,
+        progress=StartupProgress(),
+    )
+
+
+def test_serve_that_does_not_become_ready_is_replaced_with_ray(
+    host: RayHost, children: RecordedChildren, capsys: pytest.CaptureFixture[str]
+) -> None:
+    children.end("serve")
+    with pytest.raises(StartError, match="still waiting after 0 s: starting: the ingress"):
+        host.restart(NOWHERE, SimpleNamespace(is_attached=True))
+    both = ["kill", "start ray", "start serve"]
+    assert children.events == ["start serve", *both, *both]
+    reported = capsys.readouterr().err
+    assert "['serve'] ended\nstarting again" in reported
+    assert reported.count("still waiting after 0 s: starting: the ingress\nstarting again") == 2
+
+
+def test_end_of_ray_restarts_both(host: RayHost, children: RecordedChildren) -> None:
+    children.end("ray")
+    with pytest.raises(StartError):
+        host.restart(NOWHERE, SimpleNamespace(is_attached=True))
+    assert children.events[:3] == ["kill", "start ray", "start serve"]
