@@ -29,7 +29,7 @@ import psutil
 from deployments.files import write_atomically
 
 SESSION_NAME = "session.json"
-SERVE_STOP_S = 5.0  # time for running requests after Ctrl-C
+SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn

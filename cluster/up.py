@@ -330,13 +330,16 @@ def choose_ports(host: str, port: int, metrics: int | None) -> LocalPorts:
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Reject a port before processes start. If it is used, the error names `option` as remedy."""
+    """Raise StartError, before processes start, if the server cannot listen on the port.
+
+    If another process uses it, the hint proposes another value for `option`.
+    """
     try:
         free = is_port_free(host, port)
     except OSError as exc:
         raise StartError(f"cannot listen on {format_address(host, port)}: {exc.strerror}") from exc
     except OverflowError as exc:
-        raise StartError(f"{port} is not a port: use a number below 65536") from exc
+        raise StartError(f"{port} is not a port: use a number from 1 to 65535") from exc
     if not free:
         raise StartError(
             f"port {port} on {host} is in use by {describe_port_owner(port)}",

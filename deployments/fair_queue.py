@@ -12,8 +12,8 @@ it never starves.
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -29,7 +29,8 @@ LOWER_SHARE = 1 / 16
 
 class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
-    # Virtual finish time: the cost served to each client of the priority when this item ends.
+    # Virtual finish time. When this item ends, each waiting client of the same priority has been
+    # served this cost.
     finish: float
     number: int  # order of arrival, for equal values of `finish`
     cost: float
@@ -151,7 +152,7 @@ class FairQueue(Generic[T]):
         """
         removed = [entry for entry in self._entries if is_unwanted(entry.item)]
         if removed:
-            self._close_gaps({entry.number for entry in removed})
+            self._close_gaps(removed)
             self._forget(removed)
         return [entry.item for entry in removed]
 
@@ -172,27 +173,30 @@ class FairQueue(Generic[T]):
         group = self._classes.setdefault(priority, _PriorityClass())
         return max(group.now, group.last_finish.get(client, 0.0)) + cost
 
-    def _close_gaps(self, removed: Set[int]) -> None:
-        """Remove the entries with these numbers, and let later ones of their clients end earlier.
+    def _close_gaps(self, removed: Sequence[_WaitingItem[T]]) -> None:
+        """Remove these entries, and let later ones of their clients end earlier.
 
         An entry does not end sooner than if it had been pushed now.
         """
+        numbers = {entry.number for entry in removed}
+        gaps = {(entry.priority, entry.client): 0.0 for entry in removed}  # removed cost
+        ends: dict[tuple[int, str], float] = {}  # `finish` of the client's last kept entry
         kept: list[_WaitingItem[T]] = []
-        gaps: defaultdict[tuple[int, str], float] = defaultdict(float)  # removed cost by sender
-        ends: dict[tuple[int, str], float] = {}  # `finish` of the last kept entry by sender
+        is_sorted = True
         for entry in self._entries:
             sender = entry.priority, entry.client
-            if entry.number in removed:
-                gaps[sender] += entry.cost
-                continue
-            if gap := gaps[sender]:
-                group = self._classes[entry.priority]
-                earliest = max(group.now, ends.get(sender, 0.0)) + entry.cost
-                finish = max(entry.finish - gap, min(entry.finish, earliest))
-                entry = entry._replace(finish=finish)
-            ends[sender] = entry.finish
+            if sender in gaps:
+                if entry.number in numbers:
+                    gaps[sender] += entry.cost
+                    continue
+                if gap := gaps[sender]:
+                    group = self._classes[entry.priority]
+                    earliest = max(group.now, ends.get(sender, 0.0)) + entry.cost
+                    finish = max(entry.finish - gap, min(entry.finish, earliest))
+                    entry, is_sorted = entry._replace(finish=finish), False
+                ends[sender] = entry.finish
             kept.append(entry)
-        self._entries = sorted(kept, key=lambda each: each.position)
+        self._entries = kept if is_sorted else sorted(kept, key=lambda each: each.position)
         for sender, gap in gaps.items():
             priority, client = sender
             last = self._classes[priority].last_finish

@@ -207,8 +207,8 @@ class LongPromptScenario:
     context: int  # tokens of a KV slot
     joining_tokens: int = 1_500
     running_tokens: int = 16  # prompt tokens of each running stream
-    # New tokens of each running stream: more than the prefill chunks of the long prompt, so that
-    # the streams outlast its prefill. Prefill chunks have at least 16 tokens.
+    # New tokens of each running stream. Each stream gets one token per prefill chunk of the long
+    # prompt. A chunk has at least 16 tokens, so the streams outlast that prefill.
     written_tokens: int = 128
     name = "long-prompt"
 

@@ -49,7 +49,7 @@ class SystemFactory:
     stack: ExitStack  # closes the opened systems
     kv_slots: int
     threads: int
-    context: int  # maximum of prompt and answer tokens
+    context: int  # maximum number of tokens of a prompt and its answer together
     notes: list[str] = field(default_factory=list)  # limits of the comparison
 
     def served(self) -> System:

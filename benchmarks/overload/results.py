@@ -38,7 +38,7 @@ class OverloadLevel:
     goodput_per_s: float  # answers within the deadline of their request
     statuses: Mapping[str, int]  # the key `none` counts missing answers
     late: int  # answers after the deadline
-    wrong: int  # compared answers only
+    wrong: int  # answers that differ from the expected one, where one is known
     refusal_ms: Mapping[str, float]  # p50 to p99, since sending; empty without refusals
     send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to the sending
     client_cores: float  # CPU seconds of the load generator per second
@@ -71,7 +71,10 @@ class OverloadResults:
 def summarize_level(
     loops: Sequence[MeasuredLoop], *, factor: float, timeout_s: float, window_s: tuple[float, float]
 ) -> OverloadLevel:
-    """Summarize open loops with equal load. `window_s` holds begin and end of their windows."""
+    """Summarize open loops with equal load.
+
+    `window_s` holds the start and end of the measured window, in seconds since a loop began.
+    """
     begin_s, end_s = window_s
     exchanges = [each for loop in loops for each in loop.result.exchanges]
     sent = [(each, each.sent_s) for each in exchanges if each.sent_s is not None]

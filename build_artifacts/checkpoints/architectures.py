@@ -93,8 +93,8 @@ def _is_encoder(config: TransformersConfig) -> bool:
 
     if _generates_only(config):
         return False
-    # Models such as BERT are in both tables of transformers, masked and causal language models,
-    # because they can be configured as decoders.
+    # transformers lists models such as BERT as masked and as causal language models, because they
+    # can be configured as decoders. A model in both tables is an encoder here.
     masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -54,7 +54,7 @@ class Record:
         return self.location.data_error(problem, self.file_names.get(field, field))
 
     def text(self, field: str) -> str:
-        """Return a string. Raises BadEvaluationData if it is missing, blank or no string."""
+        """Return a string. Raises BadEvaluationData if it is missing, blank or not a string."""
         value = self.require(field)
         if not isinstance(value, str):
             raise self.data_error("not a string", field)
@@ -65,7 +65,7 @@ class Record:
     def number(self, field: str) -> float:
         """Return a number; numeric strings are parsed.
 
-        Raises BadEvaluationData if it is missing, no finite number, or beyond +-MAX_SCORE.
+        Raises BadEvaluationData if it is missing, not a finite number, or beyond +-MAX_SCORE.
         """
         value = self.require(field)
         number = as_number(value)

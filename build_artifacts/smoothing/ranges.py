@@ -19,8 +19,8 @@ _MAX_UINT8, _MAX_INT8 = 255, 127
 MAX_INT8_WITHOUT_OVERFLOW = 64
 # Byte ranges to try for neurons, relative to the largest value.
 _RANGES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.2, 0.16, 0.13, 0.1)
-# Slopes to try for copies of neurons (see Saturation). A steeper GELU is closer to its input, but a
-# copy covers less range.
+# Slopes to try for copies of neurons (see Saturation). With a larger slope s, GELU(s x) / s is
+# closer to max(x, 0), but a copy covers a smaller range.
 _SLOPES = (1, 2, 4)
 # Maximum number of copies in a layer, as a share of its neurons. A copy takes as long as a neuron.
 _MAX_COPIES = 1 / 48

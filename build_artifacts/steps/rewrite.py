@@ -186,7 +186,7 @@ def read_mask_directly(model: ir.Model) -> int:
 
 
 def _gathers_pairs(node: ir.Node) -> bool:
-    """Return whether a GatherND gathers every pair of an item and a token, so all tokens."""
+    """Return whether a GatherND reads every [item, token] of its input, in order."""
     joined = node.inputs[1].producer() if node.inputs[1] is not None else None
     if joined is None or joined.op_type != "Concat" or len(joined.inputs) != 2:
         return False

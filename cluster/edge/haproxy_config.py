@@ -174,7 +174,10 @@ def find_metrics_paths(text: str) -> str:
 
 
 def _metrics_rules(text: str, metrics: str) -> str:
-    """Build the rules of the metrics port: HAProxy's own metrics, and routes to `metrics`."""
+    """Build the rules of the metrics port.
+
+    It answers with HAProxy's own metrics, routes the paths in `metrics`, and denies all others.
+    """
     routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
     routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
     own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"

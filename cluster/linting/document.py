@@ -87,9 +87,9 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        # PyYAML does not check scalars. `!!bool x` and `!!timestamp x` raise KeyError and
-        # AttributeError.
-        except (AttributeError, KeyError, ValueError) as exc:
+        # PyYAML does not check scalars. `!!bool x`, `!!timestamp x` and an empty `!!int` raise
+        # KeyError, AttributeError and IndexError.
+        except (AttributeError, LookupError, ValueError) as exc:
             message = f"invalid value: {exc}"
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from exc
 

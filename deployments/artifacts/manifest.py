@@ -66,11 +66,13 @@ class Gate(FrozenModel):
 class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
-    Cosines compare the whole output of an item. `top1_agreement` is the share of outputs (label,
-    token label, span, masked token) with the same best choice, near-ties excluded. It is the lower
-    share of the unbatched and the batched run, and None for vectors and single scores.
-    `batched_cosine_worst` and `batched_top1_agreement` compare each item unbatched with the same
-    item in a padded batch, next to long texts and outliers.
+    Cosines compare the whole output of an item. Agreements are the share of outputs (label, token
+    label, span, masked token) with the same best choice, near-ties excluded. They are None for
+    vectors and single scores.
+
+    `top1_agreement` compares the unbatched and the batched run with the reference; the lower share
+    counts. `batched_*` compare the two runs with each other. The batched run pads items, next to
+    long texts and outliers.
     """
 
     cosine_mean: float

@@ -220,7 +220,7 @@ def publish(
 
 
 def set_latest(store: Path, model_id: str, version: str) -> None:
-    """Let `latest` name `version`."""
+    """Write `version` to the model's file `latest`."""
     write_atomically(model_directory(store, model_id) / LATEST_NAME, f"{version}\n".encode())
 
 

@@ -45,7 +45,7 @@ _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
 # Uncaptured calls round the number of cached tokens up to a multiple of this, for fast kernels.
 _KV_LENGTH_STEP = 64
-_MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; each larger graph has twice
+_MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; the next have 512, 1024, ...
 _COMPILER = "inductor"
 _WARM_UP_STEPS = 3  # before a capture, because libraries allocate memory in their first calls
 

@@ -42,7 +42,7 @@ def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep
     while failing - computed > 1:
         middle = (computed + failing) // 2
         try:
-            logits = decode(middle).copy()  # valid until the next call
+            logits = decode(middle).copy()  # the next call overwrites the result
             computed = middle
         except EngineLost:
             raise

@@ -210,8 +210,8 @@ class SamplingJob(Job):
         super().__init__(prompt, options, model, deadline_s)
         self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
-        # The prompt of an encoder-decoder model is not a prefix of the answer, so penalties do not
-        # apply to its tokens.
+        # In encoder-decoder models, the answer does not continue the prompt. Penalties therefore
+        # ignore the prompt tokens.
         prefix = (
             [model.encoder_decoder.decoder_start_token_id] if model.encoder_decoder else self.prompt
         )

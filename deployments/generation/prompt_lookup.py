@@ -17,9 +17,9 @@ from dataclasses import dataclass
 _NGRAM_LENGTHS = (3, 2)
 _INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
 _WEIGHT = 0.12  # of a new observation in an estimate
-# While rejected drafts keep the expected gain too small, each step moves the acceptance rate by
-# this share towards its initial estimate, so that drafting resumes. The cost of a token moves by
-# the same share with each decode step.
+# Share by which an estimate returns to its initial value, so that drafting resumes. The acceptance
+# rate returns at each step whose expected gain is too small for a draft. The cost of a token
+# returns at each decode step over a single slot.
 _RECOVERY = 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1

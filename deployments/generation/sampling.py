@@ -74,8 +74,8 @@ class Sampler:
         """Choose the next token and count it for the penalties.
 
         `logits` [V] are not modified. `allowed` is a mask [V]. `forbidden` ids are excluded even if
-        they are allowed. Raises EngineFailed for NaN or infinite logits and if no token is
-        possible, InvalidField if all allowed tokens are forbidden.
+        they are allowed. Raises EngineFailed if the best score is NaN or infinite, or if no
+        token is possible. Raises InvalidField if all allowed tokens are forbidden.
         """
         scores = logits if self._penalties is None else self._penalties.apply(logits)
         if forbidden:

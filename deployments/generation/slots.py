@@ -91,7 +91,7 @@ Owner = Hashable
 class _SlotContents:
     prompt: list[int] = field(default_factory=list)  # prefilled tokens
     answer_tokens: int = 0  # tokens of an answer after the prompt
-    used_at: int = 0  # running number of the prompt: a lower number was used less recently
+    used_at: int = 0  # sequence number of the prompt; the lowest is the least recently used
     scope: str = ""  # `prefix_cache_scope` of the prompt
 
     @property

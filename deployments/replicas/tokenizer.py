@@ -205,7 +205,7 @@ class TokenizerReplica:
         self._health.check(self._hang_timeout_s)
 
     def close(self) -> None:
-        """Stop the thread after its queued calls."""
+        """Stop loading models, and the tokenizer thread after its queued calls."""
         self._pinned.close()
         self.pool.shut_down()
         self._thread.close()

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Number of prompt tokens, counted from the end, that are decoded before the answer. These include a
-# character that the prompt leaves incomplete, and the last word before the special tokens of a chat
-# turn. The first space of the answer depends on that word.
+# Number of last prompt tokens that are decoded before the answer. They must cover a character that
+# the prompt leaves incomplete. They must also cover the last word before the special tokens of a
+# chat turn, because the first space of the answer depends on that word.
 PROMPT_CONTEXT_TOKENS = 16
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 

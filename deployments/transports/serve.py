@@ -171,7 +171,7 @@ class ServeGeneratorClient:
                 if has_started:
                     raise EngineFailed("the generator replica was lost") from exc
                 if not tries_left:
-                    raise _replicas_lost(MODEL_TRIES) from exc
+                    raise ReplicasLost("the generator replica was lost; retry later") from exc
                 log.warning("replica lost, retrying: %s", exc)
             finally:
                 response.cancel()
@@ -239,11 +239,9 @@ async def retry(send: Callable[[], Awaitable[T]], retries: int = 1) -> T:
     try:
         return await _translate_backpressure(send)
     except (RayActorError, DeploymentUnavailableError) as exc:
-        raise _replicas_lost(retries + 1) from exc
-
-
-def _replicas_lost(count: int) -> ReplicasLost:
-    return ReplicasLost(f"{count} replicas were lost during this request; retry later")
+        raise ReplicasLost(
+            f"{retries + 1} replicas were lost during this request; retry later"
+        ) from exc
 
 
 async def _translate_backpressure(send: Callable[[], Awaitable[T]]) -> T:

@@ -106,7 +106,9 @@ class CostTable(_Frozen):
         return tuple(sorted(dict.fromkeys(variants), key=lambda v: -variants.count(v)))
 
     def to_json(self) -> bytes:
-        return (self.model_dump_json(indent=1) + "\n").encode()
+        # Without the field if it is empty, so that releases that do not know it read the table.
+        exclude = None if self.unmeasured else {"unmeasured"}
+        return (self.model_dump_json(indent=1, exclude=exclude) + "\n").encode()
 
 
 def write_costs(artifact: Path, table: CostTable) -> Path:

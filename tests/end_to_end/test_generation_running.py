@@ -21,7 +21,8 @@ from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WR
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
 EXPORT_S = 30  # maximum wait until the metrics show a change
-# Maximum wait for a free KV slot. ROWS endless generations that are not canceled last longer.
+# Maximum wait for a free KV slot. It is shorter than ROWS endless generations take, so a slot gets
+# free in this time only if the server cancels them.
 FREED_S = 10
 
 

@@ -127,7 +127,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A client of a running server."""
+    """Client of PARITY_MODEL in an in-process server, for one task."""
 
     http: httpx.AsyncClient
     task: TaskName

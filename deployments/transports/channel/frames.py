@@ -77,7 +77,7 @@ class AnswerFrame(NamedTuple):
 
     other_load: int  # cost of the calls in progress on other connections
     window: int  # limit of the cost in progress on this connection
-    cost: int  # of a call that passes the message on to another replica, such as its tokens
+    cost: int  # of a later call with this message, such as the number of its tokens; or 0
     message: memoryview
 
 
