@@ -122,7 +122,7 @@ def _collect(
 
 def _add_sealed(collected: GraphCandidates, target: TuningTarget) -> None:
     def open_served(settings: EncoderSettings) -> EncoderEngine:
-        return open_tuned_engine(replace(target, settings=settings))[0]
+        return open_tuned_engine(replace(target, settings=settings)).engine
 
     collected.candidates.append(
         GraphCandidate(

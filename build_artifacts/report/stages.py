@@ -176,7 +176,7 @@ def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:
         name=f"gpu-{candidate.precision}" if on_gpu else candidate.precision,
         what=f"served{' on the GPU' if on_gpu else ''}: {names}",
         size_bytes=served.size_bytes,
-        open=lambda settings: open_tuned_engine(replace(target, settings=settings))[0],
+        open=lambda settings: open_tuned_engine(replace(target, settings=settings)).engine,
         single_pass=target.settings,
         throughput=target.settings if on_gpu else modes.throughput,
         scores=candidate.scores,

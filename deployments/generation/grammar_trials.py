@@ -251,14 +251,14 @@ def _read_memory() -> tuple[int, int]:
 
 def _read_all(connection: socket.socket, deadline_s: float | None = None) -> bytes:
     """Read until the other end closes. Raises TimeoutError after the deadline."""
-    data = b""
+    chunks = []
     while True:
         if deadline_s is not None:
             _set_timeout(connection, deadline_s)
         chunk = connection.recv(CHUNK_BYTES)
         if not chunk:
-            return data
-        data += chunk
+            return b"".join(chunks)
+        chunks.append(chunk)
 
 
 def _set_timeout(connection: socket.socket, deadline_s: float) -> None:
