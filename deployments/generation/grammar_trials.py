@@ -251,7 +251,7 @@ def _read_memory() -> tuple[int, int]:
 
 def _read_all(connection: socket.socket, deadline_s: float | None = None) -> bytes:
     """Read until the other end closes. Raises TimeoutError after the deadline."""
-    chunks = []
+    chunks: list[bytes] = []
     while True:
         if deadline_s is not None:
             _set_timeout(connection, deadline_s)
