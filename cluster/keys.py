@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.command_line import OK
-from deployments.config import KEY_FILE_VARIABLE
+from deployments.config import KEY_FILE_VARIABLE, expand_home
 from deployments.console import add_json_option, format_table, print_json, print_text
 from deployments.errors import BadSetting
 from deployments.keys.key import (
@@ -130,8 +130,7 @@ ADD, LIST, REVOKE = AddKey(), ListKeys(), RevokeKey()
 
 def default_key_file() -> Path:
     """Return the path in $HUNDREDFOLD_KEYS, or ~/.config/hundredfold/keys.json."""
-    named = os.environ.get(KEY_FILE_VARIABLE)
-    return (Path(named) if named else Path("~/.config/hundredfold/keys.json")).expanduser()
+    return expand_home(os.environ.get(KEY_FILE_VARIABLE) or "~/.config/hundredfold/keys.json")
 
 
 def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:

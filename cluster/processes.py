@@ -33,6 +33,7 @@ SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
+PORTS = range(1, 1 << 16)
 
 
 def kill_previous_run(run_dir: Path) -> int:

@@ -41,6 +41,7 @@ from cluster.gpu_support import read_gpu_support
 from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.new_session import leads_own_session, run_in_new_session
 from cluster.processes import (
+    PORTS,
     ChildProcesses,
     describe_port_owner,
     format_address,
@@ -290,7 +291,7 @@ def read_effective_config(settings: UpSettings) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(settings.config.read_text(encoding="utf-8"))
     http = config.setdefault("http_options", {})
     http["host"] = settings.host or http.get("host", "127.0.0.1")
-    http["port"] = settings.port or http.get("port", 8000)
+    http["port"] = int(http.get("port", 8000)) if settings.port is None else settings.port
     if settings.key_file is not None:
         use_key_file(config, settings.key_file)
     return config
@@ -334,12 +335,14 @@ def check_port(host: str, port: int, option: str) -> None:
 
     If another process uses it, the hint proposes another value for `option`.
     """
+    if port not in PORTS:
+        raise StartError(
+            f"`{option} {port}` is not a port: use a number from {PORTS[0]} to {PORTS[-1]}"
+        )
     try:
         free = is_port_free(host, port)
     except OSError as exc:
         raise StartError(f"cannot listen on {format_address(host, port)}: {exc.strerror}") from exc
-    except OverflowError as exc:
-        raise StartError(f"{port} is not a port: use a number from 1 to 65535") from exc
     if not free:
         raise StartError(
             f"port {port} on {host} is in use by {describe_port_owner(port)}",

@@ -145,7 +145,7 @@ class AppArgs(_Settings):
         return value
 
     def store_path(self) -> Path:
-        return default_store() if self.store is None else self.store.expanduser()
+        return default_store() if self.store is None else expand_home(self.store)
 
 
 class LimitSettings(_Settings):
@@ -255,7 +255,7 @@ class IngressUserConfig(_Settings):
     def key_file_path(self) -> Path | None:
         named = os.environ.get(KEY_FILE_VARIABLE) or None
         path = self.key_file or (named and Path(named))
-        return path.expanduser() if path else None
+        return expand_home(path) if path else None
 
 
 class TokenizerUserConfig(_Settings):
@@ -320,7 +320,12 @@ USER_CONFIGS: Mapping[str, type[_Settings]] = {
 def default_store() -> Path:
     """Return $HUNDREDFOLD_STORE, or a directory in the user's cache."""
     named = os.environ.get(STORE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "hundredfold" / "store"
+    return expand_home(named) if named else Path.home() / ".cache" / "hundredfold" / "store"
+
+
+def expand_home(path: str | Path) -> Path:
+    """Replace a leading `~` or `~user`. The path of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))  # the method of Path raises for unknown users
 
 
 def client_key() -> str | None:

@@ -130,10 +130,7 @@ def measure_level(
     if arguments.samples:
         with sampling(arguments.out, connections, arguments.seconds) as stacks:
             uvloop.run(run_load(address, Workload(requests), plan))
-        functions = {
-            name: count_functions("".join(path.read_text() for path in paths))
-            for name, paths in stacks.items()
-        }
+        functions = {name: count_functions(read_stacks(paths)) for name, paths in stacks.items()}
     return ProfileLevel(
         connections=connections,
         requests=served,
@@ -235,6 +232,17 @@ class FunctionShare:
     function: str
     total: float
     own: float
+
+
+def read_stacks(paths: Iterable[Path]) -> str:
+    """Join stack files. Raises BenchmarkError for a file that py-spy did not write."""
+    try:
+        return "".join(path.read_text() for path in paths)
+    except FileNotFoundError as exc:
+        raise BenchmarkError(
+            f"py-spy did not write `{exc.filename}`",
+            hint="run as root, which may read the memory of the replicas, and keep them running",
+        ) from exc
 
 
 def count_functions(collapsed: str) -> list[FunctionShare]:

@@ -11,6 +11,7 @@ from build_artifacts.checkpoints.checkpoint import (
     Json,
     check_weights,
     content_digest,
+    read_field,
     read_json,
     read_object,
 )
@@ -61,7 +62,7 @@ def read_adapter(directory: Path) -> Adapter:
         raise UnsupportedModel(
             f"the adapter has the type `{kind}`", hint="only LoRA adapters can be merged"
         )
-    task = _read_task(config)
+    task = _read_task(directory, config)
     if task is None:
         raise UnsupportedModel(
             f"the adapter was trained for `{config.get('task_type')}`",
@@ -71,11 +72,11 @@ def read_adapter(directory: Path) -> Adapter:
     return Adapter(directory.resolve(), content_digest(directory), task, _read_labels(directory))
 
 
-def _read_task(config: Mapping[str, Json]) -> TaskName | None:
+def _read_task(directory: Path, config: Mapping[str, Json]) -> TaskName | None:
     """Read the task type, or derive it from the base model's class; None if it is unsupported."""
     if config.get("task_type") is not None:
         return _TASKS.get(str(config["task_type"]))
-    mapping = config.get("auto_mapping") or {}
+    mapping = read_field(directory / ADAPTER_CONFIG_NAME, "auto_mapping", dict) or {}
     return parse_task_class(str(mapping.get("base_model_class")))
 
 

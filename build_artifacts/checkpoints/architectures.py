@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_field
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import TaskName
 
@@ -35,16 +36,28 @@ _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OSError)
 
 
 def load_config(weights: Path) -> TransformersConfig:
-    """Load config.json with transformers. Raises UnsupportedModel if transformers rejects it."""
-    from huggingface_hub.errors import StrictDataclassError
+    """Load config.json with transformers.
+
+    Raises UnsupportedModel if transformers rejects it or `architectures` is not a list.
+    """
     from transformers import AutoConfig
 
-    try:
+    read_field(weights / CONFIG_NAME, "architectures", list)  # transformers does not check it
+    with config_errors(CONFIG_NAME):
         return AutoConfig.from_pretrained(weights, trust_remote_code=False)
+
+
+@contextmanager
+def config_errors(name: str) -> Iterator[None]:
+    """Raise UnsupportedModel with the name of the file for errors of transformers."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
     except (*_CONFIG_ERRORS, StrictDataclassError) as exc:
         first_paragraph = str(exc).partition("\n\n")[0]
         raise UnsupportedModel(
-            f"transformers does not support `{CONFIG_NAME}`: {' '.join(first_paragraph.split())}",
+            f"transformers does not support `{name}`: {' '.join(first_paragraph.split())}",
             hint="use a valid config of an architecture that is part of transformers",
         ) from exc
 

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never, TypeVar
 
 from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import (
@@ -35,6 +35,8 @@ MODULES_NAME = "modules.json"
 _MODULE_PACKAGE = "sentence_transformers."
 
 Json = Any  # parsed JSON
+T = TypeVar("T")
+_TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer"}
 
 
 class SentenceModule(NamedTuple):
@@ -145,6 +147,18 @@ def read_object(path: Path) -> dict[str, Json]:
     value = read_json(path, default={})
     if not isinstance(value, dict):
         raise corrupt_file(path, "not a JSON object")
+    return value
+
+
+def read_field(path: Path, name: str, kind: type[T]) -> T | None:
+    """Return a field of the JSON object in `path`, None when it or the file is missing.
+
+    Raises UnsupportedModel for a value of another type than `kind`, and the errors of
+    `read_object`.
+    """
+    value = read_object(path).get(name)
+    if value is not None and not isinstance(value, kind):
+        raise corrupt_file(path, f"`{name}` is not {_TYPE_NAMES[kind]}")
     return value
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import TransformersConfig, read_architecture
-from build_artifacts.checkpoints.checkpoint import is_plain_file
+from build_artifacts.checkpoints.architectures import (
+    TransformersConfig,
+    config_errors,
+    read_architecture,
+)
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, is_plain_file, read_field
 from build_artifacts.checkpoints.decoders import (
     GENERATION_CONFIG_NAME,
     iterate_token_ids,
@@ -38,6 +42,16 @@ MULTILINGUAL = ("mbart", "m2m_100")
 # Language tokens such as `en_XX` (mBART), `eng_Latn` (NLLB) and `__en__` (M2M100).
 LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})")
 
+# Fields of generation_config.json whose types transformers does not check.
+_FIELD_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(
+        ("decoder_start_token_id", "forced_bos_token_id", "max_length", "min_length",
+         "max_new_tokens", "min_new_tokens", "num_beams", "no_repeat_ngram_size"),
+        int,
+    ),
+    "bad_words_ids": list,
+}  # fmt: skip
+
 GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
 
 
@@ -52,12 +66,19 @@ def check_encoder_decoder(config: TransformersConfig) -> None:
 
 
 def load_generation_settings(weights: Path, config: TransformersConfig) -> GenerationSettings:
-    """Load transformers' generation config from generation_config.json, else from config.json."""
+    """Load transformers' generation config from generation_config.json, else from config.json.
+
+    Raises UnsupportedModel for values of wrong types.
+    """
     from transformers import GenerationConfig
 
-    if is_plain_file(weights / GENERATION_CONFIG_NAME):
+    path = weights / GENERATION_CONFIG_NAME
+    if not is_plain_file(path):
+        return GenerationConfig.from_model_config(config)
+    for name, kind in _FIELD_TYPES.items():
+        read_field(path, name, kind)
+    with config_errors(GENERATION_CONFIG_NAME):
         return GenerationConfig.from_pretrained(weights)
-    return GenerationConfig.from_model_config(config)
 
 
 def read_encoder_decoder_config(
@@ -65,7 +86,8 @@ def read_encoder_decoder_config(
 ) -> GenerationConfig:
     """Read the KV cache shape, the start and end tokens and the generation defaults.
 
-    Raises UnsupportedModel if the start token or an end token is missing.
+    Raises UnsupportedModel if the start token or an end token is missing, or for values of wrong
+    types.
     """
     generation = load_generation_settings(weights, config)
     heads = _read_decoder_size(config, "attention_heads", "num_heads")
@@ -90,7 +112,7 @@ def read_encoder_decoder_config(
             languages=read_languages(weights, config),
         ),
         defaults=_read_defaults(generation),
-        task_prefixes=_read_task_prefixes(config),
+        task_prefixes=_read_task_prefixes(weights),
     )
 
 
@@ -127,8 +149,8 @@ def read_suppressed_tokens(generation: GenerationSettings) -> Iterator[int]:
     """Yield the tokens that no answer may contain."""
     yield from iterate_token_ids(generation.suppress_tokens)
     for words in generation.bad_words_ids or ():
-        if len(words) == 1:  # longer entries forbid a sequence, not a token
-            yield int(words[0])
+        if isinstance(words, list) and len(words) == 1:  # longer ones forbid a sequence, no token
+            yield from iterate_token_ids(words)
 
 
 def _read_decoder_size(config: TransformersConfig, name: str, otherwise: str) -> int:
@@ -148,12 +170,12 @@ def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
     )
 
 
-def _read_task_prefixes(config: TransformersConfig) -> dict[str, str]:
+def _read_task_prefixes(weights: Path) -> dict[str, str]:
     """Return the prefix of each task.
 
     A task with several prefixes, such as translation with one per language pair, has no entry.
     """
-    value = getattr(config, "task_specific_params", None) or {}
+    value = read_field(weights / CONFIG_NAME, "task_specific_params", dict) or {}
     prefixes: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:
         task_prefixes = {

@@ -21,6 +21,8 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULES_NAME,
     Checkpoint,
     Json,
+    corrupt_file,
+    read_field,
     read_object,
 )
 from build_artifacts.checkpoints.decoders import check_decoder, read_generation_config
@@ -135,10 +137,10 @@ def _check_entailment(labels: Sequence[str]) -> None:
 def _read_label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, ...]:
     if adapter is not None and adapter.labels:
         return adapter.labels
-    config = read_object(checkpoint.weights / CONFIG_NAME)
-    if named := config.get("id2label"):
+    config = checkpoint.weights / CONFIG_NAME
+    if named := read_field(config, "id2label", dict):
         return tuple(str(label) for label in named.values())
-    count = int(config.get("num_labels") or 2)  # transformers' default
+    count = read_field(config, "num_labels", int) or 2  # transformers' default
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
@@ -148,8 +150,8 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
         return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
     if (checkpoint.directory / MODULES_NAME).is_file():
         return TaskName.FEATURE_EXTRACTION
-    config = read_object(checkpoint.weights / CONFIG_NAME)
-    architecture = str((config.get("architectures") or [""])[0])
+    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
+    architecture = str((architectures or [""])[0])
     if (task := parse_task_class(architecture)) is not None:
         return task
     raise UnsupportedModel(
@@ -182,9 +184,17 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
         return replace(common, output_width=config.vocab_size, mask_token=mask_token)
     return replace(
         common,
-        labels=tuple(str(config.id2label[i]) for i in range(config.num_labels)),
+        labels=read_labels(checkpoint.weights, config),
         problem_type=_read_problem_type(config) if head is ModelHead.LABELS else None,
     )
+
+
+def read_labels(weights: Path, config: TransformersConfig) -> tuple[str, ...]:
+    """Return the labels in id order. Raises UnsupportedModel if an id has no label."""
+    ids = range(config.num_labels)
+    if not ids or set(ids) != set(config.id2label):
+        raise corrupt_file(weights / CONFIG_NAME, "`id2label` does not name the labels 0, 1, …")
+    return tuple(str(config.id2label[i]) for i in ids)
 
 
 def _read_problem_type(config: TransformersConfig) -> ProblemType:

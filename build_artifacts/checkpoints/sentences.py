@@ -12,6 +12,7 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULES_NAME,
     Checkpoint,
     Json,
+    read_field,
     read_modules,
     read_object,
 )
@@ -48,8 +49,8 @@ def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
     Raises UnsupportedModel for a module or a pooling that the build does not support.
     """
     modules = _modules(checkpoint)
-    config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
-    prompts = dict(config_file.get("prompts") or {})
+    config_file = checkpoint.directory / SENTENCE_CONFIG_NAME
+    prompts = read_field(config_file, "prompts", dict) or {}
     pooling: Pooling = "mean"
     if "Pooling" in modules:
         pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
@@ -57,7 +58,7 @@ def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
         pooling=pooling,
         normalize="Normalize" in modules,
         prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
-        default_prompt=config_file.get("default_prompt_name"),
+        default_prompt=read_field(config_file, "default_prompt_name", str),
     )
 
 
@@ -74,12 +75,13 @@ def read_max_seq_length(weights: Path) -> Json:
 
 def is_cross_encoder(checkpoint: Checkpoint) -> bool:
     """Return whether sentence-transformers saved the checkpoint as a CrossEncoder."""
-    config = read_object(checkpoint.weights / CONFIG_NAME)
-    value = config.get("sentence_transformers") or {}
+    config = checkpoint.weights / CONFIG_NAME
+    value = read_field(config, "sentence_transformers", dict) or {}
     config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     return (
         "activation_fn" in value
-        or "sbert_ce_default_activation_function" in config  # before sentence-transformers 4
+        # before sentence-transformers 4
+        or "sbert_ce_default_activation_function" in read_object(config)
         or config_file.get("model_type") == "CrossEncoder"
     )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
     copy_without_weights,
-    read_object,
+    read_field,
 )
+from build_artifacts.checkpoints.metadata import read_labels
 from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import ModelHead
@@ -64,14 +66,12 @@ def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
 
 
 def _read_labels(weights: Path) -> list[str]:
-    config = read_object(weights / CONFIG_NAME)
-    labels = config.get("id2label")
-    if not labels:
+    if not read_field(weights / CONFIG_NAME, "id2label", dict):
         raise UnsupportedModel(
             "neither the adapter nor the model defines labels",
             hint='add a `labels.json` to the adapter, such as ["NEGATIVE", "POSITIVE"]',
         )
-    return [str(labels[str(i)]) for i in range(len(labels))]
+    return list(read_labels(weights, load_config(weights)))
 
 
 def _check_complete(model: TorchModel, adapter: Adapter) -> None:

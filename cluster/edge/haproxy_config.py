@@ -59,7 +59,8 @@ class UnknownTemplate(ServeError):
 class ClientLimits:
     """Limits on slow or greedy clients."""
 
-    connections: int = 2048  # open connections per client address; limited on one host only
+    # Open connections per client address (IPv6: per /64 network). Limited on one host only.
+    connections: int = 2048
     # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
     # busy replica, without priorities and predictions, even if their clients have disconnected.
     requests: int = 512
@@ -210,7 +211,7 @@ def _limit_refusals(refusals: int) -> str:
     own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
     headers = (f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)
-    similar = "|".join(("%[src]", "%[path]", *headers))
+    similar = "|".join(("%[var(sess.client)]", "%[path]", *headers))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
     repeated = "{ var(txn.repeated) -m bool }"
     return (
@@ -264,7 +265,10 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
         "frontend http_frontend\n"
         f"    bind fd@{paths.listener_fd}\n"
         "    stick-table type ipv6 size 64k expire 60s store conn_cur\n"
-        "    tcp-request connection track-sc0 src\n"
+        # A host owns a whole /64 network of IPv6 addresses. IPv4 addresses are in ::ffff:0:0/96.
+        "    tcp-request connection set-var(sess.client) src,ipmask(32,64)\n"
+        "    tcp-request connection set-var(sess.client) src if { src ::ffff:0:0/96 }\n"
+        "    tcp-request connection track-sc0 var(sess.client)\n"
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {limits.connections} }}\n"
     )
 

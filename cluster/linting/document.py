@@ -10,6 +10,8 @@ import yaml
 
 from cluster.serve_config import KeyPath
 
+MAX_LEVELS = 100  # of lists and mappings; thousands would exceed Python's recursion limit
+
 
 @dataclass(frozen=True, slots=True)
 class LintProblem:
@@ -82,13 +84,26 @@ def read_document(text: str) -> YamlDocument:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that reports the line of invalid scalars, such as the date 2024-13-45."""
+    """Loader that reports the line of invalid scalars and of deep nesting."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._levels = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if parent is not None and self._levels > MAX_LEVELS:
+            message = f"nested more than {MAX_LEVELS} levels deep"
+            raise yaml.composer.ComposerError(None, None, message, parent.start_mark)
+        self._levels += 1
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        # PyYAML does not check scalars. `!!bool x`, `!!timestamp x` and an empty `!!int` raise
-        # KeyError, AttributeError and IndexError.
+        # PyYAML does not check scalars. `!!bool x`, `!!timestamp x`, an empty `!!int` and the date
+        # 2024-13-45 raise KeyError, AttributeError, IndexError and ValueError.
         except (AttributeError, LookupError, ValueError) as exc:
             message = f"invalid value: {exc}"
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from exc

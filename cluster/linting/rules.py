@@ -15,6 +15,7 @@ from cluster.linting.application import parse_ingress_settings
 from cluster.linting.gpu_rules import check_gpu_rules
 from cluster.linting.schema import KeyFinding
 from cluster.linting.timeout_rules import check_timeouts
+from cluster.processes import PORTS
 from cluster.serve_config import (
     ApplicationEntry,
     DeploymentEntry,
@@ -65,6 +66,7 @@ GPU_DEPLOYMENTS = {ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device
 
 def check_rules(config: Any) -> Iterator[KeyFinding]:
     """Yield a finding per violated rule. The schema check reports values of wrong types."""
+    yield from _invalid_ports(config)
     for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
@@ -110,6 +112,17 @@ def check_exposure(config: Any) -> Iterator[KeyFinding]:
                     "key file, or set `no_auth: true`, for instance behind a gateway that checks "
                     "its own",
                 )
+
+
+def _invalid_ports(config: Any) -> Iterator[KeyFinding]:
+    """Check the range of the ports, which Serve does not validate."""
+    for options in ("http_options", "grpc_options"):
+        port = read_mapping(config, options).get("port")
+        if isinstance(port, int) and port not in PORTS:
+            yield (
+                (options, "port"),
+                f"{port} is not a port: use a number from {PORTS[0]} to {PORTS[-1]}",
+            )
 
 
 def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[KeyFinding]:

@@ -116,7 +116,7 @@ class Candidate(FrozenModel):
     scores: dict[str, float] = Field(
         default_factory=dict
     )  # task metrics measured at the build, such as {"accuracy": 0.89}
-    excluded_nodes: tuple[str, ...] = ()  # left unquantized, so that the gate passes
+    excluded_nodes: tuple[str, ...] = ()  # MatMuls that the quantization scheme skips
 
     @model_validator(mode="after")
     def _leave_options_to_transformers(self) -> Self:

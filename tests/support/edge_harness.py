@@ -115,12 +115,14 @@ class _BackendHandler(BaseHTTPRequestHandler):
 class EdgeHarness:
     """An edge on a free port, Ray Serve's HAProxy manager, and the reports of the edge."""
 
-    def __init__(self, directory: Path, limits: ClientLimits, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, directory: Path, limits: ClientLimits, patch: pytest.MonkeyPatch, host: str
+    ) -> None:
         self.backend = Backend()
         self.port = free_port()
         self.reports: list[str] = []
         self.ports = LocalPorts.choose(reserved=self.port)
-        self._listener = open_listener("127.0.0.1", self.port)
+        self._listener = open_listener(host, self.port)
         self.edge = Edge(directory, self._listener, find_haproxy(), self.reports.append, limits)
         self.environment = local_environment(edge=directory)
         for name, value in self.environment.items():
@@ -220,10 +222,12 @@ def set_routes(manager: HAProxyApi, *ports: int) -> None:
 
 
 @contextmanager
-def run_harness(directory: Path, limits: ClientLimits | None = None) -> Iterator[EdgeHarness]:
-    """Run an edge that serves 503 until the manager starts."""
+def run_harness(
+    directory: Path, limits: ClientLimits | None = None, host: str = "127.0.0.1"
+) -> Iterator[EdgeHarness]:
+    """Run an edge on `host` that serves 503 until the manager starts."""
     with pytest.MonkeyPatch.context() as patch:
-        harness = EdgeHarness(directory, limits or ClientLimits(), patch)
+        harness = EdgeHarness(directory, limits or ClientLimits(), patch, host)
         try:
             harness.edge.start()
             yield harness

@@ -92,9 +92,7 @@ class BuildForkServer:
         return int(self._ask("wait", pid))
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(TIMEOUT_S)
+        self._process.communicate(timeout=TIMEOUT_S)
 
     def _ask(self, verb: str, what: object) -> int:
         process = self._process

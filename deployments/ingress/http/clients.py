@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
+from ipaddress import AddressValueError, IPv6Address, IPv6Network
 
 from starlette.datastructures import Headers
 
@@ -29,6 +30,7 @@ def current_client(trusted_proxies: int) -> str:
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
     """Return the digest of the API key, else the address of the client; "" without either.
 
+    An IPv6 client is its /64 network, because a host owns all addresses of such a network.
     Each proxy appends the address of its peer to `x-forwarded-for`. HAProxy appends the last
     address. Before it are the addresses that the `trusted_proxies` proxies have appended, one each.
     Clients can forge all earlier addresses.
@@ -39,7 +41,16 @@ def identify_client(headers: Headers, trusted_proxies: int) -> str:
     if ADDRESS_HEADER not in headers:
         return ""
     addresses = ",".join(headers.getlist(ADDRESS_HEADER)).split(",")
-    return addresses[-min(1 + trusted_proxies, len(addresses))].strip()
+    return _identify_host(addresses[-min(1 + trusted_proxies, len(addresses))].strip())
+
+
+@lru_cache(4_096)
+def _identify_host(address: str) -> str:
+    try:
+        parsed = IPv6Address(address)
+    except AddressValueError:
+        return address
+    return str(parsed.ipv4_mapped or IPv6Network((int(parsed), 64), strict=False))
 
 
 @lru_cache(4_096)

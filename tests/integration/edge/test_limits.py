@@ -24,8 +24,10 @@ LIMITS = ClientLimits(connections=8, head_s=0.4, body_s=0.4)
 
 
 @contextmanager
-def run_edge(limits: ClientLimits) -> Iterator[EdgeHarness]:
-    with tempfile.TemporaryDirectory(prefix="edge-") as name, run_harness(Path(name), limits) as it:
+def run_edge(limits: ClientLimits, host: str = "127.0.0.1") -> Iterator[EdgeHarness]:
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-"))
+        it = stack.enter_context(run_harness(Path(name), limits, host))
         it.start_manager()
         it.route(it.backend.port)
         yield it
@@ -69,10 +71,10 @@ def has_seen_slow(edge: EdgeHarness, count: int) -> bool:
     return edge.backend.seen.count("/slow") >= count
 
 
-def is_reset(edge: EdgeHarness) -> bool:
+def is_reset(edge: EdgeHarness, source: str = "127.0.0.1") -> bool:
     """Return whether HAProxy resets a new connection at once."""
     try:
-        with connect(edge) as peer:
+        with connect(edge, source) as peer:
             peer.recv(1)
     except ConnectionResetError:
         return True
@@ -101,6 +103,15 @@ def test_connections_of_one_address_are_limited(edge: EdgeHarness) -> None:
             stack.enter_context(hold_request(edge))
         assert is_reset(edge)
     wait_for(lambda: edge.post().status_code == 200, 5)
+
+
+def test_ipv4_clients_of_an_ipv6_listener_are_counted_by_address() -> None:
+    loud, quiet = "127.0.0.1", "127.0.0.2"
+    with run_edge(ClientLimits(connections=2), "::") as edge, ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(hold_request(edge, loud))
+        assert is_reset(edge, loud)
+        assert send_short(edge, quiet).startswith(b"HTTP/1.1 200 ")
 
 
 def test_requests_in_flight_are_limited_and_shared() -> None:

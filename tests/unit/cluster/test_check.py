@@ -121,6 +121,16 @@ def test_invalid_value_is_reported_with_its_path(path: str, value: Any) -> None:
     assert check_text(CONFIG.read_text()) == []
 
 
+@pytest.mark.parametrize("options", ["http_options", "grpc_options"])
+@pytest.mark.parametrize("port", [-1, 0, 65_536])
+def test_port_out_of_range_is_reported(options: str, port: int) -> None:
+    (problem,) = check_config({f"{options}.port": port})
+    assert (to_dotted_path(problem.path), problem.message) == (
+        f"{options}.port",
+        f"{port} is not a port: use a number from 1 to 65535",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "path", "expected"),
     [
@@ -230,6 +240,8 @@ def test_conflicting_settings_are_reported(
     "changes",
     [
         {f"{CPU_ENCODER}.autoscaling_config.target_ongoing_requests": 63},
+        {"http_options.port": 1},
+        {"http_options.port": 65_535},
         {f"{INGRESS}.max_ongoing_requests": 32},
         {f"{INGRESS}.user_config.placement.target_s": 30},
         {f"{INGRESS}.user_config.placement.default": "auto"},
@@ -333,6 +345,11 @@ def test_other_hosts_need_keys_or_a_statement(
     assert check_text(yaml.safe_dump(config)) == []
     settings |= {"key_file": None, "no_auth": True}
     assert check_text(yaml.safe_dump(config)) == []
+
+
+def test_key_file_of_an_unknown_user_is_accepted() -> None:
+    key_file = {f"{INGRESS}.user_config.key_file": "~no-such-user/keys.json"}
+    assert check_config({"http_options.host": "0.0.0.0", **key_file}) == []
 
 
 def test_check_returns_zero_without_problems(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,11 @@ import pytest
 from cluster.diagnosis import HostDescription, StoreDescription, diagnose
 from cluster.doctor import format_findings
 from cluster.host_description import read_host_description
+from cluster.processes import open_listener
 from deployments.gpus import Gpu
 from deployments.machine import CpuInfo
 from hundredfold.__main__ import main
+from tests.support.ipv6 import needs_ipv6
 from tests.support.ordinary_rights import ordinary_rights
 
 GIGABYTE = 10**9
@@ -133,6 +135,31 @@ def test_config_names_store_and_port(tmp_path: Path) -> None:
     host = read_host_description(config)
     assert (host.http_port, host.store.models) == (8123, 1)
     assert host.store.is_writable
+
+
+@pytest.mark.parametrize(
+    ("options", "server", "is_taken"),
+    [
+        ("host: 127.0.0.1", "127.0.0.1", True),
+        ("host: 127.0.0.1", "::1", False),
+        ("host: '::1'", "::1", True),
+        ("host: '::1'", "127.0.0.1", False),
+        ("host: '::'", "127.0.0.1", True),
+        ("host: 203.0.113.1", "127.0.0.1", False),  # not an address of this host
+        ("", "127.0.0.1", True),
+        ("", "::1", True),
+        ("host: localhost", "::1", True),
+    ],
+)
+@needs_ipv6
+def test_taken_port_is_one_of_the_configured_address(
+    tmp_path: Path, options: str, server: str, is_taken: bool
+) -> None:
+    config = tmp_path / "config.yaml"
+    with open_listener(server, 0) as listener:
+        port = listener.getsockname()[1]
+        config.write_text(f"http_options:\n  port: {port}\n  {options}\n")
+        assert (port in read_host_description(config).ports) is is_taken
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,12 @@ def test_invalid_value_has_its_line(value: str, message: str) -> None:
     assert message in problem.message
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ("{a: ", "}"), ("[", "")])
+def test_deep_nesting_has_its_line(opening: str, closing: str) -> None:
+    (problem,) = check_text(f"a: 1\nb: {opening * 3_000}{closing * 3_000}\n")
+    assert (problem.line, problem.message) == (2, "nested more than 100 levels deep")
+
+
 def test_aliases_and_recursive_anchors_are_read() -> None:
     assert read_document("a: &x {k: 1}\nb: *x\n").lines[("b", "k")] == 1
     assert read_document("a: &x [1, *x]\n").lines[("a", 1)] == 1

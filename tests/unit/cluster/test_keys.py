@@ -103,3 +103,11 @@ def test_expiry_is_an_age_or_a_date(text: str, expected: datetime) -> None:
     assert parse_expiry(text, NOW) == expected
     with pytest.raises(BadSetting):
         parse_expiry("1 fortnight", NOW)
+
+
+def test_missing_key_file_of_an_unknown_user_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HUNDREDFOLD_KEYS", "~no-such-user/keys.json")
+    assert main(["keys", "ls"]) == 1
+    assert "`~no-such-user/keys.json`" in capsys.readouterr().err

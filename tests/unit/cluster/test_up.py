@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.processes import find_free_port, is_port_free, open_listener
+from cluster.processes import find_free_port, open_listener
 from cluster.progress import StartError
 from cluster.serve_config import IMPORT_PATH
-from cluster.up import build_startup_message, choose_ports, client_url, move_behind_edge
-
-
-def has_ipv6() -> bool:
-    try:
-        return is_port_free("::1", 0)
-    except OSError:
-        return False
-
-
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+from cluster.up import (
+    UpSettings,
+    build_startup_message,
+    choose_ports,
+    client_url,
+    move_behind_edge,
+    read_effective_config,
+)
+from tests.support.ipv6 import needs_ipv6
 
 
 def config(**args: Any) -> dict[str, Any]:
@@ -82,8 +81,11 @@ def test_ipv6_address_is_served(host: str) -> None:
     [
         ("203.0.113.1", 8000, None, "cannot listen on 203.0.113.1:8000: "),
         ("fd00::203:113", 8000, None, r"cannot listen on \[fd00::203:113\]:8000: "),
-        ("127.0.0.1", 70000, None, "70000 is not a port"),
-        ("127.0.0.1", None, 70000, "70000 is not a port"),
+        ("127.0.0.1", 70000, None, "`--port 70000` is not a port: use a number from 1 to 65535"),
+        ("127.0.0.1", 0, None, "`--port 0` is not a port"),
+        ("127.0.0.1", None, 70000, "`--metrics-port 70000` is not a port"),
+        ("127.0.0.1", None, 0, "`--metrics-port 0` is not a port"),
+        ("127.0.0.1", None, -1, "`--metrics-port -1` is not a port"),
         ("127.0.0.1", 8123, 8123, "`--metrics-port 8123` is the port for clients"),
     ],
 )
@@ -91,4 +93,23 @@ def test_port_that_cannot_be_used_is_rejected(
     host: str, port: int | None, metrics: int | None, message: str
 ) -> None:
     with pytest.raises(StartError, match=message):
-        choose_ports(host, port or find_free_port(8000), metrics)
+        choose_ports(host, find_free_port(8000) if port is None else port, metrics)
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "port"),
+    [
+        ("{}", None, 8000),
+        ("{port: 9000}", None, 9000),
+        ("{port: '9000'}", None, 9000),  # the schema of Serve accepts digits in quotes
+        ("{port: 9000}", 9001, 9001),
+        ("{port: 9000}", 0, 0),  # rejected later, not ignored
+    ],
+)
+def test_port_of_the_command_line_replaces_that_of_the_config(
+    tmp_path: Path, options: str, given: int | None, port: int
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"http_options: {options}\napplications: []\n")
+    settings = UpSettings(config=file, run_dir=tmp_path, port=given)
+    assert read_effective_config(settings)["http_options"]["port"] == port

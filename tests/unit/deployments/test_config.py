@@ -113,7 +113,9 @@ def test_encoders_are_keyed_by_device() -> None:
     [
         ("/from/settings", "/from/environment", Path("/from/settings")),
         ("~/own", None, Path.home() / "own"),
+        ("~no-such-user/own", None, Path("~no-such-user/own")),
         (None, "/from/environment", Path("/from/environment")),
+        (None, "~no-such-user/own", Path("~no-such-user/own")),
         (None, None, Path.home() / ".cache" / "hundredfold" / "store"),
     ],
 )

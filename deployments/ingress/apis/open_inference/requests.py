@@ -46,17 +46,21 @@ class TensorRequest:
     """A parsed request. `names` maps fields of `inference_request` to names in the body."""
 
     inference_request: InferenceRequest
+    selection: ModelSelection
     task: str
     names: Mapping[str, str]
 
 
 def parse_tensor_request(
+    name: str,
     model: RegisteredModel,
     parameters: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     headers: Mapping[str, str],
 ) -> TensorRequest:
     """Parse the tensors of a request, all rows together, into one inference request.
+
+    `name` is the requested name, which resolves to `model`.
 
     Raises InvalidField, EmptyInput, UnknownParameter or WrongTask.
     """
@@ -70,7 +74,8 @@ def parse_tensor_request(
         in_body = {name: used.pop(name) for name in OPTION_NAMES & set(used)}
         options = read_options({**in_body, **_parse_triton_options(in_body, used)}, headers)
     detect_task = task_detector(InferenceRequest(None, task=requested_task, parameters=used))
-    task = resolve_task(ModelSelection(model, detect_task(model)))
+    selection = ModelSelection(model, detect_task(model))
+    task = resolve_task(selection)
     bound = bind_tensors(task, tensors)
     for name in bound.parameters:
         if name in used:
@@ -82,11 +87,12 @@ def parse_tensor_request(
     return TensorRequest(
         inference_request=InferenceRequest(
             inputs=task_tensors.to_inputs(bound.columns),
-            model_id=model.ref.name,
+            model_id=name,
             task=task,
             parameters={**_parse_lists(task, used), **bound.parameters},
             options=options,
         ),
+        selection=selection,
         task=task,
         names={task_field: client_name, **OPTION_FIELD_NAMES},
     )

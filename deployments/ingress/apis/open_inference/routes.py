@@ -206,15 +206,17 @@ class OpenInferenceRoutes:
         body = await read_body(request, self._pipeline.settings.limits)
         header, binary = split_body(body, request.headers.get(LENGTH_HEADER))
         set_options_source(request, header, "parameters")
-        model = await self._pipeline.settle(find_model_name(request), self._model(request))
+        name, model = find_model_name(request), self._model(request)
         message = parse_body(InferRequest, parse_json(header))
         tensors = read_tensors(message.inputs, binary)
-        parsed = parse_tensor_request(model, message.parameters or {}, tensors, request.headers)
+        parameters = message.parameters or {}
+        parsed = parse_tensor_request(name, model, parameters, tensors, request.headers)
         task_tensors = find_task_tensors(parsed.task)
         selection = select_outputs(message, [spec.name for spec in task_tensors.outputs])
         with rename_error_fields(parsed.names):
-            response = await self._pipeline.infer(parsed.inference_request)
-        envelope = {"model_name": model.ref.id, "model_version": model.ref.version}
+            response = await self._pipeline.infer(parsed.inference_request, parsed.selection)
+        ref = response.model.ref
+        envelope = {"model_name": ref.id, "model_version": ref.version}
         if message.id is not None:
             envelope["id"] = message.id
         outputs = task_tensors.to_outputs(response.result.value)

@@ -29,6 +29,16 @@ def test_open_environment_installs_once_per_list(tmp_path: Path) -> None:
     assert open_environment("empty", tmp_path, lists).python != first.python
 
 
+def test_open_environment_installs_again_without_interpreter(tmp_path: Path) -> None:
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (lists / "empty.txt").write_text("# nothing\n")
+    first = open_environment("empty", tmp_path, lists)
+    first.python.unlink()
+    first.python.symlink_to(tmp_path / "removed" / "python")
+    assert open_environment("empty", tmp_path, lists) == first
+
+
 def test_open_environment_states_why_pip_failed(tmp_path: Path) -> None:
     lists = tmp_path / "lists"
     lists.mkdir()

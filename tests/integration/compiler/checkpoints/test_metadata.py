@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.decoders import read_chat_template
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
 from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
@@ -15,7 +16,7 @@ from deployments.artifacts.types import TaskName
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
 from tests.support.tiny_decoders import tokenizer_config
-from tests.support.tiny_encoders import write_json
+from tests.support.tiny_encoders import write_json, write_pooling
 
 LLAMA = {
     "model_type": "llama",
@@ -160,6 +161,57 @@ def test_unsupported_architecture_is_rejected_with_reason(
     write_json(directory / "config.json", LLAMA | change)
     with pytest.raises(UnsupportedModel, match=sentence):
         read_checkpoint_metadata(directory)
+
+
+CLASSIFIER = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+EMBEDDER = {"model_type": "bert", "architectures": ["BertModel"]}
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "field", "value"),
+    [
+        (CLASSIFIER, "config.json", "architectures", 5),
+        (CLASSIFIER, "config.json", "architectures", "BertForSequenceClassification"),
+        (CLASSIFIER, "config.json", "id2label", ["NO", "YES"]),
+        (CLASSIFIER, "config.json", "id2label", "YES"),
+        (CLASSIFIER, "config.json", "id2label", {"1": "YES"}),
+        (CLASSIFIER, "config.json", "num_labels", "three"),
+        (CLASSIFIER, "config.json", "sentence_transformers", 5),
+        (EMBEDDER, "config_sentence_transformers.json", "prompts", [1]),
+        (EMBEDDER, "config_sentence_transformers.json", "default_prompt_name", 5),
+        (T5, "generation_config.json", "num_beams", "three"),
+        (T5, "generation_config.json", "bad_words_ids", 5),
+    ],
+)
+def test_wrong_value_is_rejected_by_file_and_field(
+    tmp_path: Path, config: dict[str, object], name: str, field: str, value: object
+) -> None:
+    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / name, (config if name == "config.json" else {}) | {field: value})
+    with pytest.raises(UnsupportedModel, match=f"`{name}` is corrupt: `{field}` "):
+        read_checkpoint_metadata(tmp_path)
+
+
+def test_embedding_model_with_wrong_architectures_is_rejected(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", EMBEDDER | {"architectures": 5})
+    write_pooling(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"`config\.json` is corrupt: `architectures` "):
+        read_checkpoint_metadata(tmp_path)
+
+
+def test_adapter_with_wrong_value_is_rejected_by_file_and_field(tmp_path: Path) -> None:
+    write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", "auto_mapping": 5})
+    match = r"`adapter_config\.json` is corrupt: `auto_mapping` "
+    with pytest.raises(UnsupportedModel, match=match):
+        read_adapter(tmp_path)
+
+
+def test_generation_config_that_transformers_rejects_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", T5)
+    write_json(tmp_path / "generation_config.json", {"early_stopping": "three"})
+    with pytest.raises(UnsupportedModel, match=r"not support `generation_config\.json`"):
+        read_checkpoint_metadata(tmp_path)
 
 
 def test_unsupported_encoder_decoder_is_rejected_by_name(directory: Path) -> None:

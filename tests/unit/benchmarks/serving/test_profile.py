@@ -16,6 +16,7 @@ from benchmarks.serving.profile import (
     ThreadUsage,
     classify_process,
     count_functions,
+    read_stacks,
     read_threads,
     sampling,
     summarize_costs,
@@ -102,6 +103,14 @@ def test_every_replica_of_a_deployment_has_a_stack_file(
     found = {name: len(set(paths)) for name, paths in stacks.items()}
     assert found == {"Ingress": 2, "CpuEncoder": 1}
     assert all(path.read_text() == "run\n" for paths in stacks.values() for path in paths)
+
+
+def test_stack_file_that_py_spy_did_not_write_is_named(tmp_path: Path) -> None:
+    written, missing = tmp_path / "one.txt", tmp_path / "two.txt"
+    written.write_text("run 1\n")
+    assert read_stacks([written, written]) == "run 1\nrun 1\n"
+    with pytest.raises(BenchmarkError, match=f"py-spy did not write `{missing}`"):
+        read_stacks([written, missing])
 
 
 def test_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,14 @@ def test_edit_sets_the_limits(paths: EdgePaths) -> None:
     assert "sc1_gpc0_rate gt 20 }" in edited.partition("backend http-app\n")[2]
 
 
+def test_edit_counts_ipv6_clients_by_network(paths: EdgePaths) -> None:
+    lines = [line.strip() for line in edit_for_host(SERVE, paths, ClientLimits()).splitlines()]
+    assert "tcp-request connection set-var(sess.client) src,ipmask(32,64)" in lines
+    assert "tcp-request connection track-sc0 var(sess.client)" in lines
+    assert not any("track-sc" in line and line.endswith(" src") for line in lines)
+    assert any('set-var-fmt(txn.similar) "%[var(sess.client)]|' in line for line in lines)
+
+
 def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
     edited = edit_for_host(SERVE, paths, ClientLimits())
     assert "/tmp/500.http" not in edited

@@ -204,6 +204,20 @@ async def test_first_request_with_tensors_tries_the_version(tmp_path: Path, old:
     assert NEW in read_plan(tmp_path).find(EMBEDDER).refused
 
 
+@pytest.mark.parametrize("change", [{"inputs": []}, {"parameters": {"task": "poetry"}}])
+async def test_invalid_request_with_tensors_tries_no_version(
+    tmp_path: Path, old: str, change: dict[str, object]
+) -> None:
+    replace_sealed_file(seal_tiny_version(tmp_path, EMBEDDER, NEW), GRAPH_NAME, b"no graph")
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["good film"]}
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        response = await http.post(
+            f"/v2/models/{EMBEDDER}/infer", json={"inputs": [tensor], **change}
+        )
+    assert response.status_code == 400, response.text
+    assert not read_plan(tmp_path).find(EMBEDDER).refused
+
+
 async def test_only_version_is_not_tried(tmp_path: Path, old: str) -> None:
     (model_directory(tmp_path, EMBEDDER) / old / GRAPH_NAME).write_bytes(b"")
     async with InProcess(tmp_path, models=()).client() as http:

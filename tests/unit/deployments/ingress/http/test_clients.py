@@ -27,12 +27,21 @@ def headers(*pairs: tuple[str, str]) -> Headers:
         ([("x-forwarded-for", "1.1.1.1, 8.8.8.8"), ("x-forwarded-for", "10.0.0.7")], 1, "8.8.8.8"),
         ([("x-forwarded-for", "10.0.0.7")], 2, "10.0.0.7"),
         ([("authorization", "Bearer -"), ("x-forwarded-for", "10.0.0.7")], 0, "10.0.0.7"),
+        ([("x-forwarded-for", "::ffff:10.0.0.7")], 0, "10.0.0.7"),
     ],
 )
 def test_client_without_a_key_is_its_address(
     sent: list[tuple[str, str]], trusted_proxies: int, client: str
 ) -> None:
     assert identify_client(headers(*sent), trusted_proxies) == client
+
+
+def test_ipv6_client_is_its_network() -> None:
+    first, neighbor, other = (
+        identify_client(headers(("x-forwarded-for", address)), 0)
+        for address in ("2001:db8:0:7::1", "2001:db8:0:7:ffff::2", "2001:db8:0:8::1")
+    )
+    assert first == neighbor != other
 
 
 def test_client_with_a_key_is_its_digest_wherever_it_comes_from() -> None:

@@ -281,5 +281,7 @@ def test_timeout_and_priority_of_triton_are_options(
         AppArgs(store=tiny_store, models=(ModelSettings(id=EMBEDDER),), encoders={})
     ).find(EMBEDDER)
     tensors = {"text": Tensor("text", "BYTES", (1,), ["good"])}
-    options = parse_tensor_request(model, parameters, tensors, {}).inference_request.options
+    options = parse_tensor_request(
+        model.ref.id, model, parameters, tensors, {}
+    ).inference_request.options
     assert (options.deadline_ms, options.priority) == (deadline_ms, priority)
