@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from build_artifacts import commands
 from build_artifacts.__main__ import COMMANDS, main
-from build_artifacts.demo import DEMO_MODELS, build_demo_model
+from build_artifacts.demo import ALL_DEMO_MODELS, DEMO_MODELS, DemoModel, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult
@@ -41,9 +42,9 @@ HEAVY = (
 )
 
 
-def seal_demo(store: Path) -> None:
+def seal_demo(store: Path, models: Iterable[DemoModel] = DEMO_MODELS) -> None:
     """Seal fake demo models with their real ids and versions."""
-    for model in DEMO_MODELS:
+    for model in models:
         version = model.version(store)
         directory = seal_tiny(store, model.id)
         directory = directory.rename(directory.with_name(version))
@@ -199,16 +200,21 @@ def test_ls_lists_versions_candidates_and_damage(
     assert damaged.startswith(f"tiny/broken     {corrupted.name} *  damaged (digest_mismatch)")
 
 
-def test_demo_that_is_built_imports_no_build_packages(tmp_path: Path) -> None:
-    seal_demo(tmp_path)
+@pytest.mark.parametrize(("option", "models"), [("", DEMO_MODELS), ("--all", ALL_DEMO_MODELS)])
+def test_demo_that_is_built_imports_no_build_packages(
+    tmp_path: Path, option: str, models: Sequence[DemoModel]
+) -> None:
+    seal_demo(tmp_path, models)
+    arguments = ["demo", "--store", str(tmp_path), *option.split()]
     code = (
         "import sys; from build_artifacts.__main__ import COMMANDS, main; "
-        f"status = main(['demo', '--store', {str(tmp_path)!r}]); "
+        f"status = main({arguments!r}); "
         f"print(status, [m for m in {HEAVY!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
-    assert all(model.id in done.stdout for model in DEMO_MODELS)
+    ids = [line.split()[0] for line in done.stdout.splitlines()[:-1]]
+    assert ids == [model.id for model in models]
 
 
 def test_missing_build_package_is_named_with_hint(tmp_path: Path, embedding_source: Path) -> None:
