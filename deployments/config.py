@@ -282,7 +282,8 @@ class EncoderUserConfig(_Settings):
     """`user_config` of an encoder."""
 
     batching: BatchSettings = BatchSettings()
-    tokenizer: TokenizerUserConfig = TokenizerUserConfig()  # an idle encoder tokenizes short calls
+    # An idle encoder tokenizes short calls itself.
+    tokenizer: TokenizerUserConfig = TokenizerUserConfig()
 
 
 # `max_ongoing_requests` of the generators. It only has to exceed the limit of their own queue

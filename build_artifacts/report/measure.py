@@ -198,7 +198,7 @@ class StageAccuracy:
 
 @dataclass(slots=True)
 class StageMeasurement:
-    """Measurement of stages. `failed` maps failed stages to the reason."""
+    """Measurement of stages. `failed` maps what could not be measured to the reason."""
 
     inputs: MeasurementInputs
     steps: StepRunner

@@ -15,7 +15,7 @@ from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEP
 
 
 def project_sections(application: ApplicationEntry) -> Iterator[Section]:
-    """Yield the mappings that settings models of this project read: `args` and `user_config`."""
+    """Yield the mappings whose keys this project defines: `args` and each `user_config`."""
     if not application.ours:
         return
     yield from sections(AppArgs, application.raw.get("args") or {}, (*application.path, "args"))

