@@ -46,9 +46,9 @@ test: .venv/dev-ready$(VARIANT) .venv-clients/ready
 	wait $$builds; status=$$?; cat build/test-builds.log; exit $$status
 
 test-builds: .venv/dev-ready$(VARIANT)
-	-@echo 19 >/proc/self/autogroup
-	nice -n 19 $(BIN)/python -m tests.support.served_models
-	nice -n 19 $(PYTEST_BY_FILE) $(BUILDS)
+	-@echo 19 >/proc/self/autogroup  # not `nice`: engines lower some of their threads themselves
+	$(BIN)/python -m tests.support.served_models
+	$(PYTEST_BY_FILE) $(BUILDS)
 
 lint: .venv/dev-ready$(VARIANT)
 	$(BIN)/ruff format --check .
