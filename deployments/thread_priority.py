@@ -12,6 +12,11 @@ ENGINE_NICE = 5
 
 
 def lower_priority() -> None:
-    """Lower the priority of the current thread, and of threads that it starts, to ENGINE_NICE."""
+    """Lower the priority of the current thread, and of threads that it starts, to ENGINE_NICE.
+
+    A lower priority stays: a server that runs in the background keeps its place.
+    """
     if sys.platform == "linux":  # other systems have one nice value for the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ENGINE_NICE)
+        thread = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, max(before, ENGINE_NICE))

@@ -29,3 +29,14 @@ def test_thread_and_its_children_yield_to_all_others() -> None:
         assert lowered.submit(read_nice).result() == ENGINE_NICE
         assert lowered.submit(read_nice_of_a_child).result() == ENGINE_NICE
     assert read_nice() == before < ENGINE_NICE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a nice value belongs to the process there")
+def test_lower_priority_of_a_thread_stays() -> None:
+    def lower_twice() -> int:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        lower_priority()
+        return read_nice()
+
+    with ThreadPoolExecutor(1) as background:
+        assert background.submit(lower_twice).result() == 19
