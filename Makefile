@@ -15,15 +15,12 @@ VARIANT := $(if $(NO_GPU),-cpu)
 CORES := $(shell nproc)
 # Unit tests use one more, because some wait. Integration tests pin each worker to a core.
 WORKERS ?= $(shell expr $(CORES) + 1)
-# Tests of one file share their builds.
-PYTEST_BY_FILE := $(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
-BUILDS := $(addprefix tests/integration/,benchmarks compiler parity)
 PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
 PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 # Without cached bytecode, each of the thousand processes of the tests compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-builds test-fast lint gpu-check constraints clean
+.PHONY: serve test test-fast lint gpu-check constraints clean
 
 # `exec`, so that a signal to make's child reaches the launcher itself.
 serve: .venv/serve-ready$(VARIANT)
@@ -34,21 +31,14 @@ serve: .venv/serve-ready$(VARIANT)
 test-fast: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 
-# Everything, in two sessions at once, because Linux shares time between sessions first. This one
-# runs the tests with servers and deadlines. The other takes the time that they leave: it builds the
-# models of the cluster tests, then runs the tests that only compute.
+# Everything. Integration tests share builds per file; the cluster tests have the machine alone.
+# Their models are built before, on what the other tests leave of the cores. The cluster tests wait
+# for these builds and build what is missing.
 test: .venv/dev-ready$(VARIANT) .venv-clients/ready
-	@mkdir -p build; setsid make test-builds >build/test-builds.log 2>&1 & builds=$$!; \
-	trap 'kill -- -$$builds 2>/dev/null' EXIT; trap 'exit 1' INT TERM; set -x; \
-	$(BIN)/python -m pytest tests/unit -n $(WORKERS) && \
-	$(PYTEST_BY_FILE) tests/integration $(addprefix --ignore=,$(BUILDS)) && \
-	$(BIN)/python -m pytest tests/end_to_end && \
-	wait $$builds; status=$$?; cat build/test-builds.log; exit $$status
-
-test-builds: .venv/dev-ready$(VARIANT)
-	-@echo 19 >/proc/self/autogroup  # not `nice`: engines lower some of their threads themselves
-	$(BIN)/python -m tests.support.served_models
-	$(PYTEST_BY_FILE) $(BUILDS)
+	@mkdir -p build; nice -n 19 $(BIN)/python -m tests.support.served_models >build/models.log 2>&1 &
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
+	$(BIN)/python -m pytest tests/integration -n $(CORES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/end_to_end
 
 lint: .venv/dev-ready$(VARIANT)
 	$(BIN)/ruff format --check .
