@@ -29,8 +29,8 @@ LOWER_SHARE = 1 / 16
 
 class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
-    # Virtual finish time. When this item ends, each waiting client of the same priority has been
-    # served this cost.
+    # Virtual finish time: the cost that each waiting client of the same priority has been served
+    # when this item ends.
     finish: float
     number: int  # order of arrival, for equal values of `finish`
     cost: float

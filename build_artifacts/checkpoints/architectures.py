@@ -49,7 +49,7 @@ def load_config(weights: Path) -> TransformersConfig:
 
 @contextmanager
 def config_errors(name: str) -> Iterator[None]:
-    """Raise UnsupportedModel with the name of the file for errors of transformers."""
+    """Turn errors of transformers into UnsupportedModel, which names the file `name`."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:

@@ -30,7 +30,7 @@ _RopeTables = tuple[NDArray[np.float32], NDArray[np.float32]]
 _TOLERANCE = 1e-3
 # Angles are fp32 products. A graph that multiplies in another order may round them differently.
 _ANGLE_ROUNDING = 2.0**-22  # per position, added to _TOLERANCE
-# Positions to check: the first ones, and a sample at growing distances up to the last position.
+# Number of positions to check: the first 256, and 256 at growing distances up to the last one.
 _DENSE_POSITIONS, _SPARSE_POSITIONS = 256, 256
 _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
 # RoPE type whose graph selects one of two tables at run time. The check skips this type, because

@@ -106,7 +106,7 @@ class CostTable(_Frozen):
         return tuple(sorted(dict.fromkeys(variants), key=lambda v: -variants.count(v)))
 
     def to_json(self) -> bytes:
-        # Without the field if it is empty, so that releases that do not know it read the table.
+        # Older releases reject a table with this field, so an empty one is left out.
         exclude = None if self.unmeasured else {"unmeasured"}
         return (self.model_dump_json(indent=1, exclude=exclude) + "\n").encode()
 
