@@ -181,7 +181,7 @@ class MeasurementInputs:
     head: ModelHead
     gate: Gate
     evaluation: Evaluation | None
-    single_items: Mapping[int, Batch]  # batches of one item by tokens
+    single_items: Mapping[int, Batch]  # batches of one item, by its number of tokens
     full_batch: Batch
     runs: int
     seconds: float

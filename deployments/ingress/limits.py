@@ -45,7 +45,7 @@ def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
 
 
 def longest_segment(text: Text) -> int:
-    """Return the characters of a text, or of the longer segment of a pair."""
+    """Count the characters of a text, or of the longer segment of a pair."""
     return len(text) if isinstance(text, str) else max(map(len, text))
 
 

@@ -127,7 +127,7 @@ class OneOrMany(NamedTuple, Generic[T]):
     """Items that were sent alone or in a list."""
 
     items: tuple[T, ...]
-    fields: tuple[str, ...]  # request path of each item
+    fields: tuple[str, ...]  # field of each item in the body, such as `inputs[0]`
     single: bool
 
 
