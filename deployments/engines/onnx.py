@@ -165,6 +165,9 @@ def _build_session_options(
     spinning = "1" if engine_options.spinning else "0"
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPINNING_US)
+    if mode == "plain":
+        # The gaps between encoder passes are long, and other processes need the cores in them.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if mode == "balanced":
         options.add_session_config_entry("session.dynamic_block_base", _BLOCKS)
     if read_cpu_info().int8_overflows:

@@ -1,9 +1,9 @@
-"""Plans forward passes that run alone: on all cores if faster, on the event loop if brief.
+"""Plans forward passes that run alone: on all cores if not slower, on the event loop if brief.
 
 Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
-would leave the other cores idle. A model therefore gets a second session, which uses all cores, if
-the cost tables show a gain. A limit applies to the total size of the graph files of all second
-sessions. A second session is opened in the background when a pass could first use it.
+would leave the other cores idle. A model therefore gets a second session, which uses all cores,
+unless the cost tables show that it is slower. A limit applies to the total size of the graph files
+of all second sessions. A second session is opened in the background when a pass could first use it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Minimum share of the time that a pass on all cores must save. Smaller differences are noise of the
-# measurement, or the cost of waking threads.
-MIN_GAIN = 0.1
+# A lone pass runs on all cores unless the cost tables show that this takes longer by more than this
+# share. The other cores would be idle, and what was measured as a tie may be a gain later: on two
+# virtual cores, a pass of two threads takes 5.6 or 3.9 ms for minutes, depending on the hypervisor.
+MAX_LOSS = 0.1
 # Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
 # Passing the work to a thread and the result back would take 0.3 ms.
 BRIEF_MS = 5.0
@@ -85,7 +86,7 @@ class LonePassPlanner:
         times = _read_times(target, all_cores) if target.device is Device.CPU else None
         if times is None:
             return
-        unopened = _Unopened(all_cores, measure_graphs(all_cores)) if times.has_gains else None
+        unopened = _Unopened(all_cores, measure_graphs(all_cores)) if times.use_all_cores else None
         with self._lock:
             self._times[model] = times
             if unopened is not None and model not in self._engines:
@@ -110,9 +111,9 @@ class LonePassPlanner:
         times = self._times.get(model)
         if times is None:
             return _USUAL
-        gains, is_brief = times.at(items, tokens)
-        lone = self._engines.get(model) if gains else None
-        if gains and lone is None and model in self._unopened:
+        uses_all_cores, is_brief = times.at(items, tokens)
+        lone = self._engines.get(model) if uses_all_cores else None
+        if uses_all_cores and lone is None and model in self._unopened:
             self._open_if_it_fits(model)
         return LonePass(None if lone is None else lone.engine, is_brief)
 
@@ -167,25 +168,27 @@ class _LoneTimes:
 
     def __init__(self, one_thread: Mapping[Shape, Cost], all_cores: Mapping[Shape, Cost]) -> None:
         self._traits = {
-            shape: _compare(cost, all_cores.get(shape, cost)) for shape, cost in one_thread.items()
+            shape: _compare(cost, all_cores.get(shape)) for shape, cost in one_thread.items()
         }
-        self.has_gains = any(gains for gains, _ in self._traits.values())
+        self.use_all_cores = any(uses_all_cores for uses_all_cores, _ in self._traits.values())
         self.at = lru_cache(_CACHED_SHAPES)(self._at)
 
     def _at(self, items: int, tokens: int) -> tuple[bool, bool]:
-        """Return whether all cores are faster, and whether the pass is brief."""
+        """Return whether the pass uses all cores, and whether it is brief."""
         return self._traits[nearest_shape(self._traits, items, tokens)]
 
 
-def _compare(one_thread: Cost, all_cores: Cost) -> tuple[bool, bool]:
-    """Return whether all cores are faster, and whether the pass is brief.
+def _compare(one_thread: Cost, all_cores: Cost | None) -> tuple[bool, bool]:
+    """Return whether the pass uses all cores, and whether it is brief.
 
-    The lowest times decide whether all cores are faster. While requests run, the median time of
-    several threads includes waiting for cores, but a lone pass never waits. The times of one thread
-    are processor times.
+    The lowest times decide about the cores. While requests run, the median time of several threads
+    includes waiting for cores, but a lone pass never waits. The times of one thread are processor
+    times.
     """
-    gains = all_cores.low_ms < one_thread.low_ms * (1 - MIN_GAIN)
-    return gains, min(one_thread.median_ms, all_cores.median_ms) <= BRIEF_MS
+    if all_cores is None:
+        return False, one_thread.median_ms <= BRIEF_MS
+    uses_all_cores = all_cores.low_ms <= one_thread.low_ms * (1 + MAX_LOSS)
+    return uses_all_cores, min(one_thread.median_ms, all_cores.median_ms) <= BRIEF_MS
 
 
 def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:

@@ -25,9 +25,8 @@ Times = Mapping[Shape, float]  # milliseconds
 def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     """Return the variant to use per shape, ordered by shape size.
 
-    Among equally small sets, select the set with the fewest spinning variants, because spinning
-    keeps cores busy. Then the smallest `_mean_excess` decides, then the order of `rows`. If no set
-    of up to MAX_VARIANTS is within TOLERANCE at every shape, use `_find_nearly_best`.
+    Among equally small sets, the smallest `_mean_excess` decides, then the order of `rows`. If no
+    set of up to MAX_VARIANTS is within TOLERANCE at every shape, use `_find_nearly_best`.
     """
     times = [row.by_shape() for row in rows]
     shapes = sorted({shape for row in times for shape in row}, key=lambda s: (s.area, s.items))
@@ -42,13 +41,7 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
             break
     else:
         sets = _find_nearly_best(rows, times, best)
-    members = min(
-        sets,
-        key=lambda candidates: (
-            _count_spinning(rows, candidates),
-            _mean_excess([times[i] for i in candidates], best),
-        ),
-    )
+    members = min(sets, key=lambda members: _mean_excess([times[i] for i in members], best))
     fastest = [(shape, min(members, key=lambda i: _time_ms([times[i]], shape))) for shape in shapes]
     return tuple((shape, rows[i].variant) for shape, i in fastest)
 
@@ -77,10 +70,6 @@ def _find_nearly_best(
 
 def _is_near_best(members: Sequence[Times], best: Times) -> bool:
     return all(_time_ms(members, shape) <= limit * (1 + TOLERANCE) for shape, limit in best.items())
-
-
-def _count_spinning(rows: Sequence[VariantCosts], members: Sequence[int]) -> int:
-    return sum(rows[i].variant.spinning for i in members)
 
 
 def _mean_excess(members: Sequence[Times], best: Times) -> float:

@@ -37,7 +37,7 @@ from deployments.tuning.measure import (
     wait_until_idle,
 )
 from deployments.tuning.parity import ReferenceOutputs, check_graph
-from deployments.tuning.selection import TOLERANCE, select_variants
+from deployments.tuning.selection import select_variants
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -147,7 +147,7 @@ def build_cost_table(
         providers=plan.settings.providers,
         engines=read_engine_versions(spec.spec.engine for spec in specs),
         rows=tuple(rows),
-        selection=select_variants(drop_marginal_variants(rows)),
+        selection=select_variants(keep_fastest_options(rows)),
     )
 
 
@@ -170,19 +170,19 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
     return merge_costs(rows, repeated)
 
 
-def drop_marginal_variants(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """Drop variants whose session options save at most TOLERANCE of the time.
+def keep_fastest_options(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
+    """Keep one row per candidate: that of the session options with the lowest times.
 
-    The baseline is the first row of the candidate. The mean over the shapes counts: smaller gains
-    and gains at single shapes are noise, but a spinning thread costs a core.
+    Two sessions of one graph would need its memory twice. The mean over the shapes counts, because
+    differences at single shapes are noise. At shapes that the kept row lacks, it gets the times of
+    the candidate's first row.
     """
-    baselines: dict[str, VariantCosts] = {}
+    by_candidate: dict[str, list[VariantCosts]] = {}
     for row in rows:
-        baselines.setdefault(row.variant.candidate, row)
+        by_candidate.setdefault(row.variant.candidate, []).append(row)
     return [
-        row
-        for row in rows
-        if (base := baselines[row.variant.candidate]) is row or _gain(base, row) > TOLERANCE
+        _add_missing_shapes(max(variants, key=partial(_gain, variants[0])), variants[0])
+        for variants in by_candidate.values()
     ]
 
 

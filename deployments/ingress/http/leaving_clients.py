@@ -46,6 +46,7 @@ class ClientWatch:
         self._timer.cancel()
         if self._watching is not None:
             self._watching.cancel()
+            self._watching = None
         if self._has_left and kind is asyncio.CancelledError:
             return self._task.uncancel() == 0  # above 0 another task has cancelled it too
         return False

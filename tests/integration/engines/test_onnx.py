@@ -58,6 +58,7 @@ def test_options_reach_the_session(written: Written) -> None:
     options = eager.get_session_options()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "500"
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 
 
 @pytest.mark.parametrize("flags", [("avx2",), ("avx2", "avx_vnni")])

@@ -15,10 +15,6 @@ CASES = {
         [row("a", {"1x16": 1.0}), row("b", {"1x16": 1.0})],
         {"1x16": "a"},
     ),
-    "of nearly equals the one without session options": (
-        [row("a+spinning", {"1x16": 0.98}), row("a", {"1x16": 1.0})],
-        {"1x16": "a"},
-    ),
     "one that is nearly the fastest everywhere, although another wins somewhere": (
         [row("a", {"1x16": 1.0, "8x128": 10.4}), row("b", {"1x16": 1.5, "8x128": 10.0})],
         {"1x16": "a", "8x128": "a"},

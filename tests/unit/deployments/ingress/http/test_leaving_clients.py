@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -52,6 +54,22 @@ async def test_client_that_stays_sees_the_end_of_the_block() -> None:
     client.leaves.set()
     await asyncio.sleep(0)
     assert client.receiving == 1
+
+
+async def test_finished_watch_is_freed_without_a_garbage_collection() -> None:
+    client = LeavingClient()
+    gc.disable()
+    try:
+        with ClientWatch(scope(), client.receive) as watch:
+            while not client.receiving:
+                await asyncio.sleep(0)
+        freed = weakref.ref(client)
+        del client, watch
+        for _ in range(3):  # the task that watches ends
+            await asyncio.sleep(0)
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 async def test_body_is_left_to_the_handler() -> None:
