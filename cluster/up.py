@@ -53,6 +53,7 @@ from cluster.processes import (
 from cluster.progress import StartError, StartupProgress, notify_systemd
 from cluster.ray_host import RayHost
 from cluster.serve_config import read_args
+from deployments.command_line import count_from_zero, positive_count, positive_seconds
 from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
@@ -101,13 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--connections-per-client",
-        type=int,
+        type=positive_count,
         default=DEFAULT_LIMITS.connections,
         help="open connections per address (default: %(default)s); more behind a gateway",
     )
     parser.add_argument(
         "--max-requests",
-        type=int,
+        type=positive_count,
         default=DEFAULT_LIMITS.requests,
         metavar="N",
         help="POST requests in flight per ingress replica, three quarters of them per address "
@@ -115,12 +116,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     gpus = parser.add_mutually_exclusive_group()
     gpus.add_argument(
-        "--num-gpus", type=int, help="GPUs for Ray (default: those that an engine here can use)"
+        "--num-gpus",
+        type=count_from_zero,
+        help="GPUs for Ray (default: those that an engine here can use)",
     )
     gpus.add_argument(
         "--no-gpu", action="store_const", const=0, dest="num_gpus", help="leave GPUs out"
     )
-    parser.add_argument("--start-timeout-s", type=float, default=180.0)
+    parser.add_argument("--start-timeout-s", type=positive_seconds, default=180.0)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
@@ -150,3 +151,35 @@ def _find_command(tree: Tree, argv: Sequence[str]) -> CommandSpec | None:
         if isinstance(node, CommandGroup):
             tree = node.commands
     return None
+
+
+def count_from_zero(text: str) -> int:
+    """Parse an integer of at least 0, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be at least 0")
+    return value
+
+
+def positive_count(text: str) -> int:
+    """Parse an integer of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a number of seconds above 0 and below one day, for argparse."""
+    value = float(text)
+    if not 0 < value < 86_400:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds and less than a day")
+    return value

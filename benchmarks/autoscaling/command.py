@@ -25,14 +25,10 @@ from benchmarks.autoscaling.results import (
     summarize_trace,
 )
 from benchmarks.autoscaling.simulation import ServerSettings, Simulation
-from benchmarks.common.options import (
-    add_run_options,
-    positive_count,
-    positive_number,
-    positive_seconds,
-)
+from benchmarks.common.options import add_run_options
 from benchmarks.common.report import log_progress, publish, start_run
 from cluster.default_config import CONFIG_HELP, find_config
+from deployments.command_line import positive_count, positive_number, positive_seconds
 
 DAY = DaySettings()
 SERVER = ServerSettings()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 
 from benchmarks.common.http import DEFAULT_URL
 from benchmarks.common.report import DEFAULT_OUT
+from deployments.command_line import positive_count, positive_seconds
 from deployments.config import STORE_VARIABLE, default_store
 from deployments.console import add_json_option
 from deployments.tuning.costs import Shape
@@ -80,33 +80,9 @@ def add_load_options(
     )
 
 
-def positive_count(text: str) -> int:
-    """Parse an integer of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def parse_shape(text: str) -> Shape:
     """Parse items x tokens, such as 8x128, for argparse."""
     items, _, tokens = text.partition("x")
     if not (items.isdigit() and tokens.isdigit() and int(items) and int(tokens)):
         raise argparse.ArgumentTypeError(f"`{text}` is no shape; write items x tokens: 8x128")
     return Shape(items=int(items), tokens=int(tokens))
-
-
-def positive_number(text: str) -> float:
-    """Parse a finite number above 0, for argparse."""
-    value = float(text)
-    if not 0 < value < inf:
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return value
-
-
-def positive_seconds(text: str) -> float:
-    """Parse a number of seconds above 0 and below one day, for argparse."""
-    value = float(text)
-    if not 0 < value < 86_400:
-        raise argparse.ArgumentTypeError("must be more than 0 seconds and less than a day")
-    return value

@@ -18,13 +18,7 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.options import (
-    DEFAULT_GENERATOR,
-    DEFAULT_MODEL,
-    add_run_options,
-    positive_number,
-    positive_seconds,
-)
+from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.faults.load import RIGHT, KnownRequest, SteadyLoad, build_requests
 from benchmarks.faults.results import (
@@ -44,6 +38,7 @@ from benchmarks.servers.process_kinds import (
 )
 from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
+from deployments.command_line import positive_number, positive_seconds
 
 LEAD_S = 3.0  # duration of the load before the fault
 CALM_S = 3.0  # time without failed or slow requests that proves the recovery

@@ -20,7 +20,7 @@ from statistics import median
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.options import add_run_options, positive_seconds
+from benchmarks.common.options import add_run_options
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from benchmarks.faults.load import RIGHT, WRONG, Observation, SteadyLoad
@@ -29,6 +29,7 @@ from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_members, find_processes
 from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
+from deployments.command_line import positive_seconds
 
 PAUSE_S = (15.0, 45.0)  # between two faults, from a uniform distribution
 SAMPLE_S = 10.0  # between two readings of the memory

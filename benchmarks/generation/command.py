@@ -24,7 +24,6 @@ from benchmarks.common.options import (
     add_run_options,
     add_store_option,
     add_url_option,
-    positive_count,
 )
 from benchmarks.common.report import publish, start_run
 from benchmarks.generation.checkpoints import SourceCheckpoint
@@ -45,6 +44,7 @@ from benchmarks.generation.schemas import build_schema_tasks
 from benchmarks.generation.streams import IN_PROCESS, StreamingSystem
 from benchmarks.generation.structured_output import SchemaResults, answer_all
 from benchmarks.generation.systems import BASELINES, SystemFactory, open_baselines
+from deployments.command_line import positive_count
 from deployments.machine import installed_versions, usable_cores
 
 STREAMS_PART, CHURN, STRUCTURED_OUTPUT = "streams", "churn", "structured-output"

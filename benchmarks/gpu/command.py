@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.options import add_run_options, positive_count, positive_seconds
+from benchmarks.common.options import add_run_options
 from benchmarks.common.report import REPOSITORY, log_progress, start_run
 from benchmarks.gpu.cases import Case, CaseResult, Target
 from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
-from deployments.command_line import FAILED, OK
+from deployments.command_line import FAILED, OK, positive_count, positive_seconds
 from deployments.console import print_json
 from deployments.machine import usable_cores
 

@@ -20,7 +20,6 @@ from benchmarks.common.options import (
     add_run_options,
     add_store_option,
     parse_shape,
-    positive_count,
 )
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
@@ -55,6 +54,7 @@ from build_artifacts.report.values import ReportRequest, read_served_variants
 from build_artifacts.storage.workspace import workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, Gate
 from deployments.artifacts.types import Device
+from deployments.command_line import positive_count
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 from deployments.tuning.costs import TuningTarget

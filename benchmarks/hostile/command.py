@@ -29,11 +29,12 @@ import psutil
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from benchmarks.common.options import add_run_options, add_url_option, positive_count
+from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.fuzzing import generate_requests
 from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, build_post, build_request, send_raw
+from deployments.command_line import positive_count
 
 # Process title of Ray Serve's replicas.
 REPLICA_TITLE = "ServeReplica:"

@@ -20,7 +20,7 @@ import orjson
 import yaml
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.options import add_run_options, positive_number
+from benchmarks.common.options import add_run_options
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from benchmarks.gpu.checkpoints import TINY_BERT, write_bert
@@ -39,6 +39,7 @@ from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import is_ready, stop_signals_interrupt
 from deployments.artifacts.types import TaskName
+from deployments.command_line import positive_number
 
 # No version of REBUILT is promoted, so its latest version answers.
 MODEL, REBUILT, PULLED = "rollout/model", "rollout/rebuilt", "rollout/pulled"

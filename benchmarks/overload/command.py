@@ -18,12 +18,7 @@ import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from benchmarks.common.options import (
-    add_rounds_option,
-    add_run_options,
-    add_url_option,
-    positive_number,
-)
+from benchmarks.common.options import add_rounds_option, add_run_options, add_url_option
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
@@ -38,6 +33,7 @@ from benchmarks.overload.results import (
 from benchmarks.overload.workloads import WORKLOADS, OverloadWorkload
 from benchmarks.serving.load import LoadPlan, Workload, run_load
 from benchmarks.serving.profile import classify_process
+from deployments.command_line import positive_number
 
 FACTORS = (1.2, 3.0, 10.0)
 SAMPLES = 300  # answers to compare per open loop, at most

@@ -19,7 +19,7 @@ from playwright.sync_api import Error as PlaywrightError
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import DEFAULT_URL
-from benchmarks.common.options import add_run_options, add_url_option, positive_count
+from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from benchmarks.page.browser import (
@@ -30,6 +30,7 @@ from benchmarks.page.browser import (
     open_browser,
     read_first_paint_ms,
 )
+from deployments.command_line import positive_count
 
 DESKTOP = ViewportSize(width=1280, height=860)
 COLORS = 256  # in the picture's palette; the file is a third as large as in true color

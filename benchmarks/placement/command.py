@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.autoscaling.day import DaySettings, draw_day
 from benchmarks.autoscaling.policies import read_autoscaling
-from benchmarks.common.options import add_run_options, positive_count, positive_number
+from benchmarks.common.options import add_run_options
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.placement.simulation import (
     POLICIES,
@@ -25,6 +25,7 @@ from benchmarks.placement.simulation import (
 )
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.artifacts.types import Device
+from deployments.command_line import positive_count, positive_number
 from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS
 
 DAY = DaySettings()

@@ -26,7 +26,6 @@ from benchmarks.common.options import (
     add_rounds_option,
     add_store_option,
     add_url_option,
-    positive_count,
 )
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import Sentences, load_sentences
@@ -43,6 +42,7 @@ from benchmarks.serving.results import (
     served_over_engine,
 )
 from deployments.artifacts.types import TaskName
+from deployments.command_line import positive_count
 from deployments.machine import usable_cores
 from deployments.plan.resolution import SEPARATOR
 

@@ -29,12 +29,7 @@ import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, task_path
-from benchmarks.common.options import (
-    DEFAULT_MODEL,
-    add_run_options,
-    positive_count,
-    positive_seconds,
-)
+from benchmarks.common.options import DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import Goal, percentiles_ms
@@ -42,6 +37,7 @@ from benchmarks.servers.own_server import start_server
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.artifacts.types import TaskName
+from deployments.command_line import positive_count, positive_seconds
 from deployments.keys.key import ApiKey, KeyLimits, generate_key, hash_key, key_id
 from deployments.keys.key_file import KeyFile, change_key_file
 

@@ -15,19 +15,14 @@ import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, task_path
-from benchmarks.common.options import (
-    add_common_options,
-    add_rounds_option,
-    add_url_option,
-    positive_count,
-    positive_seconds,
-)
+from benchmarks.common.options import add_common_options, add_rounds_option, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import Goal
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from benchmarks.serving.results import LoadLevel
 from deployments.artifacts.types import TaskName
+from deployments.command_line import positive_count, positive_seconds
 
 TASK = TaskName.FEATURE_EXTRACTION
 MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the loud one, relative to its p99 alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cluster.progress import StartError
 from cluster.serve_config import IMPORT_PATH
 from cluster.up import (
     UpSettings,
+    add_arguments,
     build_startup_message,
     choose_ports,
     client_url,
@@ -113,3 +115,22 @@ def test_port_of_the_command_line_replaces_that_of_the_config(
     file.write_text(f"http_options: {options}\napplications: []\n")
     settings = UpSettings(config=file, run_dir=tmp_path, port=given)
     assert read_effective_config(settings)["http_options"]["port"] == port
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limit"),
+    [
+        ("--num-gpus", "-1", "must be at least 0"),
+        ("--connections-per-client", "0", "must be at least 1"),
+        ("--max-requests", "0", "must be at least 1"),
+        ("--start-timeout-s", "-5", "must be more than 0 seconds"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    option: str, value: str, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([option, value])
+    assert f"argument {option}: {limit}" in capsys.readouterr().err
