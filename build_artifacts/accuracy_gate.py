@@ -107,8 +107,8 @@ class CandidateSearch(Generic[R, S]):
     build: ModelBuild[R, S]
     gate: AccuracyGate[R, S]
     keep: int  # maximum number of graphs per device
-    # Search time per device, unless speed screening ranked the candidates. After this time, the
-    # search skips the remaining candidates if one is accepted.
+    # Search time per device. After this time, the search skips the remaining candidates if one is
+    # accepted. The limit does not apply if speed screening ranked the candidates.
     seconds: float
 
     def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:
@@ -140,8 +140,8 @@ class CandidateSearch(Generic[R, S]):
             if accepted and ranking.screening is None and time.monotonic() > end_s:
                 self.steps.report_skipped(recipe.name, describe_search_timeout(self.seconds))
                 continue
-            # Ranked by speed, a fallback of this candidate would be slower than an accepted graph.
-            # Without a ranking it may be the fastest graph.
+            # In a ranking by speed, this candidate is slower than the accepted graphs, and its
+            # fallbacks are slower still. Without a ranking, a fallback may be the fastest graph.
             allow_fallbacks = not accepted or ranking.screening is None
             candidate = self.gate.first_accepted(recipe, allow_fallbacks=allow_fallbacks)
             accepted += [candidate] if candidate is not None else []

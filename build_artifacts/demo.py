@@ -178,8 +178,8 @@ MORE_DEMO_MODELS = (
 )
 ALL_DEMO_MODELS = (*DEMO_MODELS, *MORE_DEMO_MODELS)
 
-# `BuildRecord.source` of demo models: build by the model's own recipe, without or with GPU
-# candidates.
+# Values of `BuildRecord.source` for demo models, which are built by their own recipes, without or
+# with GPU candidates.
 DEMO_SOURCE, DEMO_GPU_SOURCE = "demo", "demo-gpu"
 
 

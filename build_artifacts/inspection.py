@@ -96,10 +96,10 @@ class CandidateCheck:
 
 
 def verify_candidates(directory: Path) -> Iterator[CandidateCheck]:
-    """Check the candidates of the artifact in `directory` one after the other.
+    """Check the accuracy of the artifact's candidates one after the other.
 
     Raises ArtifactError if a file differs from its sealed digest. Without a GPU, an FP16 graph runs
-    on the CPU provider, which computes the same numbers.
+    on the CPU provider, which computes the same numbers. Skips a candidate that cannot run here.
     """
     manifest = ArtifactManifest.read(directory)
     reference = ReferenceOutputs.read(directory / REFERENCE_NAME)

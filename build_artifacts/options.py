@@ -263,7 +263,7 @@ def _gate_limit(text: str) -> tuple[str, float]:
         limit = float(value)
     except ValueError:
         limit = math.nan
-    if not math.isfinite(limit):  # every comparison with NaN is false, so all graphs would pass
+    if not math.isfinite(limit):  # a comparison with NaN is false: the gate would accept all
         raise argparse.ArgumentTypeError(f"`{text}`: the limit must be a finite number")
     return name, limit
 

@@ -50,7 +50,7 @@ class BuildRequest:
     recipe: BuildRecipe = FULL
     budget: BuildBudget = DEFAULT_BUDGET
     force: bool = False  # build again if the store holds this version already
-    revision: str | None = None  # reject the source at any other revision
+    revision: str | None = None  # the only revision to accept; None: any
     pruning: Pruning | None = None
     is_latest: bool = True  # whether requests that name no version get this one
 
@@ -65,10 +65,11 @@ class BuildResult:
 
 
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
-    """Build `request`, unless the store holds its version and `force` is off. Raises BuildError.
+    """Build `request`, unless the store holds its version and `force` is off.
 
-    A concurrent build of the same version waits for the first one and then returns its result. A
-    resumed build continues after the last finished step.
+    A concurrent build of the same version waits for the first one. Without `force`, it then returns
+    the first one's result. A resumed build continues after the last finished step. Raises
+    BuildError if the build fails.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:

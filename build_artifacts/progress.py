@@ -64,7 +64,7 @@ class BuildProgress:
             console=self._console,
             refresh_per_second=_REFRESH_HZ,
             transient=True,
-            # Results go to stdout, never to the stream of the progress.
+            # Redirection would write results, which go to stdout, to the stream of the progress.
             redirect_stdout=False,
             redirect_stderr=False,
             disable=not is_terminal,
@@ -86,8 +86,8 @@ class BuildProgress:
         """Ignore the size of the fetched source. Subclasses may record it."""
 
     def begin(self) -> None:
-        """Show the current step if the stream is a terminal. The number of steps is unknown."""
-        self._progress.reset(self._task, total=None)
+        """Show the current step if the stream is a terminal."""
+        self._progress.reset(self._task, total=None)  # the number of steps is unknown
         self._progress.start()
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """Builds from the queue of a store: run one build, or all waiting builds.
 
-The store has a record of each build, which states its current step. Waiting requests and commands
-read this record.
+The store has a record of each build with the current step. Requests and commands that wait for the
+build read this record.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
 def pull_or_follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
     """Run the queued build of a model, or wait for the process that runs it.
 
-    Raises BuildError if the build fails here. If it fails in the other process, its record says so.
+    Raises BuildError if the build fails here. If it fails in the other process, the function
+    returns, and only the record of the build has the error.
     """
     while (record := queue.read(model_id)) and not record.has_ended:
         if pull(queue, model_id, stream) is None:

@@ -13,7 +13,7 @@ from deployments.artifacts.types import Device, KvCacheDtype, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
-# Increase this if changed code of a build step changes its output.
+# Increase this if a code change alters the output of a build step.
 RECIPE_REVISION = 11
 
 
@@ -37,7 +37,7 @@ class GraphRewrites:
 class DynamicInt8:
     """Dynamic quantization: int8 weights, activation ranges measured at run time.
 
-    A range spans the batch, so the output of a text depends on the other texts.
+    A range spans the batch, so the output of a text depends on the other texts in it.
     """
 
     # Explicit types: onnxruntime would turn the `Attention` of opset 23 into a broken `QAttention`.
@@ -188,7 +188,7 @@ class BuildRecipe:
 
 
 def compute_digest(recipe: object) -> str:
-    """Return the hex digest of a recipe or of a part of it, including class and field names."""
+    """Return the hex digest of a recipe or of a part of one. It covers class and field names."""
     text = json.dumps(recipe, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()
 

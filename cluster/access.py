@@ -23,7 +23,7 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
 
 
 def key_file_environment(key_file: Path | None) -> dict[str, str]:
-    """Return the variable that names the key file of the command line to the replicas.
+    """Return the environment variable that tells replicas the key file of the command line.
 
     `serve deploy` replaces the config, and with it the `key_file` that `use_key_file` set. Because
     of the variable, replicas then still require keys.

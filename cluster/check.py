@@ -37,7 +37,7 @@ def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
 
 
 def check_file(path: Path, *, is_deployed: bool = True) -> list[LintProblem]:
-    """Return all problems of a file. Raises OSError or UnicodeDecodeError."""
+    """Return all problems of a file. Raises OSError or UnicodeDecodeError if it is unreadable."""
     return check_text(path.read_text(encoding="utf-8"), is_deployed=is_deployed)
 
 

@@ -45,7 +45,7 @@ class HostDescription:
     python: str
     packages: Mapping[str, str]  # installed versions
     store: StoreDescription
-    ports: Mapping[int, str]  # taken ports of `hundredfold serve` -> process
+    ports: Mapping[int, str]  # taken ports that `hundredfold serve` uses -> process
     http_port: int
     open_files: int  # soft limit of open file descriptors
     shared_bytes: int  # free bytes in /dev/shm

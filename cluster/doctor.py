@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings. Return FAILED if a finding is a problem that impairs serving."""
+    """Print the findings. Return FAILED if a finding has the level `problem`, else OK."""
     host = read_host_description(find_config(arguments.config), arguments.store)
     findings = diagnose(host)
     print(format_json(host, findings) if arguments.json else format_findings(findings))

@@ -26,7 +26,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # request, so that a reload closes no running request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "300",
         # Seconds that HAProxy waits for a replica; Serve's default is unlimited. The value exceeds
-        # `http_options.request_timeout_s`, so that the replica returns the error.
+        # `http_options.request_timeout_s`, so that the replica, not HAProxy, reports a timeout.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "180",
         # Seconds that a client may pause within a request. With Serve's default of 3,600, clients
         # that never complete their request keep connections for an hour.

@@ -48,7 +48,7 @@ def read_gpu_support() -> GpuSupport:
 
 
 def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
-    """Find the installed engines that run on `gpus`. CUDA shows `visible` of the GPUs."""
+    """Find the installed engines that run on `gpus`. `visible` of them are visible to CUDA."""
     engines = [name for name in ("onnxruntime-gpu",) if name in versions]
     # The version of a CPU build of torch ends with `+cpu`, such as 2.13.0+cpu.
     if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:

@@ -85,7 +85,7 @@ def _find_http_port(document: Any) -> int:
 
 
 def _find_http_hosts(document: Any) -> tuple[str, ...]:
-    """Return the address in the config. Without one, return those of all interfaces."""
+    """Return the host address in the config, else the addresses for all interfaces."""
     host = str(read_mapping(document, "http_options").get("host"))
     try:
         ipaddress.ip_address(host)
@@ -129,5 +129,5 @@ def _is_taken(host: str, port: int) -> bool:
         return not is_port_free(host, port)
     except PermissionError:  # a port below 1024
         return True
-    except OSError:  # not an address of this host, such as each IPv6 address without IPv6
+    except OSError:  # not an address of this host, or IPv6 is off
         return False

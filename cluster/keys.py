@@ -1,4 +1,4 @@
-"""`hundredfold keys`: create, list and revoke API keys. Running servers follow within a second."""
+"""`hundredfold keys`: create, list and revoke API keys. Servers apply changes within a second."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Parse a date or time of ISO 8601, or an age such as 90d from `now` on.
+    """Parse a date or time of ISO 8601, or a duration such as 90d, counted from `now`.
 
     A time without an offset is in UTC. Raises BadSetting for other texts and for past times.
     """

@@ -38,7 +38,10 @@ class Liveness:
         self._probed_s = 0.0  # time.monotonic of the last probe
 
     def find_silent(self) -> str | None:
-        """Return the name of a silent server, else None. Probe at most every PERIOD_S."""
+        """Return the name of a server that failed MAX_SILENT_PROBES consecutive probes, else None.
+
+        Probe at most once per PERIOD_S.
+        """
         if time.monotonic() - self._probed_s >= PERIOD_S:
             for name, port in self._ports.items():
                 self._silent[name] = 0 if answers(port) else self._silent[name] + 1
@@ -60,8 +63,8 @@ class StoppedProcesses:
     def kill(self) -> list[str]:
         """Kill processes that have been stopped ever since the last check. Return their names.
 
-        Check at most every PERIOD_S. Keep a process that ran in between, because tools that limit
-        CPU time stop and continue a process in turns.
+        Check at most once per PERIOD_S. Keep a process that ran since the last check, because tools
+        that limit CPU time stop and continue a process in turns.
         """
         if time.monotonic() - self._looked_s < PERIOD_S:
             return []

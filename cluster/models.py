@@ -1,4 +1,4 @@
-"""`hundredfold models`: versions of the models of a store. Running servers follow in a second."""
+"""`hundredfold models`: versions of the models of a store. Servers apply changes in a second."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def leads_own_session() -> bool:
 def run_in_new_session(signals: Iterable[signal.Signals]) -> int:
     """Run the command line of this process again in a new session. Return its exit code.
 
-    Each of `signals` that this process gets goes to the new process. If this process is killed,
-    the kernel sends SIGTERM to the new one.
+    Pass each of `signals` on to the new process. If this process is killed, the kernel sends
+    SIGTERM to the new process.
     """
     command = [*end_with_parent(signal.SIGTERM), sys.executable, *sys.orig_argv[1:]]
     process = subprocess.Popen(command, start_new_session=True)

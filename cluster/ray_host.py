@@ -34,7 +34,7 @@ SETTLE_S = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayHost:
-    """Starts and restarts Ray and Serve."""
+    """Ray and Serve on one host, and the settings for their starts and restarts."""
 
     children: ChildProcesses
     config: dict[str, Any]
@@ -71,7 +71,7 @@ class RayHost:
         self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
     def wait(self) -> None:
-        """Wait until a child has ended. If Ray has not, give it SETTLE_S to end too.
+        """Wait until a child has ended. If only Serve has ended, wait SETTLE_S: Ray may end too.
 
         Kill Ray if GCS or the raylet does not answer. Kill processes that a signal has stopped.
         """
@@ -93,7 +93,7 @@ class RayHost:
     def restart(self, url: str, edge: Edge) -> None:
         """Restart Serve if only Serve has ended, else Ray and Serve.
 
-        After an attempt that timed out, no child has ended, and Ray may hang. Raises StartError
+        After an attempt that timed out, restart both, because Ray may hang. Raises StartError
         after MAX_STARTS failed attempts.
         """
         started_s = time.monotonic()

@@ -22,7 +22,7 @@ start_dashboard = Node.start_api_server
 
 
 def keep_dashboard(node: Any) -> list[tuple[str, Popen[bytes]]]:
-    """Start the dashboard if it is missing. Return all other dead processes of a node.
+    """Start the dashboard if it is missing. Return the dead processes except the dashboard.
 
     `ray start` calls this function every second.
     """

@@ -1,4 +1,4 @@
-"""`hundredfold models ps|load|unload`: the memory of the replicas of a running server."""
+"""`hundredfold models ps|load|unload`: models in the memory of a running server's replicas."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def serve_at_edge(
 
 
 def count_gpus(requested: int | None, progress: StartupProgress) -> int:
-    """Return the number of GPUs for Ray. Report all GPUs, including unusable GPUs."""
+    """Return `requested`. If it is None, print the GPUs of this host and count the usable ones."""
     if requested is not None:
         return requested
     found = read_gpu_support()
@@ -301,10 +301,10 @@ def read_effective_config(settings: UpSettings) -> dict[str, Any]:
 
 
 def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config for Serve. The host of its `http_options` is that of ingress replicas.
+    """Return the config for Serve, with 127.0.0.1 as the host on which ingress replicas listen.
 
-    HAProxy listens for clients and connects to the replicas on 127.0.0.1. On other addresses, they
-    would be reachable without its limits.
+    HAProxy listens for clients and connects to the replicas on 127.0.0.1. On other addresses,
+    clients could reach the replicas without the limits of HAProxy.
     """
     return {**config, "http_options": {**config["http_options"], "host": "127.0.0.1"}}
 
@@ -336,7 +336,7 @@ def choose_ports(host: str, port: int, metrics: int | None) -> LocalPorts:
 def check_port(host: str, port: int, option: str) -> None:
     """Raise StartError, before processes start, if the server cannot listen on the port.
 
-    If another process uses it, the hint proposes another value for `option`.
+    If another process uses the port, the hint proposes another value for `option`.
     """
     if port not in PORTS:
         raise StartError(

@@ -121,11 +121,11 @@ def prepare_replica() -> None:
 
 
 class _ChannelHooks:
-    """Methods that Ray Serve calls in every deployment with a channel."""
+    """Methods that Ray Serve calls in each deployment with a channel (transports/channel)."""
 
     _channel: ReplicaChannel
     _meter: LoadMeter
-    _pools: tuple[HasPool, ...]  # `manage_pool` changes all pools, and lists the first one's models
+    _pools: tuple[HasPool, ...]  # `manage_pool` changes all and reports the models of the first
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -262,7 +262,7 @@ class Generator(_ChannelHooks):
 
 
 class Clients(NamedTuple):
-    """Clients of the other deployments."""
+    """The clients through which the ingress calls the other deployments."""
 
     tokenizer: TokenizerClient
     encoders: Mapping[Device, EncoderClient]
@@ -366,15 +366,15 @@ class Ingress:
         return app
 
 
-# Cores of the cluster per ingress replica. With short texts, the ingress needs about a third of the
-# CPU time of the forward passes: one of four cores.
+# Cores of the cluster per ingress replica. With short texts, the ingress uses about a third of the
+# CPU time that the forward passes use: one of four cores.
 CORES_PER_INGRESS = 4
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """Bind all deployments of serve_config.yaml. Raises BadSetting if `args` are invalid.
 
-    The number of ingress replicas follows from the cores, unless the config sets `num_replicas`.
+    Unless the config sets `num_replicas`, there is one ingress replica per CORES_PER_INGRESS cores.
     """
     settings = AppArgs.parse(args)
     tokenizer = serve.deployment(Tokenizer).bind(settings)

@@ -73,7 +73,7 @@ def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingT
 
 def count_cores() -> int:
     """Return the cores of the Ray cluster; outside of a cluster those that this process may use."""
-    import ray  # the controller has imported it
+    import ray  # costs nothing: Serve's controller has imported it already
 
     if not ray.is_initialized():
         return usable_cores()

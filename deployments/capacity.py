@@ -12,8 +12,8 @@ from deployments.errors import Overloaded
 class Capacity:
     """Counter of the units in use, such as items or bytes. Use from one event loop.
 
-    The requests of a client with a name may together use half of the limit. A request that is the
-    only one of its client may use the whole limit.
+    All requests of a named client together may use half of the limit. A request may use the whole
+    limit while the client has no other request in flight.
     """
 
     def __init__(self, limit: Callable[[], int], unit: str) -> None:

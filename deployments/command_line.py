@@ -90,7 +90,7 @@ class Program:
             return print_error("interrupted", code=INTERRUPTED)
 
     def build_parser(self, loaded: Iterable[CommandSpec] | None = None) -> argparse.ArgumentParser:
-        """Return the argparse tree, with the arguments of the `loaded` commands (None: of all)."""
+        """Return the argparse tree, with the arguments of the `loaded` commands (None: all)."""
         parser = argparse.ArgumentParser(
             prog=self.name,
             description=self.description,

@@ -54,8 +54,8 @@ class ServeError(Exception):
     code: str = "internal"
     retryable: bool = False
     retry_after_s: float | None = None
-    recorded: bool = False  # already counted in the request metrics
-    elsewhere: bool = False  # another replica may have the model, or memory for it
+    recorded: bool = False  # True: the request metrics have counted this error already
+    elsewhere: bool = False  # True: another replica may have the model, or memory to load it
     headers: Mapping[str, str] = MappingProxyType({})  # sent with the response in every format
 
     def __init__(self, message: str, *, field: str | None = None) -> None:

@@ -2,8 +2,8 @@
 
 Self-clocked fair queuing (Golestani 1994, https://doi.org/10.1109/INFCOM.1994.337677). Every client
 with queued items gets the same share of the served cost, as with deficit round-robin. Unlike with
-deficit round-robin, an item has its position as soon as it is queued. The prediction of the time at
-which the item ends needs this position.
+deficit round-robin, an item has a position as soon as it is queued. The prediction of its end needs
+this position.
 
 While items of a higher priority wait, a lower priority gets LOWER_SHARE of the served cost, so that
 it never starves.
@@ -21,16 +21,16 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Number of clients without queued items whose state the queue keeps per priority. Above it, the
-# queue drops the state of the clients whose earlier cost no longer changes the order.
+# Per priority, the queue keeps the state of this many clients without queued items. With more, it
+# drops the state of those clients whose earlier cost no longer changes the order.
 MAX_IDLE_CLIENTS = 64
 LOWER_SHARE = 1 / 16
 
 
 class _WaitingItem(NamedTuple, Generic[T]):
     priority: int
-    # Virtual finish time: the cost that each waiting client of the same priority has been served
-    # when this item ends.
+    # Virtual finish time: the served cost that each waiting client of the same priority has
+    # reached when this item ends.
     finish: float
     number: int  # order of arrival, for equal values of `finish`
     cost: float
@@ -50,9 +50,9 @@ class _PriorityClass:
 
 
 class FairQueue(Generic[T]):
-    """Items by priority (lowest number first) and client; iteration yields the order of service.
+    """Items by priority (lowest number first), then fair between clients. Not thread-safe.
 
-    Not thread-safe.
+    Iteration yields this order; it ignores the turns that LOWER_SHARE gives to lower priorities.
     """
 
     def __init__(self) -> None:
@@ -84,17 +84,17 @@ class FairQueue(Generic[T]):
         return max(self._cost, 0.0) if self._entries else 0.0
 
     def count_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> int:
-        """Return how many items would be served before one that is pushed now."""
+        """Return how many items would be served before an item that is pushed now."""
         position = (priority, self._finish(cost, client, priority), self._pushed + 1)
         return bisect(self._entries, position, key=lambda each: each.position)
 
     def ahead(self, *, cost: float, client: str = "", priority: int = 0) -> list[T]:
-        """Return the items that would be served before one that is pushed now, in order."""
+        """Return the items that would be served before an item that is pushed now, in order."""
         count = self.count_ahead(cost=cost, client=client, priority=priority)
         return [entry.item for entry in self._entries[:count]]
 
     def cost_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> float:
-        """Return the cost of the items that would be served before one that is pushed now."""
+        """Return the cost of the items that would be served before an item that is pushed now."""
         count = self.count_ahead(cost=cost, client=client, priority=priority)
         return sum(entry.cost for entry in islice(self._entries, count))
 
@@ -174,9 +174,9 @@ class FairQueue(Generic[T]):
         return max(group.now, group.last_finish.get(client, 0.0)) + cost
 
     def _close_gaps(self, removed: Sequence[_WaitingItem[T]]) -> None:
-        """Remove these entries, and let later ones of their clients end earlier.
+        """Remove these entries, and let later entries of the same clients end earlier.
 
-        An entry does not end sooner than if it had been pushed now.
+        No entry gets a lower `finish` than if it were pushed now.
         """
         numbers = {entry.number for entry in removed}
         gaps = {(entry.priority, entry.client): 0.0 for entry in removed}  # removed cost
@@ -203,7 +203,7 @@ class FairQueue(Generic[T]):
             last[client] = max(last[client] - gap, ends.get(sender, 0.0))
 
     def _forget(self, entries: Sequence[_WaitingItem[T]]) -> None:
-        """Subtract removed entries; drop the state of clients that no longer affects the order."""
+        """Subtract removed entries from the totals. Drop client states without further effect."""
         for entry in entries:
             self._cost -= entry.cost
             self._queued[entry.client] -= 1

@@ -64,7 +64,7 @@ def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
 
 
 def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Count the GPUs that CUDA shows to this process, of the `gpus` that the driver has."""
+    """Count the GPUs that CUDA shows to this process. The driver has `gpus` GPUs."""
     names = environment.get(_VISIBLE)
     if names is None:
         return gpus
@@ -87,8 +87,9 @@ class VisibleGpu:
 
 
 def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[VisibleGpu, ...]:
-    """Return the GPUs of this process; empty if nvidia-smi does not list all (MIG instances).
+    """Return the GPUs that CUDA shows to this process.
 
+    Return () if nvidia-smi does not list all of them, as for MIG instances.
     Ray names the GPUs of a replica in CUDA_VISIBLE_DEVICES, by index or UUID.
     """
     known: dict[str, VisibleGpu] = {}

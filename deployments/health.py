@@ -20,8 +20,9 @@ T = TypeVar("T")
 # Seconds after which a running call counts as hanging (`args.hang_timeout_s`). Every valid call is
 # bounded. A forward pass has at most `max_batch_tokens`, or one text of the model's maximum length.
 # A decode step has a prefill chunk and a token per KV slot. The trial of a grammar has limits. The
-# models of docs/performance.md need a fraction of a second. A machine that needs longer answers no
-# request in time: three such calls exceed `timeout_s`. The configuration linter compares the two.
+# models of docs/performance.md need a fraction of a second. If a machine needs longer than this
+# limit, it answers too late anyway: three such calls exceed `timeout_s`. The configuration linter
+# compares `hang_timeout_s` and `timeout_s`.
 HANG_TIMEOUT_S = 10.0
 # A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
 # the size of the call and the pace of the slowest recent call, so that a long text on a slow
@@ -33,7 +34,8 @@ PACE_DECAY = 0.95
 # Consecutive failed calls after which a model is quarantined. A single error does not show whether
 # the engine is broken or an input is bad.
 MAX_CONSECUTIVE_FAILURES = 10
-# Seconds until the first probe of a quarantined model. Each failed probe doubles the time.
+# Seconds until the first probe of a quarantined model. Each failed probe doubles the time up to
+# MAX_QUARANTINE_S.
 MIN_QUARANTINE_S = 1.0
 MAX_QUARANTINE_S = 30.0
 # Consecutive failed probes (at least half a minute) after which Ray Serve replaces the replica,
@@ -50,9 +52,9 @@ class WorkerHealth:
         self._pace_s = 0.0  # seconds per unit of size of the slowest recent call
         self._numbers = itertools.count()
         self._failures = 0  # consecutive failed calls
-        self._failing_since_s = 0.0  # time.perf_counter of the first of these
+        self._failing_since_s = 0.0  # time.perf_counter of the first of these failures
         self._succeeded_s = 0.0  # time.perf_counter of the last success
-        self._probe_s = 0.0  # time.perf_counter from which a call may probe
+        self._probe_s = 0.0  # time.perf_counter from which a call may be a probe
         self._is_probing = False
         self.failed_probes = 0  # consecutive failed probes
         self._lost: EngineLost | None = None
@@ -70,7 +72,7 @@ class WorkerHealth:
             self._pace_s = max(self._pace_s * PACE_DECAY, pace_s)
 
     def wrap(self, call: Callable[P, T]) -> Callable[P, T]:
-        """Return `call` with its duration recorded."""
+        """Return a function that runs `call` and records its duration."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
             with self.running():
@@ -102,7 +104,7 @@ class WorkerHealth:
             raise error
 
     def admit(self) -> None:
-        """Accept a call, in quarantine as a probe. Raises ModelUnavailable before its time."""
+        """Accept a call, in quarantine as a probe. Raises ModelUnavailable if no probe is due."""
         self.check_quarantine()
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
             self._is_probing = True

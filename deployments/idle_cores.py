@@ -29,7 +29,7 @@ IDLE_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 _HALTING_DRIVER = "haltpoll"
 # Seconds that cores stay awake after a request. A client in a loop sends the next request sooner.
 LINGER_S = 0.01
-# Microseconds that a core may take to wake, as the device reads them. _ANY is the kernel's default.
+# Microseconds that a core may take to wake, encoded for the device. _ANY is the kernel's default.
 _AWAKE, _ANY = struct.pack("<i", 0), struct.pack("<i", 2_000_000_000)
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 from deployments.autoscaling import BUSY, QUEUED_S
 
-# Each measurement multiplies the weight of all earlier ones by this factor. The last twenty weigh
-# most.
+# Each measurement multiplies the weight of all earlier ones by this factor. The last twenty
+# measurements have most of the weight.
 RATE_DECAY = 0.95
 
 
@@ -31,7 +31,8 @@ class LoadMeter(Protocol):
     def load(self, backlog: int = 0) -> Load:
         """Return the load; `busy` is the mean since the last call.
 
-        `backlog` is the cost of the calls that wait in clients, in characters or tokens.
+        `backlog` is the cost, in characters or tokens, of the calls that wait for this replica in
+        other processes.
         """
 
 
@@ -66,7 +67,7 @@ class BusyMeter:
             self._add(-1)
 
     def take(self) -> float:
-        """Return the mean since the last `take`."""
+        """Return the mean share, 0 to 1, since the last `take`."""
         with self._lock:
             now_s = self._advance()
             elapsed_s, self._taken_s = now_s - self._taken_s, now_s

@@ -65,7 +65,7 @@ def usable_cores() -> int:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed packages; omit the others."""
+    """Return the versions of `packages`; omit packages that are not installed."""
     versions: dict[str, str] = {}
     for package in packages:
         try:
@@ -81,7 +81,9 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The cgroups of one process. `paths` maps controllers to directories; key "" is version 2.
+    """The cgroups of one process.
+
+    `paths` maps controllers to directories; the key "" stands for cgroups v2.
 
     A parent group may have a lower limit. Every group up to the visible root is therefore read, and
     the smallest limit applies.
@@ -120,7 +122,7 @@ class ControlGroups:
 
 
 def parse_membership(text: str) -> Mapping[str, str]:
-    """Parse the text of /proc/<pid>/cgroup to a directory per controller."""
+    """Parse the text of /proc/<pid>/cgroup. Return the directory of each controller."""
     lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2)
     return {name: path for _, names, path in lines for name in names.split(",")}
 

@@ -1,4 +1,4 @@
-"""Records of requests, forward passes, tokenizations and steps; `metrics.py` publishes them."""
+"""Records of requests, forward passes, tokenizations and generation steps, for `metrics.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RequestRecord:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of hardware: the request's share of its forward passes, or all its generation."""
+        """Estimated hardware time: a share of the forward passes, or the whole generation."""
         batch_items = self.timings.batch_items
         share = self.items / batch_items if batch_items else 1.0
         return self.timings.forward_s * share

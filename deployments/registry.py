@@ -139,8 +139,9 @@ class ModelRegistry:
         return self._configured
 
     def find(self, name: str, client: Callable[[], str] = str) -> RegisteredModel:
-        """Return the model that answers `client` for `name`, an `id` or `id@selector`.
+        """Return the model that answers requests for `name`, an `id` or `id@selector`.
 
+        `client` returns the name of the client; it is called only if the plan splits the requests.
         Raises UnknownModel for an unknown name, or an ArtifactError if the version is not usable.
         """
         route = self._routes.get(name)
@@ -149,7 +150,7 @@ class ModelRegistry:
         return route.select(client)
 
     def list_versions(self, model_id: str) -> list[RegisteredModel]:
-        """Return the versions that requests may name, the newest first."""
+        """Return the usable versions of a model, without refused versions, the newest first."""
         models = []
         for version in usable_versions(self._store, self._plan.current(), model_id):
             with suppress(ArtifactError):
@@ -179,7 +180,9 @@ class ModelRegistry:
         self._accepted.add(ref)
 
     def refuse(self, ref: ModelRef, reason: str) -> None:
-        """Refuse a version in the plan, so that no process uses it for other names. Blocks.
+        """Refuse a version in the plan. In all processes, only requests that name it still use it.
+
+        Blocks.
 
         Raises BadSetting if the plan cannot be changed.
         """
@@ -250,7 +253,7 @@ class ModelRegistry:
             traffic = resolve_name(self._store, plan, name, self._configured)
         except UnknownModel as error:
             if name in self._configured and isinstance(error.__cause__, ArtifactError):
-                raise error.__cause__ from None  # the model is damaged, not the name wrong
+                raise error.__cause__ from None  # the name is valid, but the model is damaged
             raise
         model_id, _ = split_name(name)
         default = self._open_default(name, ModelRef(model_id, traffic.version))
@@ -302,7 +305,8 @@ class ModelRegistry:
     def _verify(self, model_id: str) -> None:
         """Check the digests of the default version; if it is damaged, of the next version.
 
-        Raises ArtifactError if no undamaged version remains. `find` then raises it too.
+        Raises ArtifactError if no undamaged version remains. Later calls of `find` raise the error
+        too.
         """
         model = self.find(model_id)
         try:
@@ -350,5 +354,8 @@ def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
 
 
 def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:
-    """Copy an error with the model's name. Raising one object repeatedly collects tracebacks."""
+    """Copy an error and add the model's name.
+
+    A copy, because an exception object that is raised repeatedly collects tracebacks.
+    """
     return type(error)(f"Model {model_id} is not usable: {error.message}")

@@ -33,7 +33,7 @@ class SafetyFactor:
     """A quantile of the ratio of actual to predicted times, estimated by stochastic approximation.
 
     Robbins and Monro (1951), https://doi.org/10.1214/aoms/1177729586. A factor is needed because
-    predictions are too short while other processes take cores that the measured steps could use.
+    predictions are too short while other processes use cores that were free at the measurement.
     """
 
     def __init__(self) -> None:

@@ -6,15 +6,15 @@ import os
 import sys
 import threading
 
-# Nice value of engine threads. A request passes through eight threads. If all cores compute and all
-# threads have equal priority, each of the eight waits for the end of an engine thread's time slice.
+# Nice value of engine threads. A request passes through eight threads. If engine threads occupy all
+# cores and all threads have equal priority, each of the eight waits for the end of a time slice.
 ENGINE_NICE = 5
 
 
 def lower_priority() -> None:
     """Lower the priority of the current thread, and of threads that it starts, to ENGINE_NICE.
 
-    A lower priority stays: a server that runs in the background keeps its place.
+    A priority that is even lower stays, such as that of a server started with `nice`.
     """
     if sys.platform == "linux":  # other systems have one nice value for the whole process
         thread = threading.get_native_id()

@@ -22,7 +22,7 @@ exit codes: 0 success, 1 failed with a message, 2 wrong command line, 130 interr
 
 
 def _load_commands(package: str) -> Mapping[str, CommandSpec]:
-    """Return a package's commands; none where it is not installed, as in the serving images."""
+    """Return a package's commands, or {} if it is not installed, as in images for serving."""
     if importlib.util.find_spec(package) is None:
         return {}
     commands: Mapping[str, CommandSpec] = importlib.import_module(f"{package}.__main__").COMMANDS

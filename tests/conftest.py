@@ -18,8 +18,8 @@ PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "n
 # CPU instruction sets that decide which graph is fastest and how int8 rounds.
 CPU_FLAGS = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp"}
 
-# If one test imports at least this many modules, they are excluded from garbage collection. torch
-# alone imports many more.
+# If one test imports at least this many modules, the modules are excluded from garbage collection.
+# torch alone imports many more.
 MANY_MODULES = 50
 
 
@@ -29,7 +29,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[object]:
-    """Exclude large imports of a test from garbage collection, which each build step runs."""
+    """Exclude large imports of a test from garbage collection, because each build step runs it."""
     modules = len(sys.modules)
     result = yield
     if len(sys.modules) >= modules + MANY_MODULES:
@@ -40,7 +40,7 @@ def pytest_runtest_protocol() -> Iterator[object]:
 def _spare_garbage_collector() -> None:
     """Collect garbage, then exclude the remaining objects from later collections.
 
-    Most come from imports and are never freed. A scan of them takes 0.5 s.
+    Most of these objects come from imports and are never freed. Each scan of them takes 0.5 s.
     """
     gc.collect()
     gc.freeze()

@@ -1,9 +1,9 @@
 """Simulation of a day with bursts of requests under several autoscaling policies.
 
-The policies are those of serve_config.yaml and of Ray Serve, and a constant number of replicas. The
-simulation takes seconds of CPU time and needs no server. It applies a policy and the delays of
-Serve's controller to seeded random arrivals. `--start-seconds` sets the start time of a replica,
-which differs between clusters.
+The benchmark compares the policy of serve_config.yaml, Ray Serve's policy and a constant number of
+replicas. It applies each policy and the delays of Serve's controller to seeded random arrivals.
+It takes seconds of CPU time and needs no server. `--start-seconds` sets how long a replica takes to
+start, which differs between clusters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from deployments.command_line import positive_count, positive_number, positive_s
 DAY = DaySettings()
 SERVER = ServerSettings()
 # Maximum queue, in s of work, that a replica reports if it does not see the queue of the ingress.
-# This is the work of a few forward passes. All other work waits in the ingress.
+# A replica itself queues the work of a few forward passes. All other work waits in the ingress.
 HIDDEN_WINDOW_S = 0.2
 
 
@@ -94,7 +94,8 @@ def replay(arguments: argparse.Namespace) -> AutoscalingResults:
     settings = read_autoscaling(find_config(arguments.config), arguments.deployment)
     settings |= {"min_replicas": arguments.min_replicas, "max_replicas": arguments.max_replicas}
     settings.pop("initial_replicas", None)
-    # The simulated cluster has cores for `--max-replicas`. The cores of this host do not limit it.
+    # With `cores_per_replica`, the cores of this host would limit the simulated replicas. The
+    # simulated cluster has cores for `--max-replicas` replicas.
     policy = settings.get("policy") or {}
     (policy.get("policy_kwargs") or {}).pop("cores_per_replica", None)
     day_settings = DaySettings(

@@ -17,8 +17,8 @@ class ReplicaLoad(NamedTuple):
 
     running: int  # number of running replicas
     metrics: Metrics  # reported by the replicas
-    requests: float  # calls through handles, running and queued
-    queued_requests: float  # calls that wait in handles
+    requests: float  # calls through deployment handles, running and queued
+    queued_requests: float  # calls that wait in deployment handles
 
 
 class Controller:
@@ -38,7 +38,7 @@ class Controller:
         self._delays: dict[str, Any] = {}
 
     def decide(self, now_s: float, observation: ReplicaLoad) -> int:
-        """Return the target number of replicas from `now_s` on."""
+        """Update `target`, the number of replicas to run from `now_s` on, and return it."""
         replicas = self._decide(now_s, self._build_context(now_s, observation))
         self.target = max(self.config.min_replicas, min(self.config.max_replicas, replicas))
         return self.target

@@ -31,12 +31,12 @@ class DaySettings:
 class Day(NamedTuple):
     """Requests of every model in every second."""
 
-    request_s: NDArray[np.float64]  # [models], seconds that one replica needs per request
-    requests: NDArray[np.int64]  # [models, seconds]
+    request_s: NDArray[np.float64]  # shape [models]; seconds that one replica needs per request
+    requests: NDArray[np.int64]  # number of requests; shape [models, seconds]
 
     @property
     def work(self) -> NDArray[np.float64]:
-        """Number of replicas that the arriving work of each second keeps busy, [seconds]."""
+        """Number of replicas that the arriving work of each second keeps busy; shape [seconds]."""
         return self.request_s @ self.requests
 
 

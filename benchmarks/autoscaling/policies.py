@@ -23,7 +23,7 @@ from deployments.config import MicroBatchSettings
 class Contestant:
     """One way to choose the number of replicas.
 
-    Without `config` the number is constant: the maximum of the simulation.
+    If `config` is None, the number is constant: the simulation's `max_replicas`.
     """
 
     name: str
@@ -88,5 +88,8 @@ def count_requests(requests: NDArray[np.float64]) -> float:
 
 
 def count_micro_batches(requests: NDArray[np.float64]) -> float:
-    """Count the micro-batches of one ingress: at most `max_concurrent_batches` per model."""
+    """Count the calls of an ingress that micro-batches.
+
+    Such an ingress has at most `max_concurrent_batches` calls per model at a time.
+    """
     return float(np.minimum(requests, MicroBatchSettings().max_concurrent_batches).sum())

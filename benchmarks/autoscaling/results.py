@@ -31,9 +31,9 @@ class ScalingResults:
     p50_s: float
     p99_s: float
     slow_share: float  # share of the served requests with a latency above SLOW_S
-    max_queued_s: float  # longest queue, in seconds that one replica needs for it
+    max_queued_s: float  # longest queue, in s that one replica would need to serve it
     rejected_share: float
-    # One value per BIN_S: most replicas, longest queue, p99 latency, rejected requests.
+    # One value per bin of BIN_S s: most replicas, longest queue, p99 latency, rejected requests.
     replicas: Sequence[float]
     queued_s: Sequence[float]
     latency_s: Sequence[float]
@@ -45,7 +45,7 @@ class AutoscalingResults:
     deployment: str
     day: DaySettings
     server: ServerSettings
-    work: Sequence[float]  # replicas that the arriving work keeps busy; one mean per BIN_S
+    work: Sequence[float]  # replicas that the arriving work keeps busy; one mean per bin
     policies: Sequence[ScalingResults]
 
 
@@ -91,7 +91,7 @@ def split_bins(values: Any) -> NDArray[np.float64]:
 def weighted_percentile(
     values: NDArray[np.float64], weights: NDArray[np.float64], rank: float
 ) -> float:
-    """Return the smallest value whose cumulative weight reaches `rank` percent; 0 if empty."""
+    """Return the smallest value whose cumulative weight reaches `rank` % of all; 0 if empty."""
     if not len(values):
         return 0.0
     order = np.argsort(values)

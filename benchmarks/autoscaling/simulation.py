@@ -25,15 +25,15 @@ PASS_S = 0.03  # duration of a forward pass
 class ServerSettings:
     """Properties of the deployment that are the same under every policy."""
 
-    start_s: int = 10  # from the decision until a replica takes requests
+    start_s: int = 10  # s from the decision to start a replica until it takes requests
     deadline_s: float = 30.0  # requests that would wait longer are rejected at once
     # Maximum queue that a replica reports, in s of work; None: no limit. A limit simulates replicas
     # that do not report the requests that wait in the ingress.
     window_s: float | None = None
 
 
-# A function that returns the number of calls that Serve counts. Its argument is the number of
-# requests in the deployment, by model.
+# Converts the requests in the deployment (their number per model) to the number of calls that Serve
+# would count.
 CountCalls = Callable[[NDArray[np.float64]], float]
 
 
@@ -42,8 +42,8 @@ class _Arrivals:
     """Requests that arrived in one second and are still in the queue."""
 
     second: int
-    work: float
-    requests: NDArray[np.float64]  # by model
+    work: float  # s that one replica needs for all of them
+    requests: NDArray[np.float64]  # number by model
 
 
 @dataclass(slots=True)
@@ -81,8 +81,9 @@ class Simulation:
         self._queue: deque[_Arrivals] = deque()
         self._queued = 0.0  # seconds that one replica would need for the queue
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
-        # Values that a replica reports, one per second since the start: share of busy time, seconds
-        # of queued work, calls. The controller gets their means over its look-back period.
+        # One value per second since the start: busy share of each replica, queue that each replica
+        # reports (in s of work), and calls of the whole deployment. The controller gets the means
+        # over its look-back period.
         self._busy: list[float] = []
         self._visible: list[float] = []
         self._calls: list[float] = []
@@ -130,7 +131,7 @@ class Simulation:
             self._queued += work * accepted
 
     def _serve(self, second: int, running: int) -> NDArray[np.float64]:
-        """Serve up to `running` seconds of work. Return the served requests by model."""
+        """Let `running` replicas work for 1 s. Return the number of served requests by model."""
         served = np.zeros(len(self._day.request_s))
         done = 0.0  # s of work in this step
         while self._queue and done < running:
@@ -172,7 +173,7 @@ class Simulation:
         return ReplicaLoad(len(windows), metrics, calls, 0.0 if windows else calls)
 
     def _resize(self, second: int, target: int) -> None:
-        """Start replicas, or end the youngest replicas, even if they are still starting."""
+        """Start or end replicas to reach `target`. End the youngest first, even starting ones."""
         del self._ready_at[target:]
         self._ready_at += [second + self._server.start_s] * (target - len(self._ready_at))
 

@@ -18,8 +18,8 @@ from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import TaskName
 
-# The manifest states cosines of the probe texts. Those of benchmark texts may be lower by these
-# margins.
+# The manifest states the worst cosines of the build's probe texts: to fp32 torch, and between
+# batched and unbatched outputs. Cosines of benchmark texts may be lower by these two margins.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
 
@@ -62,8 +62,8 @@ def require_agreement(checks: Iterable[CosineCheck]) -> None:
             )
 
 
-# Without a manifest the effect of batching on the outputs is unknown. The limit of the accuracy
-# gate is then the bound.
+# Required cosine for servers whose manifest is not read. The effect of batching on their outputs is
+# unknown, so the limit of the accuracy gate applies.
 REPEATED_MIN_COSINE = Gate().batched_cosine_worst
 
 
@@ -80,8 +80,8 @@ class ExpectedEmbeddings:
     ) -> CosineCheck:
         """Compare raw HTTP responses with the correct embeddings of `texts`.
 
-        `responses` has a mapping per load level, from the index of a text to the response. Raise
-        BenchmarkError for a response that is not one vector.
+        `responses` holds one mapping per load level: from the index in `texts` to the response.
+        Raise BenchmarkError for a response that is not one vector.
         """
         what = f"served against {self.name}"
         pairs = [(index, raw) for level in responses for index, raw in sorted(level.items())]

@@ -24,7 +24,7 @@ def write_encoder_config(
     replicas: int = 1,
     with_gpu: bool = False,
 ) -> Path:
-    """Write the default configuration without generators to `root`. Return its path.
+    """Write the default configuration without generators to `root`. Return the file's path.
 
     Replicas load `models` at their start. `encoder` holds settings of the CPU encoder. `with_gpu`
     adds one replica of the GPU encoder. Tuning is off.

@@ -54,7 +54,7 @@ class ShapeLatency:
     ms: RoundSummary
 
 
-TIMING_S = 0.4  # target duration of one system at one shape per round
+TIMING_S = 0.4  # s to measure one system at one shape in each round
 MIN_PASSES, MAX_PASSES = 3, 200
 
 Forward = Callable[[Batch], object]  # runs one batch; the output is ignored
@@ -159,7 +159,7 @@ class RawEngine:
         return self._engines[split]
 
     def warm_up(self, size: int) -> None:
-        """Run the longest and the shortest batch of `size` on every core split."""
+        """Run the longest and the shortest batch of `size` items on every core split."""
         batches = self._sorted(size).batches
         for split, engine in self._engines.items():
             ends = [batches[0], batches[-1]] * split.passes
@@ -175,7 +175,7 @@ class RawEngine:
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
         """Split `batch` over concurrent passes of one thread each. Return [B, W].
 
-        An encoder replica splits a batch in the same way, but may run a lone pass on all cores.
+        An encoder replica splits a batch in the same way, but may run a single pass on all cores.
         """
         split = self.splits[0]
         outputs = run_split(self._engines[split], self._pools[split], split.passes, batch)

@@ -28,7 +28,7 @@ class ServerAddress:
     def parse(cls, url: str) -> ServerAddress:
         """Parse an http URL such as `http://127.0.0.1:8000`.
 
-        Raises BenchmarkError for another scheme or without a host.
+        Raises BenchmarkError for another scheme, a missing host or an invalid port.
         """
         try:
             parts = urlsplit(url)
@@ -86,7 +86,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """Parsed JSON body and headers of a response with status 200. Names are in lower case."""
+    """Parsed JSON body and headers of a response with status 200. Header names are lower case."""
 
     value: Any
     headers: Mapping[str, str]
@@ -100,8 +100,8 @@ class HttpResponse:
 class Client:
     """Client with one keep-alive connection.
 
-    Requests raise BenchmarkError without a response, for a status other than 200, or if the body is
-    not JSON.
+    Each request raises BenchmarkError if there is no response, if the status is not 200, or if the
+    body is not JSON.
     """
 
     def __init__(self, address: ServerAddress) -> None:

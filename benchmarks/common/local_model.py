@@ -30,7 +30,7 @@ def open_torch(
 ) -> EncoderEngine:
     """Open the torch model from which an artifact was built, with the artifact's output layout.
 
-    `source` is written as for `build_artifacts build`; None means the source in the manifest.
+    `source` has the form that `build_artifacts build` takes; None: the source in the manifest.
     Unpacked files go to `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model

@@ -46,8 +46,8 @@ class HostInfo:
     usable_cores: int  # cores that affinity mask and cgroup leave to this process
     memory_bytes: int
     load_average: float  # runnable processes, average of the last minute
-    # The kernel gives each process session an equal share of the cores. Server and load generator
-    # are two sessions.
+    # Whether the kernel gives each process session (setsid) an equal share of the cores. If so, the
+    # load generator, in a session of its own, may take half of the cores from the server.
     schedules_sessions: bool
     system: str
     python: str
@@ -124,8 +124,8 @@ class RunMetadata:
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     """Return the metadata of a run that starts now.
 
-    Log a note if the machine is busy or shares its cores equally among sessions, or if the result
-    file will name no commit.
+    Log a note if the machine is busy or shares its cores equally among process sessions, or if the
+    result file will name no commit.
     """
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.commit == UNKNOWN:
@@ -224,7 +224,7 @@ def _encode_shape(value: Any) -> str:
 
 
 def log_progress(text: str) -> None:
-    """Print to stderr, so that stdout holds the result only."""
+    """Print to stderr, so that stdout holds only the result."""
     print(text, file=sys.stderr, flush=True)
 
 

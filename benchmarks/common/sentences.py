@@ -29,7 +29,7 @@ SST2_LAYOUT = FileLayout(
 )
 
 GENERATED_COUNT = 2_758  # the number of sentences in STS-B's test split
-# Words per sentence follow a log-normal distribution. With the full stop and the special tokens,
+# Words per sentence follow a log-normal distribution. With the period and the special tokens,
 # lengths match those of STS-B: 14 tokens on average, at most 46.
 LOG_WORDS_MEAN = 2.18
 LOG_WORDS_DEVIATION = 0.68

@@ -40,9 +40,9 @@ from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.command_line import positive_number, positive_seconds
 
-LEAD_S = 3.0  # duration of the load before the fault
-CALM_S = 3.0  # time without failed or slow requests that proves the recovery
-MAX_WATCH_S = 90.0  # limit if the server does not recover
+LEAD_S = 3.0  # s of load before the fault
+CALM_S = 3.0  # s without a failed or slow request; then the server has recovered
+MAX_WATCH_S = 90.0  # maximum s to wait for the recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class FaultPlan:
     generators: list[KnownRequest]
     encoder_rate: float  # requests/s
     generator_rate: float
-    seconds: float  # minimum time to watch after a fault
+    seconds: float  # minimum s to watch the server after a fault
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,8 +178,8 @@ async def watch(
 ) -> float | None:
     """Wait for `seconds`, then until no request fails or is slow. Stop after MAX_WATCH_S.
 
-    Return the seconds until a process of the kind was running that is not one of `former`, the
-    processes before the fault; None if none started.
+    Return the seconds until a new process of `kind` was found; None if there was none. `former`
+    holds the processes of this kind before the fault.
     """
     started_s = time.perf_counter()
     successor_s: float | None = None

@@ -90,7 +90,7 @@ async def ask(address: ServerAddress, raw: bytes) -> bytes:
 
 
 class SteadyLoad:
-    """Sends requests at fixed rates until `stop`."""
+    """Load generator that sends requests at fixed rates until `stop`."""
 
     def __init__(self, address: ServerAddress) -> None:
         self.observations: list[Observation] = []
@@ -126,7 +126,7 @@ class SteadyLoad:
 
 
 def classify_answer(request: KnownRequest, answer: HttpExchange) -> str:
-    """Return RIGHT, WRONG or CUT for an answer with status 200. Return any other status as text."""
+    """Return RIGHT, WRONG or CUT for an answer with status 200, else the status as text."""
     if answer.status != 200:
         return str(answer.status)
     try:

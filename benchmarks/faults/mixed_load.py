@@ -1,4 +1,4 @@
-"""Requests of several tasks and forms, with right answers, for a mixed load that runs for hours."""
+"""Requests with known right answers for a mixed load of hours: several tasks, lists, streams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RATES: Mapping[str, float] = {
 
 
 async def build_mixed_requests(address: ServerAddress) -> dict[str, list[KnownRequest]]:
-    """Build requests by kind. Ask the server for their right answers.
+    """Return requests by kind. Ask the server once for the right answer to each request.
 
     Raises BenchmarkError if a request fails.
     """

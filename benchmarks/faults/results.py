@@ -10,8 +10,8 @@ from benchmarks.common.report import Table
 from benchmarks.faults.load import RIGHT, WRONG, Observation
 from benchmarks.servers.process_kinds import ACTION_NAMES, KINDS, ProcessFault, ProcessKind
 
-SLOW_S = 1.0  # an answer that takes longer counts as disturbed
-MIN_ANSWERED = 0.999
+SLOW_S = 1.0  # a longer wait for an answer counts as a disturbance
+MIN_ANSWERED = 0.999  # required share of right answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

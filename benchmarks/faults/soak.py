@@ -31,8 +31,8 @@ from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.command_line import positive_seconds
 
-PAUSE_S = (15.0, 45.0)  # between two faults, from a uniform distribution
-SAMPLE_S = 10.0  # between two readings of the memory
+PAUSE_S = (15.0, 45.0)  # s between two kills, from a uniform distribution
+SAMPLE_S = 10.0  # s between two readings of the memory
 MAX_GROWTH = 0.05
 MIB = 1 << 20
 
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def soak(server: Server, seconds: float, names: Sequence[str], seed: int) -> SoakResults:
-    """Run the load for `seconds` and kill processes of kinds in `names`.
+    """Run the load for `seconds` and kill random processes of the kinds in `names`.
 
     Raises BenchmarkError if the server does not recover.
     """
@@ -202,7 +202,7 @@ def _build_row(kind: str, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def build_memory_table(results: SoakResults) -> Table:
-    """Build a table of the medians in each tenth of the run, and the kills of the whole run."""
+    """Build a table of the median memory in each tenth of the run. The last row lists all kills."""
     part = max(1, len(results.memory) // 10)
     rows = []
     for start in range(0, len(results.memory), part):

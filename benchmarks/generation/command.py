@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
-    """Run all rounds, repeat sampled prompts unbatched, then run churn and structured output.
+    """Run all rounds, repeat sampled prompts unbatched, then run `churn` and `structured-output`.
 
     Raises ServeError if the model or its generator in this process fails.
     """

@@ -32,7 +32,7 @@ class BodyChunk(NamedTuple):
 
 
 class HttpGenerator:
-    """The protocol `TextGenerator` of streams.py over HTTP, with one connection per stream."""
+    """Implementation of `TextGenerator` (streams.py) over HTTP, with one connection per stream."""
 
     def __init__(self, target: ServerAddress, model_id: str, version: str = "") -> None:
         self.version = version  # version of the served model

@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class InProcessGenerator:
-    """The protocol `TextGenerator` of streams.py over a generation scheduler.
+    """Implementation of `TextGenerator` (streams.py) that runs a generation scheduler.
 
     `events` is the event loop that runs `generate`.
     """
@@ -79,7 +79,7 @@ class InProcessGenerator:
 
     @property
     def context(self) -> int:
-        """Maximum of prompt and answer tokens."""
+        """Maximum number of tokens of a prompt and its answer together."""
         return self._decoder.info.context
 
     @property
@@ -118,7 +118,7 @@ class InProcessGenerator:
     def _deliver(self, now_s: float, events: Sequence[JobEvent]) -> None:
         for event in events:
             recorder = self._recorders.get(event.job)
-            if recorder is not None:  # None: the client has disconnected
+            if recorder is not None:  # None: the stream has ended or was disconnected
                 recorder.put(now_s, event.payload)
 
 

@@ -197,7 +197,7 @@ class PagedTransformersSystem(TransformersSystem):
 
 
 class _Streamer:
-    """Streamer for `generate` of transformers. The first `put` has the prompts and is ignored."""
+    """Streamer for `generate` of transformers. It ignores the first `put`, which has prompts."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()

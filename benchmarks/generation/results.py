@@ -59,7 +59,7 @@ class AnswerAgreement:
 
     what: str
     compared: int
-    same: int  # answers that are equal in all tokens; in the text if token ids are missing
+    same: int  # answers with equal token ids; with equal texts if ids are missing
     leading_tokens: float | None  # mean length of the common prefix; None if token ids are missing
 
     @classmethod
@@ -248,7 +248,7 @@ def evaluate_goals(
     churn: ChurnResults | None,
     schemas: SchemaResults | None,
 ) -> tuple[Goal, ...]:
-    """Compare the median of each ratio and the worst round of each latency with their bounds."""
+    """Compare ratios (medians), latencies (worst rounds), memory and valid answers with bounds."""
     goals = [
         Goal.at_least(what, ratios[what].median if what in ratios else None, minimum)
         for what, minimum in MIN_RATIOS.items()

@@ -70,7 +70,7 @@ PROMPTS = 24  # distinct prompts of different lengths
 PROMPT_TOKENS = (4, 48)
 NEW_TOKENS = (2, 16)
 DISCONNECT_SHARE = 0.5  # share of the requests that disconnect early
-WARM_UP_SHARE = 0.2  # number of warm-up requests relative to the measured requests
+WARM_UP_SHARE = 0.2  # number of warm-up requests divided by that of measured requests
 CLIENTS_PER_SLOT = 1.5  # above 1, so that some requests are queued when their client disconnects
 DRAIN_TIMEOUT_S = 5.0
 
@@ -95,7 +95,7 @@ class ChurnResults:
 
     @property
     def is_clean(self) -> bool:
-        """Whether no KV slot leaked and no disconnect changed the answer to another request."""
+        """Whether no KV slot is in use, no request waits, and no compared answer differs."""
         return not (self.different or self.still_active or self.still_waiting)
 
 
@@ -115,7 +115,9 @@ async def churn(
     request_count: int,
     kv_slots: int,
 ) -> ChurnResults:
-    """Send requests, half of which disconnect. Then compare answers, and read KV slots and memory.
+    """Send requests, about half of which disconnect, and compare the answers to the others.
+
+    Then count the KV slots that are still in use, and read the memory.
 
     Raises ServeError if a request fails.
     """

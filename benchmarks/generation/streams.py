@@ -33,7 +33,7 @@ class System(Protocol):
 
     @property
     def max_streams(self) -> int | None:
-        """Maximum of concurrent streams; None: unlimited."""
+        """Maximum number of concurrent streams; None: unlimited."""
         ...
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
@@ -74,7 +74,7 @@ class StreamRequest(NamedTuple):
 
     prompt: Tokens
     new_tokens: int
-    disconnect_after: int | None = None  # tokens until the client disconnects; only in process
+    disconnect_after: int | None = None  # tokens before the client disconnects; only in process
     first_token: asyncio.Event | None = None  # set when the first token arrives
 
 
@@ -82,7 +82,7 @@ class StreamResult(NamedTuple):
     """Tokens of a stream and their arrival times (time.perf_counter)."""
 
     submitted_s: float
-    arrivals_s: tuple[float, ...]  # one per token; over HTTP one per choice of an event
+    arrivals_s: tuple[float, ...]  # one per token; over HTTP one per chunk of text
     tokens: int
     ids: Tokens = ()  # empty if the system returns text only
     text: str = ""
@@ -113,7 +113,7 @@ async def run_streams(
     """Run `requests` and return their answers in order.
 
     Each of `clients` clients runs one stream at a time; None runs all streams at once. If a stream
-    fails, the other streams are cancelled and its error is raised.
+    fails, the other streams are cancelled and the error is raised.
     """
     answers: dict[int, StreamResult] = {}
     waiting = iter(enumerate(requests))
@@ -155,8 +155,8 @@ class StreamGroup:
         """Tokens per second while all streams decode.
 
         The interval begins when the last stream gets its first token. It ends when the first stream
-        ends. None if the interval is empty, or if the answers came over HTTP: one event may have
-        several tokens.
+        ends. None if the interval is empty, or if an answer lacks token ids. Answers over HTTP lack
+        them; there, one arrival time may stand for several tokens.
         """
         begin_s = max(answer.arrivals_s[0] for answer in self.answers)
         end_s = min(answer.arrivals_s[-1] for answer in self.answers)

@@ -1,4 +1,4 @@
-"""Structured output: check of a running server's answers against their JSON schemas.
+"""Check of structured output: answers of a running server against their JSON schemas.
 
 Requests use OpenAI's chat API, AT_ONCE at a time. The `jsonschema` package validates the answers,
 independently of the server's grammar. An answer that reaches its token limit is never valid.

@@ -75,7 +75,7 @@ class SystemFactory:
         return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:
-        """Open onnxruntime-genai on the graph in `--genai`; without this option, build a graph."""
+        """Open onnxruntime-genai on the graph in `--genai`. Build a graph without this option."""
         named = self.arguments.genai
         if named is None:
             directory = self.checkpoint.genai_directory(self.arguments.genai_precision)

@@ -14,7 +14,7 @@ from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.errors import ServeError
 
 # rejected: the compiler or the accuracy gate excludes the candidate. blocked: a package, a provider
-# or a device is missing on this machine.
+# or a device is missing on this machine. failed: any other error.
 State: TypeAlias = Literal["passed", "rejected", "blocked", "failed"]
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Bench:
     _built: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, build: Callable[[Path], T]) -> T:
-        """Return the result of `build` in the directory `name`; build only once."""
+        """Call `build` with an empty directory and return the result. Reuse it for equal names."""
         if name not in self._built:
             directory = self.scratch / name.replace("/", "-")
             shutil.rmtree(directory, ignore_errors=True)  # files of a failed build

@@ -29,7 +29,7 @@ LABELS: Mapping[TaskName, tuple[str, ...]] = {
     TaskName.TEXT_RANKING: ("LABEL_0",),
     TaskName.TOKEN_CLASSIFICATION: ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
 }
-# (hidden size, layers, heads, inner size)
+# (hidden size, layers, attention heads, size of the feed-forward layers)
 BertSizes = tuple[int, int, int, int]
 TINY_BERT: BertSizes = (32, 2, 2, 64)
 MINILM: BertSizes = (384, 6, 12, 1_536)
@@ -78,7 +78,7 @@ def write_bert(directory: Path, sizes: BertSizes, task: TaskName, seed: int) -> 
 
 
 def write_llama(directory: Path, sizes: LlamaSizes, seed: int) -> Path:
-    """Write a Llama. Large shapes keep the random weights of transformers to save time."""
+    """Write a Llama. Large models keep the initial weights of transformers, which saves time."""
     import torch
     import transformers
 

@@ -1,8 +1,8 @@
 """`hundredfold bench gpu`: measurements and parity checks on a GPU, or a dry run on the CPU.
 
-The command runs offline. It needs the project's environment, or an environment that has only
-transformers and a torch for CUDA. It skips cases that passed or were rejected according to the
-output file, so that a repeated command continues.
+The command runs offline. It needs the project's environment, or an environment that has
+at least transformers and a torch for CUDA. It skips cases that passed or were rejected according to
+the output file, so that a repeated command continues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from deployments.machine import usable_cores
 
 _FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # key: whether the run uses a GPU
 _WORKER = (sys.executable, "-m", "benchmarks.gpu.worker")
-_MIN_PART_SECONDS = 20.0  # a part does not start with less time left
+_MIN_PART_SECONDS = 20.0  # a part starts only if at least this many s are left
 
 
 _HELP = f"""\
@@ -81,8 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the cases that have no result yet, or were blocked or failed before.
 
-    Return FAILED if the result file holds a failed case. Raises BenchmarkError if the result file
-    cannot be read or written, and without a GPU, except in a dry run.
+    With `--list`, only list the cases. Return FAILED if the result file holds a failed case. Raises
+    BenchmarkError if there is no GPU (except in a dry run), or if the result file cannot be read or
+    written.
     """
     target = Target(
         is_cuda=not arguments.dry,
@@ -158,9 +159,10 @@ class _CasePlan(NamedTuple):
 def run_worker(part: str, names: list[str], target: Target, seconds: float) -> Iterator[CaseResult]:
     """Run the cases `names` of `part` in a worker process, and yield their results.
 
-    The process is killed after `seconds`. The running case then failed if it was the first case;
-    otherwise it has no result. If the process ends by itself, the running case failed. Cases that
-    did not start have no result. Raises BenchmarkError if the process fails while no case runs.
+    After `seconds`, kill the process. A case that was running then counts as failed if it was the
+    first one; otherwise it gets no result and can run again. A case that was running when the
+    process ended by itself counts as failed. Cases that did not start get no result. Raises
+    BenchmarkError if the process fails while no case runs.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

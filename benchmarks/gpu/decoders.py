@@ -206,7 +206,11 @@ def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapp
 
 
 def stream_cases(target: Target) -> list[Case]:
-    """Return cases for SmolLM2 and a Llama of 1B: the fast candidates and transformers."""
+    """Return cases of candidates and transformers baselines on SmolLM2 and on a Llama of 1B.
+
+    Compiled, flash, quantized and offloaded candidates run at few numbers of streams. The quantized
+    and offloaded candidates run on the Llama only.
+    """
     systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
                *GENERATION_BASELINES]  # fmt: skip
     compiled = [DECODER_FP16_COMPILED.name, DECODER_FLASH.name]

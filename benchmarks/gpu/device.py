@@ -19,7 +19,7 @@ _WARM_UPS = 3
 def time_calls(
     call: Callable[[], object], target: Target, *, seconds: float, max_calls: int = 200
 ) -> list[float]:
-    """Time three or more calls after a warm-up, each until the device is done. Return seconds."""
+    """Time three or more calls after a warm-up. Return the s of each until the device is done."""
     for _ in range(_WARM_UPS):
         call()
     target.synchronize()

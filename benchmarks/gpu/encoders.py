@@ -29,7 +29,7 @@ from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch
 
 CANDIDATES = FULL.of(Device.GPU)
-# One task per head and kind of input. Every other task shares graph and head with one of these.
+# One task per model head and kind of input. Every other task has the graph of one of these tasks.
 TASKS = (
     TaskName.FEATURE_EXTRACTION,
     TaskName.TEXT_CLASSIFICATION,
@@ -50,9 +50,9 @@ _DRY_BUCKETS = (Shape(items=1, tokens=64),)
 _LARGE_ITEMS = (1, 8, 32, 64, 128)
 _COMPILED_LARGE_ITEMS = (1, 32, 128)
 _LARGE_TOKENS = 384
-# samples/s of BERT-large on one H100: MLPerf Inference 3.1, closed division, offline, 70,690 on
-# eight GPUs with 8-bit engines at 99 % of the reference accuracy on SQuAD. Results are stated as a
-# share of this rate.
+# Samples/s of BERT-large on one H100. MLPerf Inference 3.1 (closed division, offline) lists 70,690
+# samples/s on eight GPUs, with 8-bit engines at 99 % of the reference accuracy on SQuAD. Results
+# are stated as a share of the rate per GPU.
 KNOWN_LARGE_SAMPLES_PER_S = 8_836
 
 
@@ -82,7 +82,7 @@ class _EncoderModel:
 def _build(
     bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
 ) -> _EncoderModel:
-    """Write and prepare a checkpoint. Without `reference` the model can only be timed."""
+    """Write and prepare a checkpoint. `reference`: compute the outputs that parity checks need."""
     from build_artifacts.compaction.find import find
     from build_artifacts.search.graphs import CandidateGraphs
     from build_artifacts.search.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
@@ -121,8 +121,8 @@ def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str
 def parity_cases(target: Target) -> list[Case]:
     """Return cases for every candidate and task.
 
-    Compiled candidates run one task only, because compiling nine buckets takes minutes. A dry run
-    exports one ONNX graph per output layout.
+    Compiled candidates run one task only, because compiling nine buckets takes minutes. In a dry
+    run, ONNX candidates run one task per output layout, to save exports.
     """
     return [
         Case(f"{task}/{recipe.name}", partial(_check, task=task, recipe=recipe))

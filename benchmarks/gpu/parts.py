@@ -11,13 +11,13 @@ from benchmarks.gpu.cases import Case, Target
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """Cases that run in worker processes for up to `MAX_PART_SECONDS` together."""
+    """Cases that run in worker processes, by default for up to MAX_PART_SECONDS in total."""
 
     title: str
     cases: Callable[[Target], list[Case]]
 
 
-# Default limit in s. Shared machines often end a command after ten minutes.
+# Default limit of a part in s. Shared machines often end a command after ten minutes.
 MAX_PART_SECONDS = 480.0
 PARTS: Mapping[str, GpuPart] = {
     "device": GpuPart("the card: matrix rate, bandwidth", device.device_cases),

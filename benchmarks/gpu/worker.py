@@ -1,4 +1,4 @@
-"""Worker process that runs cases of one part. The command can kill it and start another one.
+"""Worker process that runs cases of one part. `command.py` can kill it and start another.
 
 `python -m benchmarks.gpu.worker PART JSON` writes a line of JSON when a case starts, and a line
 with its result when it ends. Output of libraries goes to stderr.
@@ -31,7 +31,7 @@ _ENVIRONMENT = {
 def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
     """Run the cases `names` of `part`. Pass each start and each result to `write`.
 
-    On a GPU, return after a failed case: after a CUDA error all later calls of a process fail.
+    On a GPU, return after a failed case, because all CUDA calls of a process fail after an error.
     """
     with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
         bench = Bench(target, Path(scratch))

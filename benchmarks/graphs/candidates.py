@@ -68,7 +68,7 @@ class GraphCandidate:
 
 @dataclass(slots=True)
 class GraphCandidates:
-    """Candidates to measure, and by name the reasons why others are missing."""
+    """Candidates to measure, and the reasons why others are missing, by name."""
 
     candidates: list[GraphCandidate] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)

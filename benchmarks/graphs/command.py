@@ -1,8 +1,9 @@
 """Benchmark of all graphs of a model, in latency and accuracy.
 
 Graphs are torch, ONNX fp32, the most common int8 recipe, OpenVINO and the candidates of the sealed
-artifact. Every round measures all graphs in one process. The first run uses one forward pass on all
-threads. The second run splits each batch over one pass per core, as an idle encoder does.
+artifact. There are two runs of several rounds. Every round measures all graphs in one process. The
+first run uses one forward pass on all threads. The second run splits each batch over one pass per
+core, as an idle encoder does.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ def select_systems(
 ) -> tuple[Sequence[GraphCandidate], RunInputs]:
     """Select the candidates and shapes of a run.
 
-    Concurrent passes split a batch, so they need batches of several items. They exclude candidates
-    without `can_split`.
+    A run with concurrent passes splits batches. It therefore leaves out shapes of one item and
+    candidates whose `can_split` is False.
     """
     if split.passes == 1:
         return candidates, inputs

@@ -29,7 +29,7 @@ from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_pro
 
 # The first pass of a shape allocates memory, packs weights or compiles kernels.
 WARM_UP_PASSES = 2
-PROBES = 32
+PROBES = 32  # probe texts to compare with the reference
 
 
 def encoder_settings_for(split: CoreSplit) -> EncoderSettings:

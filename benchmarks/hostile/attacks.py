@@ -275,7 +275,7 @@ PARAMETERS: tuple[dict[str, object], ...] = (
 
 
 def attack_parameters(path: str) -> Iterator[HostileRequest]:
-    """Yield requests with extreme parameters. The task determines which parameters exist."""
+    """Yield requests with extreme parameters, including parameters that the task does not have."""
     inputs = (
         "a [MASK] b " * 300,
         ["a [MASK] b"] * 1_000,
@@ -290,6 +290,6 @@ def attack_parameters(path: str) -> Iterator[HostileRequest]:
     answered = frozenset({200, *REJECTED})
     for shown, body in zip((*PARAMETERS, *inputs), bodies, strict=True):
         raw = build_post(path, orjson.dumps(body))
-        # Without a token limit the model may generate until its context is full.
+        # These requests set no token limit, so a model may generate until its context is full.
         leaves = "/text-generation/" in path
         yield HostileRequest(f"{path} {str(shown)[:40]}", raw, answered, leaves=leaves)

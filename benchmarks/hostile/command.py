@@ -5,8 +5,8 @@ schemathesis generates half of the requests from the OpenAPI document. The other
 time. No valid request may fail.
 
 A warm-up sends the attacks that do not stall, and the first 10 % of the requests. Caches and
-allocators keep the memory of the largest request, so memory is compared after the warm-up. The
-server must run on this host.
+allocators keep the memory of the largest request, so memory is compared with the memory after the
+warm-up. The server must run on this host.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float
 
 TIMEOUT_S = 60.0
 LEAVE_S = 3.0  # s after which the client leaves a generation that may take minutes
-BACKGROUND_PAUSE_S = 0.02
-DRAIN_TIMEOUT_S = 60.0  # maximum wait until memory is released
+BACKGROUND_PAUSE_S = 0.02  # between two valid requests
+DRAIN_TIMEOUT_S = 60.0  # maximum s to wait until memory is released
 MAX_MEMORY_RATIO = 1.10
 MAX_FAILURES = 20  # number of the most frequent failures to write to the result file
 # Statuses that any request may get: 408 after the body timeout, 429 and 503 under load.
 ALWAYS_EXPECTED = frozenset({408, 429, 503})
-LATE = 504  # expected only for requests that state a deadline
+LATE = 504  # status; expected only for requests that state a deadline
 DEADLINE = re.compile(b"timeout|deadline", re.IGNORECASE)
 GENERATION_ROUTES = re.compile("/generate|/completions")
 
@@ -289,7 +289,7 @@ async def send_repeatedly(target: ServerAddress, model_id: str, counts: HostileC
 
 
 async def wait_until_drained(before: Mapping[str, int]) -> dict[str, int]:
-    """Wait up to DRAIN_TIMEOUT_S until memory is released. Return the memory of the replicas."""
+    """Wait until memory is released, at most DRAIN_TIMEOUT_S. Return the bytes by replica."""
     deadline_s = time.perf_counter() + DRAIN_TIMEOUT_S
     while True:
         memory = read_replica_memory()

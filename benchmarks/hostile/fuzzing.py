@@ -9,7 +9,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.hostile.wire import build_request
 
-# Weight of known model ids in relation to random ids, which the server only answers with 404.
+# Weight of known model ids relative to random ids, to which the server can only answer 404.
 KNOWN_IDS_WEIGHT = 2
 
 
@@ -57,7 +57,7 @@ def generate_cases(
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """Generate up to `count` different requests of one operation; `mode`: valid or invalid."""
+    """Generate up to `count` requests of one operation. `mode` selects valid or invalid ones."""
     import hypothesis
     from hypothesis import strategies as st
 

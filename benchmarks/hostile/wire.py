@@ -25,7 +25,7 @@ class HostileRequest:
 
     name: str
     raw: bytes
-    statuses: frozenset[int]  # expected; empty: all below 500, and 503
+    statuses: frozenset[int]  # expected statuses; empty: all below 500, and 503
     stalls: bool = False
     leaves: bool = False
     has_deadline: bool = False
@@ -56,13 +56,13 @@ def build_chunked_post(path: str, chunks: bytes, end: bytes = b"0\r\n\r\n") -> b
 
 
 MAX_RESPONSE_BYTES = 64_000_000
-NO_ANSWER = -1  # timeout while the connection is open
+NO_ANSWER = -1  # status after a timeout while the connection is open
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpExchange:
-    """A response. `status` is CLOSED without a response and NO_ANSWER after a timeout."""
+    """A response. `status` is NO_ANSWER after a timeout, and CLOSED without a valid response."""
 
     status: int
     head: bytes
@@ -90,7 +90,7 @@ async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpE
 
 
 async def _send(writer: asyncio.StreamWriter, raw: bytes) -> None:
-    """Send a request. Ignore a broken connection: the server may reject a body unread."""
+    """Send a request. Ignore errors: the server may reject a request before it reads the body."""
     try:
         writer.write(raw)
         await writer.drain()
@@ -114,8 +114,8 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 def is_complete(received: bytes | bytearray) -> bool:
     """Whether a response with a Content-Length is complete.
 
-    The check does not need the end of the connection, because the server keeps the connection open
-    after an incomplete request.
+    The reader cannot wait for the end of the connection, because the server keeps the connection
+    open after an incomplete request.
     """
     end = received.find(b"\r\n\r\n")
     length = CONTENT_LENGTH.search(received, 0, end + 2) if end >= 0 else None

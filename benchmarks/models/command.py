@@ -42,7 +42,7 @@ from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 REPLICAS = 2
 FEW_MODELS = 10  # models in the store of the first server
 PINNED = model_name(0)
-COLD = [f"cold/model-{number}" for number in range(3)]  # one is loaded alone, then two together
+COLD = [f"cold/model-{number}" for number in range(3)]  # load one alone, then two at a time
 ZIPF_EXPONENT = 1.0
 REQUESTS = 100_000  # length of the sequence that all connections share
 CONNECTIONS = 8
@@ -57,17 +57,17 @@ class ManyModelsResults:
     models: int
     room: int  # models that fit into the memory of a replica
     pool_bytes: int  # per replica
-    start_s: float  # until the server with all models is ready
-    start_few_s: float  # until the server with FEW_MODELS is ready
+    start_s: float  # s until the server with all models is ready
+    start_few_s: float  # s until the server with FEW_MODELS is ready
     requests_per_s: float
     failures: Mapping[str, int]
     latency_ms: Mapping[str, float]  # Zipf traffic, including loads of models
-    models_asked: int  # by the Zipf traffic, including its warm-up
+    models_asked: int  # different models in the Zipf traffic and its warm-up
     hot_ms: Mapping[str, float]
     pinned_ms: Mapping[str, float]
     cold_bytes: int  # size of the graph of a COLD model
     cold_s: tuple[float, ...]  # first request to each model of COLD
-    encoder_mib: tuple[float, float]  # all encoder replicas, before and after the traffic
+    encoder_mib: tuple[float, float]  # memory of all encoder replicas before and after the traffic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def start_with(
 ) -> Iterator[tuple[ServerAddress, float, int]]:
     """Run a server with a store of `models` tiny models and the COLD models.
 
-    Yield the server's address, the seconds that its start took, and the pool bytes of each replica.
+    Yield the server's address, the seconds until it was ready, and the pool bytes of each replica.
     """
     graph_bytes = write_tiny_models(root / "store", models)
     sealed = find_artifact(arguments.store, arguments.model)
@@ -136,7 +136,7 @@ def write_config(root: Path, pool_bytes: int) -> Path:
 
 
 def measure(address: ServerAddress, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the traffic and the single requests. Return their fields of ManyModelsResults."""
+    """Run the traffic and the single requests. Return the measured fields of ManyModelsResults."""
     before = read_encoder_mib()
     rng = np.random.default_rng(arguments.seed)
     numbers = draw_zipf(rng, arguments.models, REQUESTS)

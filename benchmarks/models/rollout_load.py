@@ -20,7 +20,7 @@ from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
 TEXT = "w1 w2 w3 w4"
 TIMEOUT_S = 60.0
 MIN_COSINE = 0.999
-GRACE_S = 3.0  # time after a change in which former versions may still answer
+GRACE_S = 3.0  # s after a change in which the former versions may still answer
 VERSION_HEADER = re.compile(rb"\r\nx-sha: *(\w+)", re.IGNORECASE)
 
 RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
@@ -28,7 +28,7 @@ RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutAnswer:
-    """Result of one request. `version` is empty without an answer that names it."""
+    """Result of one request. `version` is empty if no answer names a version."""
 
     name: str  # model name in the request
     step: str
@@ -42,7 +42,8 @@ class RolloutAnswer:
 class VersionedLoad:
     """Load of requests to several model names in turn, at a fixed rate, until `stop`.
 
-    Each request has a new API key, so that the server takes it for a request of a new client.
+    Each request has a new API key, so that the server takes it for a request of a new client. A
+    traffic split chooses the version by client.
     """
 
     def __init__(

@@ -47,11 +47,11 @@ A, B, C, D = (f"{number:012x}" for number in (0xA, 0xB, 0xC, 0xD))
 SEEDS = {A: 1, B: 2, C: 3, D: 4}
 CANARY = f"{MODEL}@canary"
 CANARY_PERCENT = 10.0
-STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names that clients request in turns
+STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names that the load requests in turn
 SPLIT_STEP = "canary 10 %"
 POOL_BYTES = 1 << 30
 RECOVERY_S = 60.0  # maximum time until a killed replica is replaced
-PULL_S = 150.0
+PULL_S = 150.0  # maximum time until a pulled model is built
 PROMOTED_TIMEOUT_S = 30.0
 PROMOTED_ANSWERS = 20  # right answers in a row, enough to reach every ingress replica
 TIMEOUT_S = 60.0
@@ -75,7 +75,7 @@ class RolloutResults:
     rate: float  # requests/s
     steps: Sequence[StepResult]
     split_requests: int
-    split_percent: float  # share of the canary version in the step SPLIT_STEP
+    split_percent: float  # measured share of the canary version in the step SPLIT_STEP
     statuses: dict[str, int]
 
 
@@ -122,7 +122,7 @@ def write_own_config(root: Path) -> Path:
 
 
 class Rollouts:
-    """Runs the version changes, one step after the other, under steady load."""
+    """The version changes, which run one after the other under steady load."""
 
     def __init__(self, server: Server, root: Path, arguments: argparse.Namespace) -> None:
         self._server, self._root, self._arguments = server, root, arguments

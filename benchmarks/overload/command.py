@@ -36,7 +36,7 @@ from benchmarks.serving.profile import classify_process
 from deployments.command_line import positive_number
 
 FACTORS = (1.2, 3.0, 10.0)
-SAMPLES = 300  # answers to compare per open loop, at most
+SAMPLES = 300  # maximum number of answers to compare per open loop
 MIB = 1 << 20
 
 
@@ -118,7 +118,7 @@ class OverloadRun:
         )
 
     def _measure_capacity(self) -> float:
-        """Return the answers/s of a closed loop with a deadline that no request misses."""
+        """Return the answers/s of a closed loop whose requests have ample time (60 s)."""
         workload = self.workload
         requests = workload.build_requests(self.address, timeout_s=60.0)
         plan = LoadPlan(

@@ -47,7 +47,7 @@ class Exchange:
     sent_s: float | None = None  # None: no connection
     ended_s: float | None = None  # None: no answer
     status: int = 0  # 0: no answer
-    body: str | None = None  # None unless sampled
+    body: str | None = None  # None if it was not sampled
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class OpenLoopResult:
 def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
     """Run a plan in a child process. Raise BenchmarkError if it fails."""
     command = [sys.executable, "-m", "benchmarks.overload.open_loop"]
-    with tempfile.TemporaryFile() as output:  # a pipe once truncated megabytes of output
+    with tempfile.TemporaryFile() as output:  # no pipe, which may truncate output of megabytes
         done = subprocess.run(
             command, input=orjson.dumps(plan), stdout=output, stderr=subprocess.PIPE, check=False
         )
@@ -137,7 +137,7 @@ class _OpenLoopConnection(asyncio.Protocol):
 
 
 class _OpenLoop:
-    """Sends the requests of a plan and records the exchanges."""
+    """Load generator that sends the requests of a plan and records the exchanges."""
 
     def __init__(self, plan: OpenLoopPlan) -> None:
         self.idle: list[_OpenLoopConnection] = []

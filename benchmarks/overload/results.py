@@ -22,7 +22,7 @@ class MeasuredLoop(NamedTuple):
 
     result: OpenLoopResult
     capacity_per_s: float
-    wrong: int
+    wrong: int  # sampled answers that differ from the expected answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class OverloadLevel:
     goodput_per_s: float  # answers within the deadline of their request
     statuses: Mapping[str, int]  # the key `none` counts missing answers
     late: int  # answers after the deadline
-    wrong: int  # answers that differ from the expected one, where one is known
+    wrong: int  # sampled answers that differ from the expected answer
     refusal_ms: Mapping[str, float]  # p50 to p99, since sending; empty without refusals
     send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to the sending
-    client_cores: float  # CPU seconds of the load generator per second
+    client_cores: float  # CPU seconds that the load generator uses per second
 
     @property
     def share(self) -> float:

@@ -10,7 +10,7 @@ from typing import cast
 from playwright.sync_api import Browser, Page, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
-SETTLE_MS = 300.0  # wait until the page shows the last responses
+SETTLE_MS = 300.0  # time in which the page shows the last responses
 POLLS_PER_MINUTE = 30  # requests that the view `status` sends
 WARM_UP_MINUTES = 10  # until charts have all points and V8 has compiled the code
 SPEED = 1_000  # factor by which the page's timers run faster; requests take their real time
@@ -78,8 +78,8 @@ class OpenStatus:
     def read_bytes_after(self, minutes: float) -> int:
         """Return the bytes of live JavaScript objects when the tab has been open for `minutes`.
 
-        Requests of the page count the minutes, because the page's timers may run fast.
-        Requests get no answer while the heap is read, because a new answer would add objects.
+        Count the minutes by the page's requests, because the page's timers may run fast. Hold back
+        answers while the heap is read, because an answer would add objects.
         """
         while self._polls < minutes * POLLS_PER_MINUTE:
             self._page.wait_for_timeout(50)

@@ -1,7 +1,7 @@
 """Benchmark of the web page of a running server: first paint, layout shifts, memory.
 
 A chat answer of `--tokens` tokens streams while the browser records layout shifts. The page then
-shows the live status for `--minutes`. Its timers run fast, except with `--real-time`, but its
+shows the live status for `--minutes`. The page's timers run fast, except with `--real-time`. All
 requests go to the real server. `--picture` only writes a picture of the page.
 """
 
@@ -167,7 +167,7 @@ def take_picture(browser: Browser, url: str, path: Path) -> None:
     page.get_by_label("Use the cache").uncheck()
     page.locator("form.form button.primary").click()
     page.locator(".cost .total").first.wait_for(timeout=ANSWER_MS)
-    page.locator("form.form button.primary").click()  # again: the first click loads the model
+    page.locator("form.form button.primary").click()  # again, because the first loads the model
     page.wait_for_timeout(1_000)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,13 +23,13 @@ from deployments.ingress.placement import PoolForecast, choose_pool
 
 PIECE_S = 0.25  # maximum work of a piece, in s of a CPU replica
 
-# A function that chooses the pool of a request from one forecast per pool and the deadline in s.
+# Chooses the pool for a request, given one forecast per pool and the deadline of the request in s.
 Place = Callable[[Sequence[PoolForecast], float], Device]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Properties of hardware and clients. The speedups are assumptions: no GPU was measured."""
+    """Properties of hardware and requests. The speedups are assumed, not measured."""
 
     gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # by model
     gpu_price: float = 10.0  # price of a GPU replica relative to a CPU replica

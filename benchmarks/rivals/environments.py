@@ -45,7 +45,7 @@ def open_environment(name: str, parent: Path, requirements: Path = REQUIREMENTS)
     digest = hashlib.sha256(content).hexdigest()[:_DIGEST_CHARACTERS]
     directory = (parent / f"{name}-{digest}").resolve()
     python = directory / "bin" / "python"
-    # The interpreter is a link, whose target may be removed later.
+    # The interpreter is a symbolic link, and its target may have been removed since.
     if not ((directory / _COMPLETE_NAME).is_file() and python.is_file()):
         _install(file, directory, python)
     return Environment(python, list_packages(python))

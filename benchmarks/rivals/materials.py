@@ -1,4 +1,4 @@
-"""Files that rivals serve: checkpoint, its fp32 graph, artifact's graph, generative models."""
+"""Files that rivals serve: checkpoint, fp32 graph, graph of the artifact, generative models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FASTEMBED_FILES = (
     "special_tokens_map.json",
 )
 SERVERS = Path(__file__).with_name("servers")
-GENAI_PRECISION = "int4"  # weights that onnxruntime-genai's model builder writes for CPUs
+GENAI_PRECISION = "int4"  # of the weights that onnxruntime-genai's model builder writes
 MLSERVER_MODEL = "embedder"
 
 
@@ -60,7 +60,7 @@ class Materials:
 
     @cached_property
     def float_graph(self) -> Path:
-        """ONNX graph of the checkpoint in fp32, as exported. Its first output is pooled."""
+        """Exported fp32 ONNX graph of the checkpoint, whose first output is the pooled vectors."""
         from build_artifacts.checkpoints.models import load_model
         from build_artifacts.families import read_metadata
         from build_artifacts.recipes import ExportRecipe
@@ -131,7 +131,7 @@ class Materials:
         return self.generator
 
     def _directory(self, name: str) -> Path:
-        """Return an empty directory. A failed preparation may have left files in it."""
+        """Return an empty directory. Delete files that a failed preparation left there."""
         directory = self.scratch / name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()

@@ -38,7 +38,7 @@ class PairedLevel:
     level: LevelName
     rival: LoadLevel
     ours: LoadLevel
-    rate_ratio: Ratio  # ours / rival; None if a window had no response
+    rate_ratio: Ratio  # ours / rival, weighted by work; None if a window had no response
     p50_ratio: Ratio  # rival / ours
 
     @classmethod
@@ -49,7 +49,7 @@ class PairedLevel:
         ours: Sequence[LoadResult],
         work_ratio: float = 1.0,
     ) -> PairedLevel:
-        """Summarize all rounds. `work_ratio` is the ratio ours / rival of the work per response."""
+        """Summarize all rounds. `work_ratio`: work per response of Hundredfold / of the rival."""
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
         p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]

@@ -1,7 +1,7 @@
 """Rounds of the benchmark: start each rival, measure it in turns with Hundredfold, end it.
 
 A rival is a server of another project. Only two servers run at a time. The server that is not
-measured idles. Its CPU time is recorded.
+measured idles, and its CPU time is recorded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
-CHECKED_RESPONSES = 16  # number of first responses to check per level and round
-# A level is skipped if its requests are expected to take longer, because too few of them would end
-# within the measured window.
+CHECKED_RESPONSES = 16  # responses to check: the first of each level and round
+# A level is skipped if its requests are expected to take longer than this, because too few of them
+# would end within the measured window.
 MAX_EXPECTED_S = 10.0
 _PROBE = LoadPlan(connections=1, seconds=0.01, warm_up_s=0.0, drain_s=120.0)
 
@@ -158,9 +158,9 @@ class RivalRounds:
         ]
 
     def _is_skipped(self, rival: Meter, level: LevelName) -> bool:
-        """Return whether earlier rates show that requests of this level take longer than allowed.
+        """Return whether `level` was skipped before, or its requests would exceed MAX_EXPECTED_S.
 
-        The limit is MAX_EXPECTED_S. Add such a level to `rival.skipped`.
+        Estimate their time from earlier rates of the rival. Add such a level to `rival.skipped`.
         """
         if level in rival.skipped:
             return True

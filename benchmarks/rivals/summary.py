@@ -1,4 +1,4 @@
-"""Summary of the rounds as results. All answers are checked first."""
+"""Checks of all stored answers, and the summary of the rounds as results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_ours(rounds: RivalRounds) -> Checks:
 def summarize_rivals(
     rounds: RivalRounds, ours: Checks, environments: Mapping[str, Environment]
 ) -> tuple[RivalResult, ...]:
-    """Summarize the rivals whose answers are right. Drop all other rivals."""
+    """Check and summarize the rivals. Drop rivals with wrong answers from `rounds`."""
     results = []
     for name, meter in list(rounds.rivals.items()):
         try:

@@ -1,4 +1,4 @@
-"""Commands of the measured servers, with filled placeholders, and the config of Hundredfold."""
+"""Commands that start the measured servers, and the config of Hundredfold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUR_PORT = 8600
 
 
 def open_rival_environment(rival: Rival, parent: Path) -> Environment:
-    """Return the environment of a rival, which is installed if it is missing.
+    """Return the Python environment of a rival. Install it if it is missing.
 
     Raises BenchmarkError if the installation fails.
     """
@@ -37,7 +37,7 @@ def open_rival_environment(rival: Rival, parent: Path) -> Environment:
 def build_rival_command(
     rival: Rival, environment: Environment, materials: Materials
 ) -> ServerCommand:
-    """Fill the placeholders of a rival's command. Prepare the materials that it names.
+    """Fill the placeholders of a rival's command. Prepare the files that they stand for.
 
     Raises ServeError if a file cannot be prepared.
     """
@@ -55,7 +55,7 @@ def build_rival_command(
 
 
 class _Places(dict[str, str]):
-    """Values of the placeholders of one command. Attributes of Materials are read on use."""
+    """Values of placeholders by name. Other names are attributes of `materials`, read on use."""
 
     def __init__(self, own: Mapping[str, str], materials: Materials) -> None:
         super().__init__(own)

@@ -10,7 +10,7 @@ from benchmarks.common.errors import BenchmarkError
 
 TextRequest = tuple[str, ...]  # texts of one request
 
-REQUESTS = 2_048  # number of requests of a workload before they repeat
+REQUESTS = 2_048  # distinct requests of a workload; the load then repeats them
 LIST_SIZE = 32  # texts per request of the workload `lists`
 PARAGRAPH_TOKENS, LONG_PARAGRAPH_TOKENS, DOCUMENT_TOKENS = 75, 128, 512
 # Percent of each length in the workload `mixed`: sentences, paragraphs of 75 tokens, paragraphs of
@@ -44,7 +44,7 @@ class TextWorkload:
 class TextSource:
     """Shuffled sentences, and texts of given lengths joined from them.
 
-    `max_tokens` is the limit of the model. No joined text is longer, so that no server truncates.
+    `max_tokens` is the limit of the model. No joined text exceeds it, so no server truncates one.
     """
 
     sentences: Sequence[str]
@@ -62,7 +62,7 @@ class TextSource:
     def join_to(self, tokens: int) -> Iterator[str]:
         """Yield texts of joined sentences with nearly `tokens` tokens, but not more.
 
-        Raises BenchmarkError if every sentence is longer.
+        Raises BenchmarkError if every sentence alone has more tokens.
         """
         limit = min(tokens, self.max_tokens)
         fitting = [text for text in self.sentences if self.count_tokens(text) <= limit]
@@ -75,7 +75,8 @@ class TextSource:
             total = self.count_tokens(joined[0])
             while True:
                 sentence = self.rng.choice(fitting)
-                total += self.count_tokens(sentence)  # also counts special tokens
+                # An upper bound, because each sentence adds its special tokens.
+                total += self.count_tokens(sentence)
                 if total > limit:
                     break
                 joined.append(sentence)

@@ -20,7 +20,7 @@ from cluster.default_config import CONFIG_NAME
 from cluster.processes import find_free_port
 
 PREFERRED_PORT = 8600
-READY_TIMEOUT_S = 60.0  # limit until the server is ready
+READY_TIMEOUT_S = 60.0  # maximum wait until all processes run and the server is ready
 POLL_S = 0.1
 
 
@@ -29,7 +29,7 @@ class Server:
     """The server under test."""
 
     address: ServerAddress
-    launcher: int  # pid of the process that starts all others
+    launcher: int  # pid of the process that starts all other processes of the server
 
     async def wait_until_complete(self) -> None:
         """Wait until a process of every kind runs and the server is ready.

@@ -28,8 +28,9 @@ class ProcessKind:
 
 
 REPLICA = "ray::ServeReplica:hundredfold:"
-PORT_S = 2.0  # limit if HAProxy or its manager is lost, which affects the clients' port
-RESTART_S = 20.0  # limit if the lost process makes Ray and Serve restart
+# Values of `max_disturbed_s`.
+PORT_S = 2.0  # HAProxy or its manager is lost, so the port for clients is affected
+RESTART_S = 20.0  # the lost process makes Ray and Serve restart
 KINDS = (
     ProcessKind("encoder", f"{REPLICA}CpuEncoder"),
     ProcessKind("tokenizer", f"{REPLICA}Tokenizer"),
@@ -45,7 +46,7 @@ KINDS = (
 
 
 def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
-    """Return the live processes of a kind that the launcher started, the oldest first."""
+    """Return the live processes of a kind in the launcher's session, the oldest first."""
     found = [one for one in find_members(launcher) if kind.words in _read_command(one)]
     return sorted(found, key=psutil.Process.create_time)
 

@@ -38,7 +38,7 @@ class ServerCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running server. `pid` is None for a server that this command did not start."""
+    """A running server. `pid` is None for a server that the benchmark did not start."""
 
     address: ServerAddress
     pid: int | None = None
@@ -95,7 +95,7 @@ def stop_signals_interrupt() -> Iterator[None]:
 
     handlers = {signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # A shell starts background jobs with SIGINT ignored.
+    # Replace SIG_IGN, which a shell may set for SIGINT when it starts a background job.
     previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -105,7 +105,7 @@ def stop_signals_interrupt() -> Iterator[None]:
 
 
 def wait_ready(command: ServerCommand, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server is ready. Raise BenchmarkError after a timeout or the process's end."""
+    """Wait until the server is ready. Raise BenchmarkError if it ends or is late."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not is_ready(command.port, command.ready_path):
         if process.poll() is not None:
@@ -133,7 +133,7 @@ def is_ready(port: int, path: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
-    """End a server by SIGTERM. Then kill its remaining descendants, even in other sessions."""
+    """End a server with SIGTERM. Then kill its remaining descendants, even in other sessions."""
     descendants: list[psutil.Process] = []
     with suppress(psutil.Error):
         descendants = psutil.Process(process.pid).children(recursive=True)

@@ -56,7 +56,7 @@ class ServingBenchmark:
 
     address: ServerAddress
     window_s: float
-    workloads: Mapping[int, Workload]  # by number of connections
+    workloads: Mapping[int, Workload]  # key: number of connections
     engine: RawEngine | None
     loads: dict[int, list[LoadResult]] = field(default_factory=dict)
     engine_rates: dict[CoreSplit, list[float]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 def measure(
     arguments: argparse.Namespace, address: ServerAddress, client: Client, sentences: Sentences
 ) -> ServingResults:
-    """Run all rounds, then compare the stored responses."""
+    """Run all rounds, then compare the stored responses with the expected outputs."""
     model = client.describe_model(arguments.model)
     use_cache = arguments.cached is not None
     sentences = Sentences(sentences.origin, sentences.texts[: arguments.cached])
@@ -208,7 +208,10 @@ def compare_responses(
     texts: Sequence[str],
     arguments: argparse.Namespace,
 ) -> tuple[CosineCheck, ...]:
-    """Compare the stored responses with correct ones. Check and close the raw engine, if any."""
+    """Compare the stored responses with outputs of unbatched passes.
+
+    If there is a raw engine, check its batch invariance and close it.
+    """
     expected = (
         local_expectation(local, usable_cores())
         if local

@@ -45,9 +45,10 @@ TASK = TaskName.FEATURE_EXTRACTION.value
 LOG_NAME = "hundredfold.log"
 NOISY_PER_MINUTE = 1_200
 NOISY_CONNECTIONS = 4
-WARM_UP_REFUSALS = 1_000  # per kind of refusal; not measured, as the server is new
+WARM_UP_REFUSALS = 1_000  # per kind; not measured, because a new server is slower
 SETTLE_S = 10.0  # warm-up in which the noisy key empties its token bucket
 CHANGE_TIMEOUT_S = 30.0
+# Goals. MAX_COST is a share of the throughput. MAX_SHARE_ERROR is relative to the rate limit.
 MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
 
 
@@ -198,7 +199,7 @@ def measure(
 
 
 def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | None) -> None:
-    """Apply key file `path`, or turn keys off if it is None. Wait until the server has done so.
+    """Apply key file `path`, or turn keys off if it is None. Wait until the change has an effect.
 
     Raises BenchmarkError after CHANGE_TIMEOUT_S.
     """
@@ -228,9 +229,9 @@ def ask_status(address: ServerAddress) -> int:
 def measure_refusals(
     address: ServerAddress, path: str, count: int
 ) -> dict[str, Mapping[str, float]]:
-    """Measure the latency of refusals of no key, an unknown key and a malformed key, in turns.
+    """Measure the latency of refusals: without a key, with an unknown key, with a malformed key.
 
-    Each of these kinds has its own connection. Return percentiles by kind.
+    The three kinds take turns, each on its own connection. Return percentiles by kind.
     """
     cases = {"no key": None, "unknown key": generate_key(), "another form": "x" * 40}
     seconds: dict[str, list[float]] = {name: [] for name in cases}

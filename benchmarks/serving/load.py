@@ -1,8 +1,8 @@
 """Load generator: a closed loop over keep-alive connections that measures its own CPU time.
 
-The load generator shares the cores with the server, so its CPU time lowers the result. Requests are
-built before the timing. During the timing, only status and end of responses are parsed. Sampled
-responses are stored as raw bytes and checked afterwards.
+The load generator shares the cores with the server, so its CPU time lowers the result. It
+builds the requests before the timing. During the timing, it parses only the status and the end of
+each response. It stores sampled responses as raw bytes, which are checked afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LoadPlan:
     connections: int
     seconds: float  # length of the measured window
     warm_up_s: float = 1.0  # the same load before the window, not measured
-    drain_s: float = 30.0  # timeout of the last responses after the window
+    drain_s: float = 30.0  # maximum wait for the last responses after the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LoadResult:
     seconds: float
     latencies_s: NDArray[np.float64]  # only responses with status 200
     failures: Mapping[str, int]
-    cpu_s: float  # CPU time of this process
+    cpu_s: float  # CPU time of this process, the load generator
 
     @property
     def requests_per_s(self) -> float:
@@ -84,7 +84,7 @@ class Workload:
 
 
 async def run_load(address: ServerAddress, workload: Workload, plan: LoadPlan) -> LoadResult:
-    """Run one warm-up and one window. Return at most `drain_s` after the window."""
+    """Run one warm-up and one window. End at most `drain_s` after the window."""
     begin_s = time.perf_counter() + plan.warm_up_s
     recorder = _LoadRecorder(begin_s, begin_s + plan.seconds)
     clients = [
@@ -111,7 +111,7 @@ async def run_load(address: ServerAddress, workload: Workload, plan: LoadPlan) -
 
 
 class _LoadRecorder:
-    """Measurements of all connections of a phase. Times are time.perf_counter."""
+    """Measurements of all connections of a phase. The window is in time.perf_counter seconds."""
 
     def __init__(self, begin_s: float, end_s: float) -> None:
         self.begin_s = begin_s

@@ -1,7 +1,8 @@
-"""Noisy neighbor: latency of a quiet client alone, and beside a client with several times its load.
+"""Noisy neighbor: latency of a quiet client, first alone and then beside a loud client.
 
-Both clients run closed loops of single sentences that bypass the response cache. They have
-different API keys. Every round measures the quiet client alone, then both clients together.
+The loud client has several times as many connections as the quiet client, and another API key. Both
+clients run closed loops of single sentences that bypass the response cache. Every round measures
+the quiet client alone, then both clients together.
 """
 
 from __future__ import annotations
@@ -111,11 +112,11 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
 
 
 def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
-    """Evaluate slowdown and share of the quiet client.
+    """Evaluate the slowdown and the share of the quiet client.
 
-    The fair share of the quiet client is half of the requests/s of both clients, but at most its
-    rate alone divided by MAX_SLOWDOWN. A closed loop cannot exceed this rate at MAX_SLOWDOWN times
-    the latency.
+    Its fair share is half of the requests/s of both clients, but at most R / MAX_SLOWDOWN, where R
+    is the requests/s of the quiet client alone. At MAX_SLOWDOWN times the latency, a closed loop
+    cannot send more.
     """
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median

@@ -111,7 +111,7 @@ def measure_level(
     connections: int,
     arguments: argparse.Namespace,
 ) -> ProfileLevel:
-    """Run a warm-up, the measured load, and with `--samples` another load for the stacks.
+    """Run a warm-up and the measured load. With `--samples`, run another load for the stacks.
 
     Stacks need their own load, because sampling slows the server down.
     """
@@ -151,7 +151,7 @@ Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # key: kind, pid, thr
 
 
 def read_threads() -> Threads:
-    """Read the counters of each thread of the server. Raise BenchmarkError without replicas."""
+    """Read the counters of each thread of the server. Raise BenchmarkError if no replica runs."""
     threads: dict[tuple[str, int, int, str], ThreadUsage] = {}
     for process in psutil.process_iter():
         try:
@@ -173,7 +173,7 @@ def read_threads() -> Threads:
 
 
 def classify_process(command: str, name: str) -> str | None:
-    """Return the deployment of a replica, `haproxy` or OTHER_RAY. None: another program."""
+    """Return the deployment of a replica, `haproxy`, OTHER_RAY, or None for another program."""
     if replica := REPLICA.match(command):
         return replica[1]
     if name == "haproxy":
@@ -199,7 +199,7 @@ def _read_wake_ups(pid: int, thread: int) -> int:
 
 
 def summarize_costs(before: Threads, after: Threads, requests: int) -> list[ProcessCost]:
-    """Sum the counters per request, by kind of process and by name of thread."""
+    """Sum the growth of the counters per request, by kind of process and by name of thread."""
     totals: defaultdict[str, float] = defaultdict(float)
     wake_ups: Counter[str] = Counter()
     threads: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -235,7 +235,7 @@ class FunctionShare:
 
 
 def read_stacks(paths: Iterable[Path]) -> str:
-    """Join stack files. Raises BenchmarkError for a file that py-spy did not write."""
+    """Join stack files. Raises BenchmarkError if py-spy did not write one of the files."""
     try:
         return "".join(path.read_text() for path in paths)
     except FileNotFoundError as exc:
@@ -267,7 +267,7 @@ class sampling:
 
     `with` yields the paths of the stack files of each deployment, one per replica. The files are
     complete after the block. Only threads that hold the GIL are sampled, which excludes forward
-    passes and waiting threads. Raises BenchmarkError without py-spy.
+    passes and waiting threads. Raises BenchmarkError if py-spy is not installed.
     """
 
     def __init__(self, out: Path, connections: int, seconds: float) -> None:

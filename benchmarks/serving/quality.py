@@ -66,7 +66,7 @@ class ServedModelClient:
         return response.compute_type
 
     def answers(self, task: str, inputs: Sequence[Any]) -> Iterator[Any]:
-        """Yield one answer per input. Raises BenchmarkError if the number of answers differs."""
+        """Yield one answer per input. Raises BenchmarkError if a response has another number."""
         for start in range(0, len(inputs), TEXTS_PER_REQUEST):
             chunk = list(inputs[start : start + TEXTS_PER_REQUEST])
             value = self.client.infer(task, self.model_id, chunk, use_gpu=self.use_gpu).value
@@ -142,7 +142,7 @@ def score_similarity(served: ServedModelClient, pairs: Sequence[ScoredPair]) -> 
 
 
 def score_sentiment(served: ServedModelClient, labeled: Sequence[LabeledText]) -> Score:
-    """Compute the share of sentences whose best label is correct."""
+    """Compute the share of sentences whose label with the highest score is correct."""
     task = TaskName.TEXT_CLASSIFICATION
     model = served.describe()
     log_progress(f"{served.model_id}: {len(labeled)} sentences")
@@ -159,7 +159,7 @@ def score_sentiment(served: ServedModelClient, labeled: Sequence[LabeledText]) -
 
 
 def find_squad(named: Path | None, data: Path) -> Path | None:
-    """Return `named`; if it is None, the default file in `data`, or None without this file."""
+    """Return `named`, else the default file in `data`, or None if neither exists."""
     path = named or data / SQUAD_NAME
     if named or path.is_file():
         return path

@@ -26,7 +26,7 @@ class LoadLevel:
     requests_per_s: RoundSummary
     latency_ms: Mapping[str, RoundSummary]  # p50 to p99; empty if a round had no response
     failures: Mapping[str, int]  # by status or reason, including warm-ups
-    client_cpu_s_per_request: float | None  # CPU time of the load generator
+    client_cpu_s_per_request: float | None  # CPU time of the load generator; None: no response
 
     @classmethod
     def summarize(cls, rounds: Sequence[LoadResult]) -> LoadLevel:
@@ -68,14 +68,14 @@ class ServingResults:
     window_s: float
     levels: tuple[LoadLevel, ...]
     engine: tuple[EngineThroughput, ...]
-    served_over_engine: float | None  # ratio of the rates, at the most connections
+    served_over_engine: float | None  # see the function `served_over_engine`
     checks: tuple[CosineCheck, ...]
 
 
 def served_over_engine(
     levels: Sequence[LoadLevel], engine: Sequence[EngineThroughput]
 ) -> float | None:
-    """Divide requests/s at the most connections by sentences/s of the best core split."""
+    """Divide requests/s at the most connections by the sentences/s of the best core split."""
     if not engine:
         return None
     served = max(levels, key=lambda level: level.connections).requests_per_s.median

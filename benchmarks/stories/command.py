@@ -49,7 +49,7 @@ from deployments.artifacts.types import TaskName
 from deployments.machine import usable_cores
 
 DEFAULT_PRUNING = 0.2
-# Maximum drop of F1 by a stage, in points (hundredths).
+# Maximum drop of F1 from the original model to a stage, in points (hundredths).
 DEFAULT_MAX_DROP = 5.0
 QUIET = "nothing else ran on the machine"
 

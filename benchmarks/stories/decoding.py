@@ -1,9 +1,8 @@
 """Story c, "Bound memory and KV cache" in docs/stories.md: variants of decoding with a GPT-2.
 
-Inputs are numpy arrays or bound to memory (IO binding), with and without a KV cache.
-
-Weights are random, because times do not depend on them. All systems run the same fp32 graph. The
-logits of each system are compared with the logits of the first system.
+A system is one variant: numpy arrays or IO binding (inputs and outputs in fixed memory), with or
+without a KV cache. All systems run the same fp32 graph. Its weights are random, because times do
+not depend on them. The logits of each system are compared with the logits of the first system.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class DecodingTimes:
     io: str
     kv_cache: bool
     ms_per_token: Mapping[str, RoundSummary]
-    # Maximum difference from the first system's logits, relative to their largest absolute value.
+    # Maximum difference from the first system's logits, divided by the largest absolute logit.
     logits_difference: float
 
     @property
@@ -87,7 +86,7 @@ class DecodingSystem(Protocol):
         ...
 
     def step(self, token: int) -> Logits:
-        """Append a token. Return the logits of the next token, [V]."""
+        """Append a token. Return the logits of the next token, [vocabulary]."""
         ...
 
 
@@ -129,7 +128,7 @@ class NumpySystem:
 
 
 class BoundSystem:
-    """System over the server's engine, which binds inputs, outputs and KV cache to fixed memory."""
+    """System that calls the server's engine, with IO binding of inputs, outputs and KV cache."""
 
     io = BOUND
 
@@ -237,7 +236,7 @@ def measure_decoding(
 def compare_logits(
     systems: Sequence[DecodingSystem], ids: Sequence[int], token: int
 ) -> list[float]:
-    """Return the relative difference of each system's logits from those of the first system.
+    """Return the largest relative difference of each system's logits from the first system's.
 
     Raises BenchmarkError if a difference exceeds MAX_LOGITS_DIFFERENCE.
     """
@@ -256,7 +255,7 @@ def compare_logits(
 
 
 def time_steps(system: DecodingSystem, ids: Sequence[int], tokens: Sequence[int]) -> float:
-    """Return the median ms of the steps after `ids`. Do not time the first step."""
+    """Return the median ms per step after `ids`. Leave out the first step."""
     system.start(ids)
     seconds = []
     for token in tokens:

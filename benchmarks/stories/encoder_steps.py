@@ -54,12 +54,12 @@ class EncoderStep:
     what: str
     tokenize: Tokenize
     engine: EncoderEngine
-    padded_tokens: int = 0  # 0: no padding
+    padded_tokens: int = 0  # each text is padded to this length; 0: no padding
     has_cache: bool = False  # repeated texts need no forward pass
-    passes: int = 0  # concurrent passes of batches; 0: one sequential pass per request
+    passes: int = 0  # concurrent batches; 0: no batches, one request at a time
 
     def time_requests(self, texts: Sequence[str]) -> float:
-        """Compute all requests once. The cache is empty at the start. Return the seconds."""
+        """Compute all requests once, with an empty cache at the start. Return the seconds."""
         wait_until_idle()
         started_s = time.perf_counter()
         distinct = list(dict.fromkeys(texts)) if self.has_cache else texts
@@ -89,9 +89,9 @@ class EncoderStep:
 def open_encoder_steps(
     model: LocalModel, store: Path, scratch: Path, texts: Sequence[str]
 ) -> Iterator[list[EncoderStep]]:
-    """Rebuild the stages that precede the served graph. Open every step, and yield all steps.
+    """Rebuild the stages of the build that precede the served graph. Open and yield all steps.
 
-    Raises ServeError if a stage cannot be built or the tokenizers disagree.
+    Raises ServeError if a stage cannot be built, or if the slow and the fast tokenizer disagree.
     """
     request = ReportRequest(artifact=model.directory, store=store)
     modes = TimingModes.of(request)
@@ -132,7 +132,7 @@ def open_encoder_steps(
 
 
 def _build_stages(model: LocalModel, scratch: Path, modes: TimingModes) -> dict[str, Stage]:
-    """Return the stages of the model's build report by name. `served` is what a server runs."""
+    """Rebuild the stages of the model's build report, by name. `served` is what a server runs."""
     target = TuningTarget(model.directory, model.manifest, Device.CPU, modes.single_pass)
     served = read_served_variants(target)
     if served is None:

@@ -50,7 +50,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStage:
-    """Results of one stage. Measurements are None if the stage was not measured; see `reason`."""
+    """Results of one stage. If `reason` is set, the stage was not measured."""
 
     name: str
     what: str
@@ -124,7 +124,7 @@ def measure_stages(
 
 @contextmanager
 def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Client]:
-    """Start a server with all stages. It runs one pass at a time, on all cores."""
+    """Start a server with all stages. Its encoder runs one pass at a time, on all cores."""
     encoder = {
         "intra_op_threads": usable_cores(),
         "concurrent_passes": 1,
@@ -155,7 +155,7 @@ def time_requests(
 
 
 def rotate(stages: Sequence[SealedStage], turn: int) -> list[SealedStage]:
-    """Rotate the stages by `turn`, so that each stage comes first in some turn."""
+    """Rotate the stages by `turn` places, so that another stage comes first in each turn."""
     first = turn % len(stages)
     return [*stages[first:], *stages[:first]]
 
@@ -165,7 +165,7 @@ def infer(client: Client, stage: SealedStage, inputs: Mapping[str, str]) -> None
 
 
 def time_block(client: Client, stage: SealedStage, inputs: Mapping[str, str]) -> list[float]:
-    """Return the ms of sequential requests. Do not time the first request."""
+    """Return the ms of each of _BLOCK sequential requests, after one untimed request."""
     infer(client, stage, inputs)
     times = []
     for _ in range(_BLOCK):

@@ -91,14 +91,15 @@ class StagePlan:
     adapter: Path | None
     pruning: Pruning
     evaluation: Path  # labeled data of the accuracy gate
-    max_drop: float  # of the metric, by one stage, in points (hundredths)
+    max_drop: float  # maximum drop of the metric in a stage, in points (hundredths)
 
 
 def seal_stages(
     plan: StagePlan, root: Path, store: Path
 ) -> tuple[list[SealedStage], dict[str, str]]:
-    """Publish the stages that pass the accuracy gate. Return them, and failures by stage name.
+    """Publish the stages that pass the accuracy gate.
 
+    Return the published stages, and for each other stage its name and the reason of its failure.
     Artifacts are written to `store`, other files of the builds to `root`. Raises BuildError if a
     model cannot be prepared, for example if the pruned model does not pass the gate.
     """
@@ -142,7 +143,7 @@ def write_questions(questions: Sequence[SquadQuestion], path: Path) -> Path:
 def _start(
     plan: StagePlan, workspace: Workspace, progress: BuildProgress, *, is_pruned: bool
 ) -> EncoderBuild:
-    """Prepare the original or the pruned model. They need separate workspaces for exports."""
+    """Prepare the original or the pruned model. Each needs its own workspace for its exports."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     steps = StepRunner(workspace, progress)
     sources = workspace.directory("sources")

@@ -39,10 +39,10 @@ from deployments.machine import usable_cores
 
 REQUESTS = 150  # requests of one sentence
 ZIPF_EXPONENT = 1.0
-STREAMS = 8  # concurrent prompts of the last step
-PROMPT_TOKENS, NEW_TOKENS = 64, 24
-CONNECTIONS = 64
-_SINGLE_PROMPTS = 2  # prompts of steps that generate sequentially
+STREAMS = 8  # concurrent prompts of the last generation step
+PROMPT_TOKENS, NEW_TOKENS = 64, 24  # tokens per prompt and per answer
+CONNECTIONS = 64  # to the server that is measured over HTTP
+_SINGLE_PROMPTS = 2  # prompts of each step that generates sequentially
 
 Measurement = Callable[[], float]  # requests or tokens per second
 
@@ -92,7 +92,7 @@ def _measure_rate(step: EncoderStep, texts: Sequence[str]) -> float:
 
 
 def run_rounds(measurements: Mapping[str, Measurement], rounds: int) -> dict[str, RoundSummary]:
-    """Run all measurements in turns. Ignore the first run of each, a warm-up."""
+    """Run all measurements in turns, after a warm-up run of each."""
     for measure in measurements.values():
         measure()
     values: dict[str, list[float]] = {name: [] for name in measurements}
@@ -110,7 +110,7 @@ class GenerationStep:
     name: str
     what: str
     system: System
-    streams: int  # concurrent
+    streams: int  # number of concurrent prompts
 
     def tokens_per_s(self, prompts: Sequence[Tokens]) -> float:
         if self.streams > 1:
@@ -216,7 +216,7 @@ def _build_rows(steps: Sequence[StepRate], unit: str) -> tuple[list[str], list[l
 
 
 def plot_techniques(out: Path, run: RunMetadata, results: TechniqueResults) -> list[Path]:
-    """Plot the embedding steps and the generation steps as waterfalls. Return the paths."""
+    """Plot embedding and generation steps as waterfall charts. Return the paths."""
     title = "A naive deployment and ours, technique by technique"
     figure, (sentences, tokens) = create_figure(run, title, (11, 4.6))
     _draw_waterfall(sentences, results.embedding, "requests per second")

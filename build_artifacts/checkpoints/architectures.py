@@ -63,7 +63,7 @@ def config_errors(name: str) -> Iterator[None]:
 
 
 def parse_task_class(name: str) -> TaskName | None:
-    """Return the task of a transformers class such as `BertForMaskedLM`, None if it has none."""
+    """Return the task of a class name such as `BertForMaskedLM`; None if its suffix is unknown."""
     return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
 
 
@@ -143,8 +143,8 @@ _UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
     "big_bird": _check_big_bird,
 }
 
-# MobileBERT concatenates each token with two neighbors. A graph traced with two tokens would have
-# one neighbor only. A graph traced with three tokens is also correct for two.
+# MobileBERT concatenates each token with its left and right neighbors, so a trace needs three
+# tokens. The resulting graph is also correct for two tokens.
 _MIN_TRACE_TOKENS: Mapping[str, int] = {"mobilebert": 3}
 
 # Offset of the first position for models that number positions after the padding id.

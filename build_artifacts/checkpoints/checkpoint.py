@@ -151,7 +151,7 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def read_field(path: Path, name: str, kind: type[T]) -> T | None:
-    """Return a field of the JSON object in `path`, None when it or the file is missing.
+    """Return a field of the JSON object in `path`, None if the field or the file is missing.
 
     Raises UnsupportedModel for a value of another type than `kind`, and the errors of
     `read_object`.
@@ -182,7 +182,7 @@ def _is_module(value: Json) -> bool:
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of the files with HASHED_SUFFIXES, sorted by path.
 
-    Hidden files and directories are left out. Raises SourceUnreadable if one cannot be read.
+    Hidden files and directories are left out. Raises SourceUnreadable for an unreadable directory.
     """
     paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):

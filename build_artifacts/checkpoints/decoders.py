@@ -22,15 +22,15 @@ from deployments.artifacts.generation_config import GenerationConfig, Generation
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 # Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2. The
-# builder also exports models with images or recurrent layers; the server does not support their
-# state.
+# builder also exports models with image inputs or recurrent layers, which the server does not
+# support.
 SUPPORTED = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
     "GPT2LMHeadModel",
 )  # fmt: skip
-# Tokens that end a turn in chat templates. Configs often list only the end-of-text token.
+# Tokens that end a turn in chat templates. The end tokens in configs often lack them.
 _TURN_ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -65,8 +65,8 @@ def check_decoder(config: TransformersConfig) -> int | None:
             "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
             hint="build from the unquantized checkpoint",
         )
-    # A longrope graph selects its RoPE table by the capacity of the cache, not by the text length.
-    # The limit keeps texts within the range of the shorter table.
+    # A longrope graph has two RoPE tables and selects one by the capacity of the cache instead of
+    # the text length. The limit keeps texts within the range of the shorter table.
     rope = getattr(config, "rope_parameters", None) or {}
     is_split = rope.get("rope_type") == "longrope"
     return int(config.original_max_position_embeddings) if is_split else None
@@ -131,8 +131,11 @@ def read_chat_template(weights: Path) -> str | None:
             raise corrupt_file(path, str(exc)) from exc
         except OSError as exc:
             raise unreadable_source(path, str(exc.strerror)) from exc
-    value = read_object(weights / "tokenizer_config.json").get("chat_template")
+    config = weights / "tokenizer_config.json"
+    value = read_object(config).get("chat_template")
     if isinstance(value, list):  # several named templates
+        if not all(isinstance(entry, dict) for entry in value):
+            raise corrupt_file(config, "`chat_template` is not a text or a list of objects")
         value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
     return value if isinstance(value, str) else None
 

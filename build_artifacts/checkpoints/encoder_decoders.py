@@ -127,7 +127,7 @@ def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
         return {}
     try:
         tokenizer = open_tokenizer(weights)
-    except ArtifactError:  # the check of the tokenizer reports this error
+    except ArtifactError:  # the build's check of the tokenizer reports this error
         return {}
     languages = {
         match[1] or match[2]: token_id
@@ -149,7 +149,7 @@ def read_suppressed_tokens(generation: GenerationSettings) -> Iterator[int]:
     """Yield the tokens that no answer may contain."""
     yield from iterate_token_ids(generation.suppress_tokens)
     for words in generation.bad_words_ids or ():
-        if isinstance(words, list) and len(words) == 1:  # longer ones forbid a sequence, no token
+        if isinstance(words, list) and len(words) == 1:  # a longer entry forbids a sequence
             yield from iterate_token_ids(words)
 
 
@@ -164,7 +164,8 @@ def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
         length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
         early_stopping=generation.early_stopping or False,
         no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
-        # `min_length` and `max_length` include the start token; the limits of new tokens do not.
+        # `min_length` and `max_length` count the start token; `min_new_tokens` and
+        # `max_new_tokens` do not.
         min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
         max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),
     )

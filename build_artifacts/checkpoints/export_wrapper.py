@@ -55,7 +55,10 @@ def _has_token_types(model: TorchModel) -> bool:
 
 
 def _export_class(base: type, answer: OutputFunction) -> type:
-    """Create a subclass of `base` that applies `answer`. Exporters identify models by class."""
+    """Create a subclass of `base` whose forward applies `answer` to the model output.
+
+    It has the name of `base`, because exporters identify models by class.
+    """
     inner: Any = base
 
     def forward(

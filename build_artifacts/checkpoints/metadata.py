@@ -268,7 +268,7 @@ def _read_max_tokens(
 ) -> int:
     """Return the smallest token limit: `further_limit` or one of the checkpoint.
 
-    Special tokens count. Raises UnsupportedModel if there is no limit.
+    The limit includes special tokens. Raises UnsupportedModel if there is no limit.
     """
     tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
     limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)

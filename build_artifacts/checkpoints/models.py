@@ -10,8 +10,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
 
-# Weights that a checkpoint may lack, by head. The head VECTOR does not use the model's pooler,
-# whereas some classifiers do.
+# Parts of the names of weights that a checkpoint may lack, by head. Some classifiers use the pooler
+# of the model, but the head VECTOR does not.
 _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     **dict.fromkeys(ModelHead, ("embeddings.position_ids",)),
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),

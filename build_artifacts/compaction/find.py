@@ -8,7 +8,7 @@ from build_artifacts.compaction.plan import Compaction, LayerReduction
 
 
 def find(model: TorchModel) -> Compaction:
-    """Find the parts that `compact` may remove from `model`, an fp32 encoder with any head.
+    """Find the parts that `compact` may remove from `model`, an fp32 encoder for any task.
 
     Only exact zeros count. Each layer retains at least one head and one feed-forward channel.
     For unknown architectures, the compaction is empty.

@@ -28,7 +28,7 @@ def main() -> None:
                 vars(config)[_EPSILON] = getattr(config, name)
         rope = getattr(config, "rope_parameters", None) or {}
         if _GLOBAL in rope and _LOCAL in rope:
-            # Assignments to attributes would validate the config and restore the nested parameters.
+            # Bypass attribute assignment, which would restore the nested parameters.
             vars(config).update(
                 rope_parameters=dict(rope[_GLOBAL]),
                 rope_theta=rope[_GLOBAL]["rope_theta"],

@@ -131,7 +131,7 @@ def list_graph_files(path: Path, recipe: DecoderRecipe) -> list[Path]:
     if recipe.engine == "transformers":
         return [path, path.with_name(CONFIG_NAME)]
     weights = path.with_name(f"{path.name}.data")
-    return [path, weights] if weights.is_file() else [path]  # a torch program contains its weights
+    return [path, weights] if weights.is_file() else [path]  # a torch program has no weight file
 
 
 def describe_recipe(recipe: DecoderRecipe) -> str:

@@ -34,7 +34,7 @@ _BUILDER_OPTIONS = "windowed_kv_cache=false"
 def export_decoder(
     weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
 ) -> None:
-    """Write the files that the engine of the recipe opens to `into`, from the checkpoint `weights`.
+    """Export the checkpoint `weights` to `into`, as files for the engine of the recipe.
 
     Raises UnsupportedModel if the exporter does not support the model or the recipe.
     """

@@ -18,7 +18,7 @@ ATTENTION = "GroupQueryAttention"
 
 
 class WeightColumns(NamedTuple):
-    """Columns of the weights and the bias of one linear layer."""
+    """Columns with the attention heads in the weights and the bias of one linear layer."""
 
     tables: tuple[str, ...]  # names of weight and bias; empty if the layer is missing or shared
     first: int  # index of the first column
@@ -61,9 +61,9 @@ def read_int_attribute(node: onnx.NodeProto, attribute: str) -> int:
 def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     """Move the score scale of an attention node into its query projection.
 
-    ONNX Runtime has a fast kernel for one row times a matrix, but that kernel cannot multiply the
-    result by a scale. Other operators, and attention without a query projection of its own, stay
-    unchanged.
+    ONNX Runtime has a fast kernel for one row times a matrix, but uses it only if the scale is 1.
+    Nodes other than attention stay unchanged, and so does attention without a query projection of
+    its own.
     """
     import onnx
 

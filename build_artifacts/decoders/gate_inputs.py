@@ -138,9 +138,9 @@ def max_answer_tokens(max_tokens: int) -> int:
 def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
     """Tokenize passages and prompts and truncate them to the context.
 
-    A chat template, if there is one, formats the prompts of a decoder-only model. They leave space
-    for an answer. For an encoder-decoder model, the passages become prompts, because its encoder
-    reads passages and prompts alike.
+    A chat template, if there is one, formats the prompts of a decoder-only model. These prompts are
+    truncated further, so that an answer fits in the context. For an encoder-decoder model, the
+    passages become prompts, because its encoder reads passages and prompts alike.
 
     Raises UnsupportedModel for an unusable chat template.
     """

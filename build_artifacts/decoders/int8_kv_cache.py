@@ -223,7 +223,7 @@ class _Int8KvCacheWriter:
                 opset.version = max(opset.version, _OPSET)
 
     def _build_prefill_branch(self, node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-        """Build float attention over the cache and the new tokens of a prompt, [1, T, ..]."""
+        """Build the prefill branch: float attention over the cache and T new tokens of one slot."""
         self._nodes = []
         heads, size = self._tables[f"{name}/key_steps"].dims
         pairs = _count_rotated_pairs(node, self._tables)
@@ -264,7 +264,10 @@ class _Int8KvCacheWriter:
         return parts
 
     def _apply_rope(self, node: onnx.NodeProto, value: str, heads: int, partial: int) -> str:
-        """Apply RoPE to queries or keys, [1, T, heads x size]. `partial` 0 rotates whole heads."""
+        """Apply RoPE to queries or keys, [1, T, heads x size].
+
+        `partial` is the number of channels per head that RoPE rotates; 0 means all channels.
+        """
         turned = f"{value}/turned"
         self._op(
             "RotaryEmbedding",
@@ -280,8 +283,8 @@ class _Int8KvCacheWriter:
     def _write_kv(self, name: str, part: str, value: str, past: str) -> tuple[str, str, str]:
         """Round new values, [1, T, heads x size], and write them to the cache.
 
-        Returns the rounded new values in float, the dequantized cached values, [1, heads, cached
-        tokens, size], and the updated cache.
+        Returns the names of three graph values: the rounded new values in float, the dequantized
+        cached values, [1, heads, cached tokens, size], and the updated cache.
         """
         import onnx
 
@@ -323,7 +326,7 @@ class _Int8KvCacheWriter:
 
 
 def _build_decode_branch(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """Build the original operator over an int8 cache."""
+    """Build the decode branch: the original operator, which reads and writes an int8 cache."""
     import onnx
 
     outputs = [f"{name}/stepped", *(f"{name}/{part}_stepped" for part in KV_NAMES)]

@@ -34,7 +34,7 @@ LIMITS = (
     "near_tie_margin",
 )
 _PROMPT_TOKENS = 256
-_CACHED_TOKENS = 128  # in each slot during the measured decode steps
+_CACHED_TOKENS = 128  # tokens in each slot's cache during the measured decode steps
 
 
 class DecoderThroughput(BaseModel):
@@ -159,6 +159,7 @@ def compare_decoder(
 ) -> DecoderParity:
     """Run the texts in prefill and in decode steps. The worse mode counts for each limit.
 
+    Also compare the decode steps of the longest text alone with those in a batch.
     `engine` needs BATCH_SLOTS slots, each with space for the longest text. Raises EngineFailed if a
     call fails.
     """
@@ -221,10 +222,9 @@ def decode_texts(
 ) -> Iterator[tuple[list[int], int, FloatArray]]:
     """Run texts in decode steps of up to BATCH_SLOTS slots.
 
-    Yields per step: the indices of the n running texts, the position of the current token in each
-    text, and the logits [n, V] of these tokens.
-    The logits are valid until the next step. With `sources`, a prefill encodes each source and
-    returns the logits of position 0.
+    Yields per step: the indices of the n running texts, the position of the current token, which is
+    the same in each text, and the logits [n, V] of these tokens. The logits are valid until the
+    next step. With `sources`, a prefill encodes each source and returns the logits of position 0.
     """
     order = sorted(range(len(texts)), key=lambda text: -len(texts[text]))
     for first in range(0, len(order), BATCH_SLOTS):

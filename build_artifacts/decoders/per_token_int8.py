@@ -2,15 +2,15 @@
 
 ONNX Runtime's dynamic quantization uses one scale per tensor, so an output would depend on the
 other requests in the batch. Its blockwise int4 MatMuls are batch invariant, but take twice the time
-of int8 for several rows and three times for a prompt. This rewrite divides each row by its largest
-value, rounds to int8, multiplies by int8 weights with one scale per column, and scales back.
-Integer sums are exact, so each row is batch invariant.
+of int8 for several rows and three times for a prompt. This rewrite divides each row of activations,
+which is one token, by its largest absolute value and rounds to int8. It multiplies by int8 weights
+with one scale per column, and scales back. Integer sums are exact, so each row is batch invariant.
 
     x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
 
 With calibration texts, `smoothquant.py` first moves outliers of the activations into the weights.
-Activations whose rows then have similar sizes get one static scale, which saves four small
-operators per MatMul.
+If the rows of an activation then have similar sizes, the activation gets one static scale, which
+saves four small operators per MatMul.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 
@@ -96,7 +96,7 @@ class _QuantizedRows(NamedTuple):
 
     values: str
     step: str  # step size of `values`
-    scales: str | None = None  # [.., 1], factor per row; None with a static scale
+    scales: str | None = None  # [.., 1], factor of each output row; None with a static scale
 
 
 class _PerTokenRewriter:
@@ -114,7 +114,7 @@ class _PerTokenRewriter:
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
     def calibrate(self, observed: Mapping[str, FloatArray]) -> None:
-        """Smooth the observed activations, [tokens, K], and fix static scales.
+        """Smooth the observed activations, [tokens, K], and choose static scales.
 
         Also move the score scale of each attention node into its query projection.
         """
@@ -248,7 +248,8 @@ def _round_to_int8(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
 def compute_static_scale(rows: FloatArray) -> np.float32 | None:
     """Return one scale for all rows [N, K]; None if it is zero or too coarse for half the rows.
 
-    Rounding to steps of `scale` adds noise of scale / sqrt(12) per value.
+    Rounding to steps of `scale` adds noise with an RMS of scale / sqrt(12). The scale is too coarse
+    for a row if this exceeds _MAX_NOISE times the row's RMS.
     """
     scale = _MARGIN * np.abs(rows).max() / _MAX_INT8
     sizes = np.sqrt(np.square(rows, dtype=np.float64).mean(axis=1))

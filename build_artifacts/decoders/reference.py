@@ -32,7 +32,7 @@ class DecoderReference:
 
     The model reads `texts`: the passages, and each prompt followed by its answer. For an
     encoder-decoder model, a text is the decoder input: the start token and the answer without its
-    last token. `logits` is [N, V]: N tokens of all texts, V vocabulary entries. It stays on disk.
+    last token. `logits` is a memory map [N, V]: N tokens of all texts, V vocabulary entries.
     """
 
     gate_inputs: GateInputs

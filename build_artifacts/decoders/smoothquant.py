@@ -29,7 +29,7 @@ _NORMS = {
 
 
 class _ScaleTarget(NamedTuple):
-    """Tensors that can absorb the division of an activation, along their last axis."""
+    """Tensors that can be divided, along their last axis, instead of an activation."""
 
     tables: tuple[str, ...]
     first: int = 0  # index of the first channel in `tables`
@@ -38,12 +38,12 @@ class _ScaleTarget(NamedTuple):
     copies: int = 1
 
     def reduce(self, sizes: FloatArray) -> FloatArray:
-        """Return the maximum over the query heads that share a channel: [K] -> [K / copies]."""
+        """Return the maximum over the query heads that share a value head: [K] -> [K / copies]."""
         largest: FloatArray = sizes.reshape(self.heads, self.copies, -1).max(axis=1).ravel()
         return np.maximum(largest, _MIN_SIZE)
 
     def expand(self, factors: FloatArray) -> FloatArray:
-        """Repeat each channel for the query heads that share it: [K / copies] -> [K]."""
+        """Repeat each value head for the query heads that share it: [K / copies] -> [K]."""
         each = factors.reshape(self.heads, 1, -1)
         return np.repeat(each, self.copies, axis=1).ravel()
 

@@ -1,7 +1,7 @@
 """Export of decoders to torch: as a traced program, or as a checkpoint for transformers.
 
-Both forms run with an external KV cache (deployments/engines/transformers_kv.py). A program has the
-cache as inputs; the engine adds the cache to a checkpoint.
+Both forms run with an external KV cache (deployments/engines/transformers_kv.py). A program takes
+the cache as inputs. For a checkpoint, the engine attaches the cache to the loaded model.
 deployments/engines/torch_decoder.py describes inputs and outputs of the program.
 """
 

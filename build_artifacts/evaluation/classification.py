@@ -161,7 +161,7 @@ class SingleLabelEvaluation(Evaluation):
 
 
 class MultiLabelEvaluation(Evaluation):
-    """All labels with a probability above 0.5 per text. The accuracy gate uses `micro_f1`."""
+    """Several labels per text: all with a probability above 0.5. The gate uses `micro_f1`."""
 
     def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "micro_f1")

@@ -22,17 +22,18 @@ from deployments.messages import TokenIds, TokenizedItem
 from deployments.tokenization.encodings import build_item
 
 EXPECTED = "plain text, one sentence per line"
-MASK_EVERY = 7  # tokens; close to the 15 % of masks in BERT's training
-# Limit per sentence: the output of a mask has one logit per vocabulary entry, 1 MB for XLM-R.
+MASK_EVERY = 7  # one of 7 tokens is masked, close to the 15 % in BERT's training
+# Maximum masks per sentence. The output of each mask has one logit per vocabulary entry, 1 MB for
+# XLM-R.
 MAX_MASKS = 16
 
 
 def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """Load one item per sentence with some tokens masked.
 
-    In sentence i every seventh token is masked, starting at token i modulo 7, up to MAX_MASKS. Over
-    several sentences, the masks cover all positions. They are the same in every build. Raises
-    BadEvaluationData for an unusable file.
+    In sentence i every seventh token is masked, starting at token i modulo 7, up to MAX_MASKS. The
+    start varies so that the masks of several sentences cover all positions. Every build masks the
+    same tokens. Raises BadEvaluationData for an unusable file.
     """
     location = FileLocation(path, EXPECTED)
     if model.mask_token is None:

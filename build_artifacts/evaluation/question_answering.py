@@ -38,7 +38,7 @@ class QuestionWindow:
     """One item: a window of the context of a question, and the index of the question."""
 
     question: int
-    first: int  # index of the first context token
+    first: int  # index of the first context token in the item
     offsets: NDArray[np.int32]  # [context tokens, 2], character range of each token in the context
 
 

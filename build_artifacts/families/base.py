@@ -41,7 +41,8 @@ S = TypeVar("S")  # how to open a graph: GraphSpec or DecoderSpec
 class BuildBudget:
     """Time and data that a build may use."""
 
-    # Seconds per device to export candidates. For generative models, evaluation counts too.
+    # Seconds per device for the export of candidates; for generative models, for export and
+    # accuracy gate together. The limit applies only after the first success.
     search_seconds: float = 300.0
     tune_seconds: float = 60.0  # for all graphs together; 0 disables tuning
     evaluation: Path | None = None  # labeled data for the accuracy gate

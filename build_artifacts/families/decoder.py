@@ -253,7 +253,7 @@ def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCand
 
 
 def _directory(candidate: DecoderCandidate) -> str:
-    """Return the artifact directory of one graph: the files of different graphs share names."""
+    """Return a separate artifact directory per graph, because the files of graphs share names."""
     return f"graphs/{candidate.recipe.name}"
 
 

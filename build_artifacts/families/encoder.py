@@ -58,8 +58,8 @@ from deployments.tuning.tuner import (
     measure_variants,
 )
 
-# Numbers of MatMuls that successive accuracy fallbacks exclude from int8, and the maximum share of
-# excluded MatMuls.
+# Numbers of MatMuls that successive accuracy fallbacks exclude from int8. Numbers above the maximum
+# share of the graph's MatMuls are skipped.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
 _SCREENING_NAME = "screening.json"
@@ -115,8 +115,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
         """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
-        The last attempts exclude more and more MatMuls of an int8 graph from quantization. If the
-        recipe cannot be exported, nothing follows it.
+        Further attempts exclude more and more MatMuls of an int8 graph from quantization. If the
+        export of the unchanged recipe fails, there are no further attempts.
         """
         first = _build_attempt(recipe)
         yield first
@@ -296,9 +296,9 @@ def _build_attempt(
 def _fastest_first(
     accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
 ) -> list[EncoderCandidate]:
-    """Put the fastest candidate of each device first: the default of hosts without measurements.
+    """Put the candidates that are fastest on this host with one thread, one per device, first.
 
-    The speed is that of one thread on this host.
+    A host without measurements uses the first candidate for its device.
     """
     winners = {t.selected_variants()[0].candidate for t in tables if t.threads == 1}
     return sorted(accepted, key=lambda candidate: candidate.recipe.name not in winners)

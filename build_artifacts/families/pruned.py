@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs
 
-_SAMPLING = ExampleSampling(limit=256)  # maximum number of calibration examples
+_SAMPLING = ExampleSampling(limit=256)  # at most 256 calibration examples
 
 
 def prepare_pruned(
@@ -25,9 +25,9 @@ def prepare_pruned(
     """Return `original` after pruning.
 
     With labeled data, the gate limits the loss of the task's metric. Without labeled data, the gate
-    limits the difference of the outputs for the probe texts. Hardly any pruned model passes that
-    limit. Raises GateFailed if the model does not pass, and UnsupportedModel if its layers are not
-    known.
+    limits the difference of the outputs for the probe texts, which hardly any pruned model passes.
+    Raises GateFailed if the pruned model does not pass, UnsupportedModel for an architecture whose
+    layers are unknown, and BadEvaluationData for bad calibration data.
     """
     pruned = cached_prune(steps, original, pruning.fraction, load_calibration(original, pruning))
     reasons = _find_violations(original, pruned, gate)

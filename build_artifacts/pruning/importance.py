@@ -30,10 +30,13 @@ _SEED = 0  # seed of the drawn answers, so that equal items give equal importanc
 
 
 class GroupStatistics(NamedTuple):
-    """Statistics of the channel groups of one layer over all items."""
+    """Statistics over all items, for the heads or the feed-forward channels of one layer.
+
+    A head is a group of channels. A feed-forward channel is a group of its own.
+    """
 
     importance: TorchTensor  # float64 [groups]
-    moments: TorchTensor  # [C + 1, C + 1], sum of x times x^T over tokens; x is (channels, 1)
+    moments: TorchTensor  # [C + 1, C + 1], sum over tokens of x x^T; x: a token's channels and a 1
 
 
 class LayerStatistics(NamedTuple):

@@ -1,8 +1,8 @@
 """Structured pruning: sets the least important heads and feed-forward channels to zero.
 
 Heads are ranked over all layers. Every layer loses the same number of feed-forward channels, so
-that passes reuse the memory of one layer for the next. Every layer retains a multiple of
-`_CHANNELS`, so that kernels fill whole registers.
+that a forward pass can reuse the memory of one layer for the next. The number of channels that a
+layer retains is a multiple of `_CHANNELS`, so that kernels fill whole registers.
 
 The retained channels approximate the removed channels by least squares on the calibration items.
 This is the mask tuning of Kwon et al., 2022, with a full matrix instead of scales.
@@ -51,8 +51,8 @@ def prune(
 ) -> None:
     """Prune an fp32 `model` in place; each layer retains at least one head.
 
-    Removed parts have zero columns in the layer that reads them. Raises UnsupportedModel if the
-    layers of this architecture are not known.
+    The weight columns that read a removed head or channel become zero. Raises UnsupportedModel
+    if the layers of this architecture are not known.
     """
     layers = encoder_layers(model)
     if not layers:

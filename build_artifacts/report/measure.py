@@ -25,10 +25,10 @@ from deployments.tuning.host import free_bytes
 from deployments.tuning.measure import ClockFunction, wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
-BLOCKS = 5  # the engines take turns in this many parts of their runs
+BLOCKS = 5  # parts of the runs of each engine; engines take turns after each part
 MIN_RUNS = 5  # per engine and length, even beyond the time budget
-_WARM_PASSES = 2  # per engine and length
-MAX_ROUNDS = 5  # of the throughput, per engine
+_WARM_PASSES = 2  # timed per engine and length, to estimate the time of a run
+MAX_ROUNDS = 5  # rounds of the throughput measurement per engine, without the warm-up
 # A round ends with its slowest thread, so a short round would measure thread start times.
 _MIN_ROUND_S = 0.2
 
@@ -51,7 +51,7 @@ def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
 
 @dataclass(slots=True)
 class InterleavedTimer:
-    """Timer of several engines in turns. `failed` maps engines that failed to the reason."""
+    """Timer of engines that take turns. `failed` has the reason for each engine that failed."""
 
     engines: dict[str, EncoderEngine]
     clock: ClockFunction = time.perf_counter
@@ -198,7 +198,7 @@ class StageAccuracy:
 
 @dataclass(slots=True)
 class StageMeasurement:
-    """Measurement of stages. `failed` maps what could not be measured to the reason."""
+    """Measurement of stages. `failed` has the reason for each missing measurement."""
 
     inputs: MeasurementInputs
     steps: StepRunner
@@ -263,7 +263,7 @@ class StageMeasurement:
             engines.clear()  # the caller still refers to this dict; free the memory of its engines
 
     def _verify_all(self, engines: dict[str, EncoderEngine]) -> dict[str, StageAccuracy]:
-        """Measure the accuracy of each engine. Remove failed ones from `engines`."""
+        """Measure the accuracy of each engine. Remove failed engines from `engines`."""
         accuracies: dict[str, StageAccuracy] = {}
         for name, engine in list(engines.items()):
             with self.steps.run_uncached("verify", f"{name} against the reference") as step:

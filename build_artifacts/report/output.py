@@ -138,8 +138,8 @@ def _build_ratios(report: Report) -> list[list[str]]:
 def _list_remarks(report: Report) -> list[str]:
     """List the remarks below the tables.
 
-    Remarks describe each stage, its accuracy in batches and its throughput batches. The last
-    remarks name the skipped stages.
+    Remarks describe each stage, its accuracy in batches, and the batches of the throughput
+    measurement. The last remarks name the skipped stages.
     """
     lines = [f"{format_name(stage)}: {stage.what}" for stage in report.stages]
     if any(not stage.is_baseline_path for stage in report.stages):

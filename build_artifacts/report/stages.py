@@ -198,7 +198,7 @@ class RebuiltStages:
     def build_baselines(
         self, served: ServedVariants | None, scores: Mapping[str, float]
     ) -> Iterator[Stage]:
-        """Yield the stages before the served graph: the original model, pruned, and float graphs.
+        """Yield the stages before the served graph: original model, pruned model, float graphs.
 
         `scores` are the metrics of the original model.
         """

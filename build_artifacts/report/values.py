@@ -22,7 +22,7 @@ from deployments.tuning.costs import TuningTarget, Variant, read_costs
 from deployments.tuning.host import Host, read_host
 from deployments.tuning.opening import default_candidate
 
-DEFAULT_RUNS, DEFAULT_SECONDS = 50, 300.0  # of `hundredfold models report`
+DEFAULT_RUNS, DEFAULT_SECONDS = 50, 300.0  # defaults of `hundredfold models report`
 GPU_SETTINGS = EncoderSettings(providers=("CUDAExecutionProvider",))
 
 
@@ -66,13 +66,13 @@ class ReportConditions(ReportModel):
     gpu: Host | None
     versions: dict[str, str]
     options: ReportOptions
-    # Variant names by device and threads. The variant for the most shapes comes first.
+    # Variant names by device and threads. The variant that runs most shapes comes first.
     served: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVariants:
-    """Variants that an encoder deployment on this host serves; the one for most shapes first."""
+    """Variants that an encoder deployment on this host serves. The one for most shapes is first."""
 
     target: TuningTarget
     variants: tuple[Variant, ...]

@@ -51,7 +51,7 @@ class CandidateGraphs:
         self._prepared = prepared
 
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
-        """Build the graph. Its quantization scheme skips `excluded_nodes`.
+        """Build the graph of `recipe`. The MatMuls `excluded_nodes` keep a higher precision.
 
         Raises UnsupportedModel if the model cannot be exported by this recipe.
         """
@@ -172,7 +172,7 @@ def _limit_buckets(options: EngineOptions, max_tokens: int) -> EngineOptions:
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
-    """Return the recipe once with each of its other calibrations."""
+    """Return a copy of the recipe for each of its `other_calibrations`."""
     scheme = recipe.quantization
     if not isinstance(scheme, StaticInt8):
         return []

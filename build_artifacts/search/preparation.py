@@ -77,7 +77,7 @@ _SCORES_NAME = "scores.json"
 class PreparedModel:
     """A checkpoint with metadata, removable channels and reference outputs.
 
-    `reference_dir` holds the files of `prepare`; `evaluation` is None without labeled data.
+    `reference_dir` holds the files that `prepare` wrote; `evaluation` is None without labeled data.
     """
 
     weights: Path  # directory of the checkpoint, with any adapter merged
@@ -133,7 +133,7 @@ def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Merge the adapter into the checkpoint. Raises BuildError if it does not fit."""
+    """Merge the adapter into the checkpoint. Raises BuildError if they do not fit."""
 
     def work(into: Path) -> str:
         merge(checkpoint, adapter, into)

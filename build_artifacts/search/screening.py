@@ -75,8 +75,8 @@ def screen_speed(
 ) -> SpeedScreening:
     """Measure `specs`, all of one device, in interleaved order.
 
-    Skip graphs that do not run with `settings`. Of the others, measure the leading ones that fit
-    into memory together. Raises EngineFailed if not even the first of them fits.
+    Skip graphs that do not run with `settings`. Measure the first of the remaining graphs, as many
+    as fit into memory together. Raises EngineFailed if not even one graph fits.
     """
     fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(fitting))

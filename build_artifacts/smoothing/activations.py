@@ -33,7 +33,7 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """Products that write and read a layer of neurons, and its width before copies are added."""
+    """The MatMuls that write and read a layer of neurons, and its width without copies."""
 
     neurons: Product
     reader: Product

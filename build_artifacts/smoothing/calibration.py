@@ -47,7 +47,7 @@ class Observed:
 def observe(
     model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[CalibrationInputs]
 ) -> dict[str, Observed]:
-    """Run the float `model` on each of `feeds` and return the activations `names`.
+    """Run the float `model` on each of `feeds` and return the activations by name.
 
     Changes the outputs of `model`.
     """
@@ -67,7 +67,7 @@ def observe(
 def _run(
     model: onnx.ModelProto, names: Sequence[str], feeds: Iterable[CalibrationInputs]
 ) -> Iterable[dict[str, FloatArray]]:
-    """Yield the values [tokens, K] of each text by name."""
+    """Yield the activations of each text, [tokens, K], by name."""
     import onnxruntime as ort
     from onnx import helper
 

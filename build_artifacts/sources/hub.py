@@ -64,7 +64,7 @@ class HuggingFaceHub:
 
 
 def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
-    """Download the files whose names end with HASHED_SUFFIXES at one commit of a hub model.
+    """Download the files with a suffix of HASHED_SUFFIXES at one commit of a hub model.
 
     Raises BuildError if the model has no safetensors weights or the download fails.
     """
@@ -82,7 +82,7 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
 
 @contextmanager
 def hub_errors(model_id: str) -> Iterator[None]:
-    """Translate errors of huggingface_hub to SourceNotFound, or to BuildError for a full disk."""
+    """Translate errors of huggingface_hub to SourceNotFound, or BuildError if the disk is full."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 

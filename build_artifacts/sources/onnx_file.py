@@ -46,7 +46,7 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
 
 
 def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
-    """Return the file, the prefix of the revision before the digest, and the default model id."""
+    """Return the file, the part of the revision before the digest, and the default model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
         version, root = package_content(package, scratch)

@@ -1,4 +1,4 @@
-"""Creation of tokenizer.json from a vocabulary, for checkpoints without it.
+"""Creation of tokenizer.json from a vocabulary, for checkpoints without one.
 
 The server reads tokenizer.json only. transformers converts `vocab.txt` (BERT) and `vocab.json` with
 `merges.txt` (RoBERTa). If the tokenizer class does not read these files, transformers silently

@@ -39,7 +39,8 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         )
     config = loaded.config
     config.__dict__.pop("quantization_config", None)
-    # transformers treats a model loaded from GGUF as quantized and does not save it.
+    # Copy the weights to a new model: transformers treats a model loaded from GGUF as quantized
+    # and does not save it.
     with torch.device("meta"):
         model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict(), assign=True)

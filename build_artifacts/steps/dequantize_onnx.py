@@ -1,9 +1,9 @@
 """Conversion of an ONNX graph back to a transformers checkpoint in fp32.
 
 Exporters name a node after its torch module, such as `/bert/pooler/dense/MatMul`. They keep the
-names of parameters that need no transposition. Quantizers append a suffix to the names. This module
-derives the torch names and reads three kinds of weights: blocks of 4 or 8 bits (`MatMulNBits`),
-tables behind `DequantizeLinear`, and floats.
+names of parameters that need no transposition. Quantizers append a suffix to node names. This
+module derives the parameter names and reads three kinds of weights: blocks of 4 or 8 bits
+(`MatMulNBits`), tables behind `DequantizeLinear`, and floats.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _read_table(node: Node, tensors: Arrays, sources: Names) -> dict[str, Weight
 
 
 def _read_product(node: Node, tensors: Arrays, _sources: Names) -> dict[str, WeightArray]:
-    """Read a float weight. The weight of a MatMul, or a Gemm without transB, is transposed."""
+    """Read a float weight. Transpose it for a MatMul, and for a Gemm without transB."""
     weight = tensors[node.input[1]].astype(np.float32)
     as_torch = node.op_type == "Gemm" and _read_integers(node).get("transB", 0)
     return {_parameter_name(node): weight if as_torch else weight.T}

@@ -34,7 +34,7 @@ def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) ->
 
     def trace() -> torch.export.ExportedProgram:
         exported = DynamoExporter().export(rows, inputs, config=config)
-        # transformers 5.17 returns the program itself. `bench gpu` also runs with that version.
+        # transformers 5.17 returns the program itself. `bench gpu` supports that version too.
         return getattr(exported, "program", exported)
 
     write_traced(trace, metadata, path)

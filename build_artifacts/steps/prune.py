@@ -20,7 +20,7 @@ def prune_checkpoint(
     items: Sequence[TokenizedItem],
     into: Path,
 ) -> str:
-    """Write the pruned checkpoint of `weights` to `into`. Describe what compaction can remove.
+    """Write the pruned checkpoint of `weights` to `into`. Return what compaction can remove.
 
     Pruned parts are zero. The shapes are unchanged, so any tool can load the result. Raises
     UnsupportedModel if the model cannot be loaded or pruned.

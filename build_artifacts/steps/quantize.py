@@ -271,7 +271,7 @@ def _quantize_weights(
 ) -> None:
     """Write the model with `MatMulNBits` for MatMuls with constant weights.
 
-    None replaces all of these MatMuls, otherwise `nodes` names them.
+    `nodes` names the MatMuls to replace; None: all.
     """
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 

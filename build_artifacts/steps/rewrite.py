@@ -43,7 +43,7 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
 def largest_difference(
     before: Path, after: Path, batches: Sequence[Batch], mask_token: int | None
 ) -> float:
-    """Return the maximum difference between the first outputs, relative to the largest output.
+    """Return the maximum difference of the graphs' first outputs, relative to the largest value.
 
     Graph structure cannot distinguish a padding mask from a mask for sliding-window attention, so
     only equal outputs prove a rewrite correct. NaN in an output makes the result NaN.

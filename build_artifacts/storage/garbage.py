@@ -140,7 +140,7 @@ def plain_files(directory: Path) -> Iterator[Path]:
 
 
 def measure(*roots: Path) -> DiskUsage:
-    """Sum up files and directory trees. If no root exists, `changed_s` is infinite."""
+    """Sum up files and directory trees. If no root exists, `changed_s` is infinite: never old."""
     size, changed_s = 0, -math.inf
     for root in roots:
         for path in (root, *(_below(root) if is_own_directory(root) else ())):

@@ -33,7 +33,7 @@ from deployments.artifacts.store import (
 def scratch(store: Path) -> Iterator[Path]:
     """Create an empty directory in `store`; remove it on exit.
 
-    Also remove such directories of killed processes.
+    Also remove directories that killed processes created here and left.
     """
     building = building_directory(store)
     with ExitStack() as stack:
@@ -144,8 +144,8 @@ def build_workspace(
 ) -> Iterator[Workspace]:
     """Open the workspace of one version. While another build of it runs, report that and wait.
 
-    During the wait, the other build may publish the version. Steps of an interrupted build are
-    reused if its `build_inputs` were equal.
+    During the wait, the other build may publish the version, so callers must look for it again.
+    Steps of an interrupted build are reused if its `build_inputs` were equal.
 
     Steps are removed after success and after a BuildError, which would occur again. Steps stay
     after any other exception. The log stays after every failure.
@@ -264,7 +264,7 @@ StepWork = Callable[[Path], str]
 
 
 class StepRunner:
-    """Runs the steps of a build and reports them as progress."""
+    """Runner of the steps of a build, which reports each step as progress."""
 
     def __init__(self, workspace: Workspace, progress: BuildProgress) -> None:
         self._workspace = workspace

@@ -1,4 +1,4 @@
-"""Sentence embeddings of MiniLM in torch: the baseline of the adapters trained here."""
+"""Sentence embeddings of MiniLM in torch: the baseline for the adapters of this package."""
 
 from __future__ import annotations
 

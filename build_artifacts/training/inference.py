@@ -25,7 +25,7 @@ from deployments.messages import TextPair
 LABELS = ("contradiction", "neutral", "entailment")
 _BATCH = 32
 _ENTAILMENT = LABELS.index("entailment")
-# Hypotheses of the two sentiments. The same texts are embedded for the baseline.
+# Hypotheses by sentiment id. The embedding baseline compares sentences with the same texts.
 _SENTIMENTS = ("This movie is bad.", "This movie is good.")
 
 # Training hypotheses. A good opinion entails the first of a pair, a bad opinion the second.

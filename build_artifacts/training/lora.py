@@ -13,7 +13,7 @@ from build_artifacts.checkpoints.adapter import ADAPTER_STEM, LABELS_NAME
 from build_artifacts.types import TorchTensor
 from deployments.messages import TextPair
 
-_BASE = "sentence-transformers/all-MiniLM-L6-v2"  # peft would store the path of the directory
+_BASE = "sentence-transformers/all-MiniLM-L6-v2"  # peft would store a local path
 
 _MAX_POSITIONS = 512
 
@@ -89,7 +89,8 @@ class PairClassifier:
     def predict(self, pairs: Sequence[TextPair], *, batch: int = 64) -> TorchTensor:
         """Compute the logits [pairs, labels] in batches, without gradients.
 
-        Pairs are truncated at _MAX_POSITIONS from here on, no longer at `max_tokens`.
+        From this call on, `logits` and `predict` truncate pairs at _MAX_POSITIONS instead of
+        `max_tokens`.
         """
         import torch
 

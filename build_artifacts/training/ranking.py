@@ -58,7 +58,7 @@ class Questions:
 
 
 def sample_groups(data: Questions) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yield batches of questions with passages, without end. The first passage answers."""
+    """Yield batches of questions with passages, without end. The first passage is the answer."""
     rng = random.Random(0)
     while True:
         order = list(range(len(data.questions)))

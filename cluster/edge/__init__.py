@@ -1,1 +1,1 @@
-"""The edge of a host: an HAProxy that keeps running if the Serve actor that configures it ends."""
+"""The edge of a host: an HAProxy that outlives the Serve actor that configures it."""

@@ -1,8 +1,8 @@
-"""Stand-in for HAProxy that Serve's actor runs as a child: `attach.py -db -f CONFIG ...`.
+"""Stand-in that Serve's actor starts in place of HAProxy: `attach.py -db -f CONFIG ...`.
 
-It passes the configuration to the edge, which applies it to its own HAProxy. The stand-in ends with
-the actor, or when a later stand-in replaces it. Every change of the routes starts a new stand-in.
-It therefore runs without site packages, to start fast.
+The stand-in passes the configuration to the edge, which applies it to the HAProxy of the edge. The
+stand-in ends with the actor, or when a later stand-in replaces it. It runs without site packages to
+start fast, because every change of the routes starts a new stand-in.
 """
 
 import ctypes

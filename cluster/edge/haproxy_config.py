@@ -40,9 +40,9 @@ HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # long for a request, it is too long for similar requests, unless their bodies differ in model or
 # size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
-# Table of similar requests. The key is a digest of address, path and headers, because these include
-# API keys. An entry counts refusals in the last second and requests in flight. It also keeps two
-# values of the last refusal: its `Retry-After`, and the number of requests in flight at that time.
+# Table of similar requests. The key is a digest of address, path and headers, because the headers
+# include API keys. An entry counts refusals in the last second and requests in flight. It also has
+# two values of the last refusal: its `Retry-After`, and the number of requests in flight then.
 _REFUSALS = """
 backend refusals
     stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),conn_cur,gpt(2)
@@ -68,9 +68,9 @@ class ClientLimits:
     # limits how many of them are in flight. A refusal costs about 1 ms of CPU time in the ingress
     # and nearly none in HAProxy.
     refusals: int = 20
-    head_s: float = 10.0  # for the head of a request, including the wait for its first byte
-    # For a body below 15 KB, or the first 15 KB of a longer one. The ingress sees the request
-    # afterwards and has limits of its own for the rest.
+    head_s: float = 10.0  # time limit for a request's head, including the wait for its first byte
+    # Time limit for a body up to 15 KB, or for the first 15 KB of a longer body. The ingress then
+    # gets the request and limits the time for the rest of the body.
     body_s: float = 20.0
 
 
@@ -132,11 +132,11 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
 
 
 def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
-    """Edit as `edit` does, with the same error, and adapt the result to the edge of a host.
+    """Apply `edit`, then adapt the result to the edge of a host. Raises UnknownTemplate too.
 
     HAProxy inherits the listening socket for clients. All other ports are on loopback, and the
     admin socket is private. The metrics port serves the applications' metrics. HAProxy's own
-    metrics move to HAPROXY_METRICS_PATH of this port.
+    metrics move to the path HAPROXY_METRICS_PATH of this port.
     """
     metrics = find_metrics_paths(text)
     edits = (
@@ -177,7 +177,8 @@ def find_metrics_paths(text: str) -> str:
 def _metrics_rules(text: str, metrics: str) -> str:
     """Build the rules of the metrics port.
 
-    It answers with HAProxy's own metrics, routes the paths in `metrics`, and denies all others.
+    The port returns HAProxy's own metrics at HAPROXY_METRICS_PATH, routes the paths in `metrics`,
+    and denies all others.
     """
     routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
     routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
@@ -188,9 +189,9 @@ def _metrics_rules(text: str, metrics: str) -> str:
 def _limit_requests(requests: int) -> str:
     """Build the limits of a backend on requests in flight: in total, and per client address.
 
-    A full backend refuses all POST requests. If it is three quarters full, it refuses those of
-    client addresses that alone fill three quarters of it. Each host counts its own connections
-    only. A backend without servers returns 503 instead of 429.
+    A full backend refuses all POST requests. Above three quarters of the total, it refuses POST
+    requests of a client address that alone has more connections than three quarters of the total.
+    Each host counts its own connections only. A backend without servers returns 503 instead of 429.
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
     return (
@@ -218,7 +219,7 @@ def _limit_refusals(refusals: int) -> str:
         f'    http-request set-var-fmt(txn.similar) "{similar}"\n'
         "    http-request track-sc1 var(txn.similar),sha1 table refusals if METH_POST\n"
         # `refused_at` counts the refused request, and sc1_conn_cur the new one. Equal numbers mean
-        # that as many others are in flight as were accepted at the refusal.
+        # that as many other requests are in flight as the ingress had accepted at the refusal.
         "    http-request set-var(txn.refused_at) sc_get_gpt(1,1)\n"
         "    http-request set-var(txn.repeated) bool(true)"
         f" if {{ sc1_gpc0_rate gt {refusals} }} {{ sc1_conn_cur,sub(txn.refused_at) ge 0 }}\n"

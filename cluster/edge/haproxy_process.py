@@ -75,7 +75,7 @@ class HaproxyProcess:
     async def command(self, line: bytes, timeout_s: float = COMMAND_S) -> bytes:
         """Send one line to the admin socket and return the answer.
 
-        Raises OSError if the process does not answer within `timeout_s`.
+        Raises OSError if the socket cannot be reached or does not answer within `timeout_s`.
         """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(self.files.admin_socket)

@@ -3,11 +3,11 @@
     Serve's HAProxyManager ── attach.py ──(configuration)──> Edge ──> HAProxy on the listener
               └──(admin commands)──> relay of the edge ─────────────────┘
 
-Ray Serve makes HAProxy a child of an actor. The port closes when actor or HAProxy ends, and a new
-actor starts with an empty routing table. Here the launcher owns the listening socket, and HAProxy
-is a child of the launcher. If HAProxy ends, it is restarted with the same configuration.
-Connections wait in the backlog of the socket meanwhile. If the actor ends, HAProxy keeps serving.
-The edge ignores the empty table of the new actor.
+By default, Ray Serve makes HAProxy a child of an actor. The port then closes when the actor or
+HAProxy ends, and a new actor starts with an empty routing table. Here the launcher owns the
+listening socket, and HAProxy is a child of the launcher. If HAProxy ends, it is restarted with the
+same configuration. Connections wait in the backlog of the socket meanwhile. If the actor ends,
+HAProxy keeps serving. The edge ignores the empty table of the new actor.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Attached(NamedTuple):
 
 
 class Edge:
-    """Keeps an HAProxy running on `listener`. The thread of the edge passes events to `report`."""
+    """Supervisor of the HAProxy on `listener`. Its thread calls `report` with progress lines."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class _OverlayModel(BaseModel):
 
 
 class Images(_OverlayModel):
-    """Image names, one per extra of the package."""
+    """Names of the images with packages for the CPU and for CUDA."""
 
     cpu: str
     gpu: str
@@ -63,7 +63,7 @@ class Production(_OverlayModel):
 
 
 def read_production(path: Path) -> Production:
-    """Parse the overlay. Raises InvalidOverlay, which names the key, or OSError."""
+    """Parse the overlay. Raises InvalidOverlay if it is invalid, OSError if it cannot be read."""
     try:
         return Production.model_validate(read_yaml(path))
     except ValidationError as exc:
@@ -71,7 +71,7 @@ def read_production(path: Path) -> Production:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a file. Raises InvalidOverlay, which names the line, or OSError."""
+    """Parse a YAML file. Raises InvalidOverlay, which names the invalid line, or OSError."""
     try:
         return read_document(path.read_text(encoding="utf-8")).value
     except (UnicodeDecodeError, UnreadableConfig) as exc:
@@ -81,8 +81,8 @@ def read_yaml(path: Path) -> Any:
 def merge(base: Any, changes: Any, path: str = "serve") -> Any:
     """Return a copy of `base` with `changes` applied.
 
-    Mappings merge by key. Lists of items with a `name` merge by name. `changes` replaces all other
-    values. Raises InvalidOverlay for a named item that `base` does not have.
+    Mappings merge by key. Lists of items with a `name` merge by name. Other values of `changes`
+    replace those of `base`. Raises InvalidOverlay for a named item that `base` does not have.
     """
     if isinstance(base, dict) and isinstance(changes, dict):
         merged = {key: copy.deepcopy(value) for key, value in base.items()}

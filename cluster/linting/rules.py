@@ -93,7 +93,7 @@ def check_rules(config: Any) -> Iterator[KeyFinding]:
 
 
 def check_exposure(config: Any) -> Iterator[KeyFinding]:
-    """Yield each Ingress that lets other hosts connect without API keys.
+    """Yield a finding per Ingress that lets other hosts connect without API keys.
 
     The check is for configs that Serve applies unchanged.
     """
@@ -207,7 +207,7 @@ def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
 def _queue_limit_unreachable(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[KeyFinding]:
-    """Check `max_ongoing_requests` of a generator, if it replaces the value of `build_app`."""
+    """Require that a `max_ongoing_requests` in the config lets the queue reach its own limit."""
     if "max_ongoing_requests" not in entry.raw:
         return
     device = GENERATORS[entry.name]

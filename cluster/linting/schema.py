@@ -39,7 +39,7 @@ OPEN_FIELDS: Mapping[str, frozenset[str]] = {
 class Section:
     """One mapping of the file, and the model that reads it.
 
-    `is_root`: no parent section validates this section. It has no parent, or its parent accepts any
+    `is_root`: no parent section validates this section, because there is none or it accepts any
     mapping.
     """
 
@@ -124,7 +124,7 @@ def _unknown_in_open_field(
 def _invalid_values(section: Section) -> Iterator[KeyFinding]:
     try:
         with warnings.catch_warnings():
-            # A config cannot avoid these deprecations in this version of Ray.
+            # No config can avoid the deprecation warnings in this version of Ray.
             warnings.simplefilter("ignore")
             section.model.model_validate(copy.deepcopy(section.value))
     except ValidationError as exc:

@@ -19,8 +19,8 @@ class EncoderDecoderConfig(FrozenModel):
     decoder_start_token_id: int  # precedes every answer
     forced_bos_token_id: int | None = None  # first token of every answer
     forced_eos_token_id: int | None = None  # last token of an answer that reaches its limit
-    # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty for models
-    # that take no languages by name.
+    # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty if requests
+    # cannot set the languages of this model.
     languages: dict[str, int] = Field(default_factory=dict)
 
 
@@ -60,5 +60,5 @@ class GenerationConfig(FrozenModel):
     suppressed_token_ids: tuple[int, ...] = ()  # never generated
     encoder_decoder: EncoderDecoderConfig | None = None  # None: decoder-only
     defaults: GenerationDefaults = GenerationDefaults()
-    # Text inserted before the prompt, by task, such as {"summarization": "summarize: "}.
+    # By task: text inserted before the prompt, such as {"summarization": "summarize: "}.
     task_prefixes: dict[str, str] = Field(default_factory=dict)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def exclusive_lock(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the exclusive lock on the file `path`, which is created and removed with the lock.
+    """Hold the exclusive lock on the file `path`. Create the file first, and remove it at the end.
 
     Blocks while another process holds the lock, or until a signal handler raises. Before blocking,
     `on_wait` gets a description of the holder, which is empty if the holder is unknown.
@@ -52,7 +52,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared: concurrent checks do not collide
+        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared, so concurrent checks agree
     finally:
         os.close(descriptor)
 

@@ -47,32 +47,33 @@ class Gate(FrozenModel):
 
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
-    # The next two limits are for the same item computed alone and in a batch with other items. The
-    # first limits the cosine, for heads that return vectors or scores. The second limits the share
-    # of equal best choices, for other heads. Graphs with int8 ranges that span the batch fail both.
+    # The next two limits compare each item computed alone with the same item computed in a batch.
+    # The first limits the cosine, for heads that return vectors or scores. The second limits the
+    # share of equal best choices, for other heads. Graphs whose int8 ranges span the batch fail
+    # both.
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
     # If the two best choices of an output differ by less probability than this, the output is a
     # near-tie. Rounding decides near-ties in every precision, so both choices count as correct.
     near_tie_margin: float = 0.1
-    metric_drop: float = 0.3  # of the task's metric on labeled data, in points (hundredths)
+    metric_drop: float = 0.3  # maximum loss on labeled data, in hundredths of the task's metric
     # Share of equal next tokens of a decoder, near-ties excluded. The limit is lower than
     # `top1_agreement`, because each of hundreds of tokens is a choice from a whole vocabulary.
     next_token_agreement: float = 0.9
-    perplexity_increase: float = 0.1  # relative to the fp32 perplexity of a decoder
+    perplexity_increase: float = 0.1  # maximum, relative to the fp32 perplexity of a decoder
 
 
 class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
     Cosines compare the whole output of an item. Agreements are the share of outputs (label, token
-    label, span, masked token) with the same best choice, near-ties excluded. They are None for
-    vectors and single scores.
+    label, span, masked token) with the same best choice, near-ties excluded. Agreements are None
+    for vectors and single scores.
 
     `top1_agreement` compares the unbatched and the batched run with the reference; the lower share
-    counts. `batched_*` compare the two runs with each other. The batched run pads items, next to
-    long texts and outliers.
+    counts. `batched_*` compare the two runs with each other. The batched run pads items, and puts
+    them into batches with long texts and outliers.
     """
 
     cosine_mean: float
@@ -88,7 +89,7 @@ class EngineOptions(FrozenModel):
     # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads busy-wait within a pass
-    providers: tuple[str, ...] = ()  # of ONNX Runtime; empty: those of the settings
+    providers: tuple[str, ...] = ()  # for ONNX Runtime only; empty: those of HardwareSettings
     # Shapes (items, tokens) to which batches are padded. Each shape has preallocated buffers and on
     # CUDA a captured graph. Empty: batches keep their shapes, and buffers are allocated per pass.
     buckets: tuple[tuple[int, int], ...] = ()
@@ -132,7 +133,7 @@ class Candidate(FrozenModel):
 class PruningSource(FrozenModel):
     """How the build pruned the weights."""
 
-    fraction: float  # of attention heads and of feed-forward channels
+    fraction: float  # removed share of attention heads and of feed-forward channels
     data: str | None = None  # sha256 of the texts that rate heads and channels; None: probe texts
 
 
@@ -202,7 +203,7 @@ class ArtifactManifest(FrozenModel):
         return next(iter(self.candidates_for(device)), None)
 
     def count_bytes(self, candidate: Candidate) -> int:
-        """Return the size of the candidate's graphs and of the files with their weights."""
+        """Return the bytes of the candidate's graphs and of the files with the graphs' weights."""
         graphs = {candidate.graph, candidate.encoder or candidate.graph}
         prefixes = tuple(f"{graph}{separator}" for graph in graphs for separator in "./")
         return sum(
@@ -255,8 +256,8 @@ class ArtifactManifest(FrozenModel):
     def parse(cls, directory: Path) -> ArtifactManifest:
         """Parse the manifest in `directory` without reading the other files.
 
-        Raises ArtifactMissing without a manifest, ManifestTooNew if a newer release wrote it, or
-        ManifestInvalid.
+        Raises ArtifactMissing if there is no manifest, ManifestTooNew if a newer release wrote the
+        manifest, or ManifestInvalid for any other defect.
         """
         name, raw = _name_manifest(directory), _read_json(directory)
         schema = raw.get("schema_version")
@@ -289,7 +290,7 @@ def has_previous_schema(directory: Path) -> bool:
     """Whether the stored manifest has the previous schema.
 
     `ArtifactManifest` does not show this, because `parse` converts to the present schema. Raises
-    ArtifactMissing without a manifest, or ManifestInvalid if it is unreadable or no JSON object.
+    ArtifactMissing if there is no manifest, or ManifestInvalid if it is not a readable JSON object.
     """
     return bool(_read_json(directory).get("schema_version") == PREVIOUS)
 

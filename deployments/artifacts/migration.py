@@ -16,7 +16,8 @@ PREVIOUS = SCHEMA - 1
 def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
     """Convert a manifest of schema PREVIOUS to SCHEMA.
 
-    Schema 5 has no option `arena`, because all sessions share one arena (engines/onnx_memory.py).
+    Schema 5 has no option `arena`, because all sessions of ONNX Runtime share one memory arena
+    (engines/onnx_memory.py).
     """
     match raw.get("candidates"):
         case list(candidates):

@@ -45,7 +45,7 @@ def is_model_id(text: str) -> bool:
 
 
 def model_directory(store: Path, model_id: str) -> Path:
-    """Return the directory of all versions of `model_id`. Raises ManifestInvalid if it is no id."""
+    """Return the directory of all versions of a model. Raises ManifestInvalid for an invalid id."""
     if not is_model_id(model_id):
         raise ManifestInvalid(f"`{model_id}` is not a model id")
     return store / model_id.replace("/", "--")
@@ -53,7 +53,8 @@ def model_directory(store: Path, model_id: str) -> Path:
 
 def read_model_id(directory: Path) -> str:
     """Return the model id of a model's directory."""
-    # An organization may end with a dash, a name never starts with one: the last `--` separates.
+    # An organization may end with a dash, but a name never starts with one, so the last `--` is
+    # the separator.
     return "/".join(directory.name.rsplit("--", maxsplit=1))
 
 
@@ -124,7 +125,7 @@ def find_artifact(store: Path, model_id: str, version: str = LATEST_NAME) -> Pat
 
 
 def name_artifact(directory: Path) -> str:
-    """Return `id@version` for the directory of a sealed version, else the directory's last part.
+    """Return `id@version` for the directory of a sealed version, else the directory's name.
 
     Error messages use this name, because clients read them and must not see paths of the host.
     """
@@ -225,10 +226,10 @@ def set_latest(store: Path, model_id: str, version: str) -> None:
 
 
 def remove_atomically(directory: Path, building: Path) -> None:
-    """Rename a directory into `building`, then delete it, so that readers never see half of it.
+    """Rename a directory into `building`, then delete it: readers never see a partial directory.
 
-    If the process is killed in between, the next build deletes the rest. Raises OSError if the
-    directory cannot be renamed; then the directory is unchanged.
+    If the process is killed after the rename, the next build deletes the remaining files. Raises
+    OSError if the directory cannot be renamed; then the directory is unchanged.
     """
     renamed = building / f"{_SCRATCH_PREFIX}{uuid.uuid4().hex}"
     directory.rename(renamed)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FrozenModel(BaseModel):
-    """Base of values that are stored as JSON: immutable, unknown fields are rejected."""
+    """Base class of values stored as JSON. Instances are immutable; unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ GENERATIVE_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
 
 
 class ModelHead(StrEnum):
-    """Output of a graph for an item of T tokens."""
+    """Output of a graph for an item of T tokens. W is `output_width` of the manifest."""
 
     VECTOR = "vector"  # [W], pooled over the item's tokens, not normalized; unpooled: [T, W]
     LABELS = "labels"  # [W], logits of the labels

@@ -10,8 +10,8 @@ from deployments.config import BatchSettings
 from deployments.engines.forward_pass import Batch
 from deployments.messages import TokenizedItem
 
-# Number of items considered per batch: far more than a batch holds, but few enough to sort in
-# microseconds.
+# Maximum number of items considered per batch: far more than a batch holds, but few enough to sort
+# in microseconds.
 LOOK_AHEAD = 512
 
 

@@ -20,7 +20,7 @@ class CallOutputs:
     """Outputs of the items of one call."""
 
     rows: Sequence[NDArray[np.float32]]  # one per item, in the call's order; shapes as in ModelHead
-    compute_type: str  # of the engine that ran, even if tuning has replaced it since
+    compute_type: str  # of the engine that computed the call; tuning may have replaced it since
     timings: EncoderTimings
 
 
@@ -45,8 +45,8 @@ class QueuedCall:
     queue_s: float = 0.0
     forward_s: float = 0.0
     batch_items: int = 0
-    price: float = 0.0  # of the items that still wait
-    measured_at: int = 0  # from this number of recorded passes on, predictions may drop the call
+    price: float = 0.0  # sum over the items that still wait; see prices.py
+    measured_at: int = 0  # once the model has this many passes, predictions may drop the call
 
 
 @dataclass(slots=True)

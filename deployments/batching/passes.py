@@ -42,7 +42,7 @@ def run_pass(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) 
 def _compute(
     engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool
 ) -> list[NDArray[np.float32] | ServeError]:
-    """Run a pass. If it fails as a whole, run its halves, so that only the faulty items fail.
+    """Run a pass. If it fails as a whole, run both halves of it, so that only faulty items fail.
 
     If the engine is lost, all items fail at once.
     """

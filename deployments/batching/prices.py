@@ -8,11 +8,11 @@ from collections.abc import Callable
 from deployments.load import WorkRate
 from deployments.messages import ModelRef
 
-# Estimates the seconds of one engine thread for one item of a full pass. Arguments: the model and
-# the number of tokens of every item of the pass.
+# Returns the estimated seconds that one engine thread spends per item of a full pass. Arguments:
+# the model, and the number of tokens, which is equal for all items of the pass.
 EstimateItem = Callable[[ModelRef, int], float]
-# Seconds per token before the first passes of a model without a cost table. The value is that of a
-# small encoder on a CPU.
+# Estimate for a model without a cost table, in seconds per token: the value of a small encoder on a
+# CPU.
 GUESS_S_PER_TOKEN = 5e-5
 # The initial estimate weighs as much as measured passes whose predictions add up to this time.
 ESTIMATE_WEIGHT_S = 0.05
@@ -27,8 +27,9 @@ def guess_item_s(_model: ModelRef, tokens: int) -> float:
 class WorkPrices:
     """Predicts how long a replica that runs `concurrent_passes` at a time needs for items.
 
-    The price of an item is an estimate from a cost table, or a guess. A prediction multiplies the
-    price by the measured rate: seconds of the replica, with all of its threads, per unit of price.
+    The price of an item is its time on one thread, from a cost table or guessed. A prediction
+    multiplies the price by a measured rate: seconds of the replica, with all of its threads, per
+    unit of price.
     """
 
     def __init__(self, concurrent_passes: int, estimate: EstimateItem) -> None:

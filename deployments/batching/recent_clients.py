@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 RECENT_S = 1.0  # a client is recent for this many seconds after its last call
-WEIGHT = 0.1  # of a new call in the moving average of its client's items
+WEIGHT = 0.1  # weight of a new call in the moving average `usual_items` of the client
 
 Sender: TypeAlias = tuple[str, int]  # client and priority
 
@@ -19,7 +19,7 @@ class _Presence:
 
 
 class RecentClients:
-    """Counts the items of calls between `start` and `end`. Times are seconds of one clock."""
+    """Counts the items of each client's unfinished calls. All times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._clients: dict[Sender, _Presence] = {}
@@ -36,7 +36,7 @@ class RecentClients:
         self._clients[client].items -= items
 
     def find_fewest_items(self, now_s: float) -> int | None:
-        """Return the usual number of items of the recent client with the fewest.
+        """Return the smallest usual number of items among the recent clients.
 
         Return None if fewer than two clients are recent.
         """

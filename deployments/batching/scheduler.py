@@ -1,7 +1,7 @@
 """Batch scheduler of an encoder replica between asyncio callers and blocking engines.
 
-Each arriving item and each finished pass calls `_dispatch`, which starts passes until every engine
-thread is busy. There is no background task, which could end unnoticed.
+Each new call and each finished pass runs `_dispatch`, which starts passes until every engine
+thread is busy. There is no background task, because its failure could remain unnoticed.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ class BatchScheduler:
     ) -> asyncio.Future[CallOutputs]:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
-        `unpooled` requests [T, W] from a pooling model; engines without support for it fail with
-        WrongTask. Raises Overloaded if the replica stops, or if the queue is full or too long for
-        the deadline. Raises ModelUnavailable if the model is in quarantine. Items that have not
-        started are dropped if the future is cancelled (see `clean`), or if the deadline passes or
-        cannot be kept.
+        `unpooled` requests [T, W], one vector per token, from a pooling model. Without support for
+        this, the future raises WrongTask. Raises Overloaded if the replica stops, or if the queue
+        is full or too long for the deadline. Raises ModelUnavailable if the model is in quarantine.
+        Items that have not started are dropped if the future is cancelled (see `clean`), or if the
+        deadline passes or cannot be kept.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
@@ -142,7 +142,7 @@ class BatchScheduler:
         health = self.health.get(model)
         if health is None:
             health = self.health[model] = WorkerHealth(model.id)
-        health.check_quarantine()  # first, so that a call that is refused displaces no other
+        health.check_quarantine()  # before a refused call could displace another
         self._make_room(len(items), cost, client, priority)
         health.admit()
         call = QueuedCall(
@@ -168,7 +168,7 @@ class BatchScheduler:
         return call.future
 
     def forget(self, model: ModelRef) -> None:
-        """Forget the measurements of a closed model. The state of a failing model stays."""
+        """Forget the measurements of a closed model, but keep the health of a failing model."""
         self.prices.forget(model)
         health = self.health.get(model)
         if health is not None and not health.is_failing:
@@ -190,7 +190,7 @@ class BatchScheduler:
     def _check_deadline(
         self, cost: float, deadline_s: float, client: str, priority: int
     ) -> Prediction:
-        """Predict when a call of this cost ends. Raises Overloaded if that is after its deadline.
+        """Predict the end of a call. Raises Overloaded if the predicted end is after the deadline.
 
         An empty queue accepts every call, because a retry would not start sooner.
         """
@@ -198,7 +198,7 @@ class BatchScheduler:
         if not self._queue or left_s < 0:  # an expired call is dropped when its turn comes
             return Prediction(0.0, left_s, deadline_s)
         prediction = Prediction(self._running_s + self._queue.cost + cost, left_s, deadline_s)
-        if not prediction.is_informative:  # even with the whole queue ahead
+        if not prediction.is_informative:  # not even with the whole queue ahead of the call
             return prediction
         ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
         prediction = prediction._replace(seconds=self._running_s + ahead_s + cost)
@@ -305,8 +305,8 @@ class BatchScheduler:
     def _quota(self, first: QueuedItem) -> int:
         """Return how many items one client may have in a pass.
 
-        While several clients send, the limit is half of the items that the smallest of these
-        clients usually has in the replica. That client then does not wait for passes that take
+        While several clients send, the limit is half of the items that the client with the fewest
+        items usually has in the replica. That client then does not wait for passes that take
         longer than its own items, and the passes of equal clients stay large. The limit is at
         least the number of items that are predicted to run in `client_pass_ms`.
         """

@@ -29,9 +29,9 @@ def has_compiler() -> bool:
 def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]:
     """Start a builder, which ends when its standard input is closed.
 
-    The builder stays in the session of this process, so that both are killed together. Its working
-    directory contains no models, so a model id is never mistaken for a relative path. Raises
-    OSError if the log cannot be written or the process cannot start.
+    The builder stays in the POSIX session of this process, so that both are killed together. The
+    builder's working directory contains no models, so a model id is never mistaken for a path.
+    Raises OSError if the log cannot be written or the process cannot start.
     """
     directory = store / QUEUE_NAME
     directory.mkdir(parents=True, exist_ok=True)

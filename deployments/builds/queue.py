@@ -31,9 +31,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 QUEUE_NAME = ".builds"
 DRAIN_LOCK_NAME = "drain.lock"
-MAX_ATTEMPTS = 3  # a build fails after this many builders ended during it
+MAX_ATTEMPTS = 3  # builders that may end during a build before it fails
 MAX_QUEUED = 16  # maximum number of builds that wait or run
-HISTORY_BYTES = 64 << 10  # bytes that are read from the end of the history
+HISTORY_BYTES = 64 << 10  # bytes that are read from the end of history.jsonl
 MAX_REASON_CHARS = 1_000
 
 
@@ -222,7 +222,7 @@ class BuildClaim:
         now: Callable[[], float],
     ) -> None:
         self.record = record
-        self.is_measured = False  # whether its durations are stored for later estimates
+        self.is_measured = False  # whether later estimates use the durations of the build
         self._write = write
         self._now = now
 

@@ -12,7 +12,7 @@ class BuildState(StrEnum):
     """State of a model whose build is queued, runs or has ended."""
 
     QUEUED = "queued"
-    PULLING = "pulling"  # its files are fetched
+    PULLING = "pulling"  # the files of the source are fetched
     BUILDING = "building"
     VERIFYING = "verifying"  # graphs are compared with the original, then published
     READY = "ready"
@@ -51,7 +51,7 @@ class BuildRecord(BaseModel):
         return self.state in ENDS
 
     def enter(self, state: BuildState, now_s: float, **changes: object) -> BuildRecord:
-        """Return the record in a new state. The time in the present state is added to `spent_s`."""
+        """Return the record in a new state. Add the time in the present stage to its `spent_s`."""
         spent_s = dict(self.spent_s)
         if self.is_running:
             spent_s[self.state] = spent_s.get(self.state, 0.0) + max(0.0, now_s - self.changed_s)

@@ -26,7 +26,7 @@ def is_hub_id(source: str) -> bool:
 
 
 def default_model_id(source: str) -> str:
-    """Return the model id that a source gets by default. Raises InvalidField if it has none."""
+    """Return the default model id of a source. Raises InvalidField if the source has none."""
     if is_hub_id(source):
         return source.partition("@")[0]
     if source.startswith(PACKAGE_PREFIX):

@@ -111,8 +111,8 @@ class EngineKind:
     """
 
     packages: tuple[str, ...]  # Python packages that must be installed
-    # Returns a sentence about a requirement that this process does not meet, or None. It is called
-    # only if all packages are installed.
+    # Returns a sentence about a requirement that this process does not meet, or None. Called only
+    # if all `packages` are installed.
     missing_requirement: Callable[[EngineTarget, HardwareSettings], str | None] = _require_nothing
     open_encoder: Callable[[GraphSpec, EncoderSettings], EncoderEngine] | None = None
     open_decoder: DecoderFactory | None = None

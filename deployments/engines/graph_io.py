@@ -138,8 +138,8 @@ def split(
     """Split an output into one array per item without padding, as views of `raw`.
 
     `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and unpooled outputs, and
-    [M, W] for MASKS. M is the sum of `mask_counts` [B]. A larger B, T or M is padding, as is the
-    one row of a batch without masks. Raises EngineFailed for a smaller output.
+    [M, W] for MASKS. M is the sum of `mask_counts` [B]. Drops padding: entries beyond B, T and M,
+    and the one row of a batch without masks. Raises EngineFailed if `raw` is smaller.
     """
     items, tokens = batch.input_ids.shape
     if head is ModelHead.MASKS:

@@ -146,7 +146,10 @@ def _load_cuda_libraries() -> None:
 
 
 def graph_options(graph_id: str) -> ort.RunOptions:
-    """Return the options of a call that captures or replays the CUDA graph `graph_id`."""
+    """Return the options of a call that captures or replays the CUDA graph `graph_id`.
+
+    With UNCAPTURED, the call does neither.
+    """
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph_id)
     return options
@@ -166,7 +169,7 @@ def _build_session_options(
     options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPINNING_US)
     if mode == "plain":
-        # The gaps between encoder passes are long, and other processes need the cores in them.
+        # The gaps between encoder passes are long, and other processes need the cores meanwhile.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if mode == "balanced":
         options.add_session_config_entry("session.dynamic_block_base", _BLOCKS)

@@ -1,11 +1,11 @@
 """Decoders through ONNX Runtime: graphs in the layout of onnxruntime-genai's model builder.
 
 The attention operator of these graphs (com.microsoft GroupQueryAttention) reads the length of each
-row from the sums of `attention_mask`. It appends the new keys and values. Past and present are
-bound to the same memory, so nothing is copied. One call decodes slots of different lengths. A
-prefill is a separate call, bound to one slot. Continuous batching therefore works on any execution
-provider. On CUDA the decode step for each number of slots is captured as one CUDA graph, if the
-provider can run the whole step.
+slot from the sums of `attention_mask`, and appends the new keys and values to the KV cache. The
+past and the present cache are bound to the same memory, so nothing is copied. One call decodes
+slots of different lengths. A prefill is a separate call, bound to one slot. Continuous batching
+therefore works on any execution provider. On CUDA the decode step for each number of slots is
+captured as one CUDA graph, if the provider can run the whole step.
 
 A graph with an int8 KV cache has separate branches for prefill and decode steps. The decoder
 verifies draft tokens only if the decode branch gives bitwise equal logits for several tokens in one
@@ -143,7 +143,7 @@ class OnnxDecoder:
     ) -> tuple[ort.InferenceSession, bool]:
         """Open the session. Return it, and whether decode steps are captured as CUDA graphs."""
         # With more threads than heads, attention splits the context of a single slot among threads,
-        # but not the contexts of several slots. The order of sums, and so their rounding, would
+        # but not the contexts of several slots. The order of sums, and so the rounding, would then
         # depend on the batch.
         heads = spec.generation_config.heads or spec.generation_config.kv_heads
         threads = min(hardware.intra_op_threads, heads)
@@ -204,7 +204,7 @@ class _BoundCall:
         is_prefill: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """Each run writes the logits of the last n tokens into `logits`, [slots, n, V]."""
+        """Each run writes into `logits` [slots, n, V] the logits of the last n of the `tokens`."""
         self.slots = slots
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache

@@ -102,7 +102,7 @@ class CrossKvCache(HostKvCache):
         shape = (slots, heads, max_source_tokens, size)
         self.cross_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
         self.mask = np.zeros((slots, max_source_tokens), np.int64)
-        self.sources = np.full(slots, _NO_SOURCE)  # running number of the prompt in each slot
+        self.sources = np.full(slots, _NO_SOURCE)  # by slot: serial number of the prompt
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         super().bind(binding, first, end)

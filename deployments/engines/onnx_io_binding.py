@@ -71,7 +71,7 @@ class _BufferPool:
 
 
 class IoBindingEngine:
-    """Encoder engine that pads batches to buckets; larger batches run without binding."""
+    """Encoder engine that pads batches to buckets. Larger batches run without bound memory."""
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token

@@ -1,8 +1,8 @@
 """CPU memory of ONNX Runtime: one arena for all sessions of a process, and rules to shrink it.
 
 Without an arena each pass maps its buffers anew and the kernel clears their pages. That takes 3 to
-15 % of a pass. An arena keeps the memory that the largest pass needed. The sessions of a process
-share one arena, so its size grows with concurrent passes and not with models.
+15 % of the time of a pass. An arena keeps the memory that the largest pass needed. The sessions of
+a process share one arena, so its size grows with concurrent passes and not with models.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import cache
 
 import onnxruntime as ort
 
-# A pass with more tokens returns its memory, often hundreds of megabytes, at its end. Large passes
-# gain least from memory that is kept.
+# After a pass with more tokens than this, the arena returns its unused memory, often hundreds of
+# megabytes. Large passes gain least from memory that is kept.
 MAX_RETAINED_TOKENS = 1_024
-# Unused memory is returned after this many consecutive passes with fewer than SMALL_SHARE of the
-# tokens of the largest pass.
+# Unused memory is also returned after this many consecutive passes that each have less than
+# SMALL_SHARE of the tokens of the largest pass.
 SMALL_PASSES = 64
 SMALL_SHARE = 0.25
 

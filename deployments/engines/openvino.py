@@ -42,7 +42,8 @@ Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle requests of o
 
 DEVICE = "CPU"
 # Bounds of the kernel cache. OpenVINO caches kernels per shape, some with a copy of the weights.
-# With its default of 5,000 kernels per stream, a MiniLM int8 graph grew to 3 GB within 400 shapes.
+# With OpenVINO's default of 5,000 kernels per stream, the kernels of a MiniLM int8 graph took 3 GB
+# after 400 shapes.
 # One shape needs about 15 kernels.
 _MIN_CACHED_KERNELS = 500
 _KERNELS_PER_SHAPE = 32

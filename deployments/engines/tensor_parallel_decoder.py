@@ -5,9 +5,9 @@ of the heads and a part of each MatMul, and caches the keys and values of its he
 process per GPU. All processes run every call, and the first process returns the logits. Without
 GPUs the processes share the CPU, which is for tests only.
 
-Processes receive calls through pipes. Logits of decode steps return through shared memory, because
-they are large. A failed process may leave the other processes blocked in a MatMul, so one failure
-ends all of them.
+Processes receive calls through pipes. They return the logits of decode steps through shared memory,
+because these are large. A failed process may leave the other processes blocked in a MatMul, so one
+failure ends all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 # A fork would copy locks of other threads, and CUDA does not work in a forked process.
 _PROCESSES = multiprocessing.get_context("spawn")
 _SHUTDOWN_TIMEOUT_S = 5.0
-_OPEN = "open"  # name in errors: a process replies once when it is open, then to each call
+# Name of the first reply in error messages. A process sends it unasked, once its shard is open.
+_OPEN = "open"
 
 
 class _ProcessReply(NamedTuple):
@@ -191,7 +192,7 @@ def _start_worker(spec: _WorkerSpec) -> _Worker:
         target=_work, args=(spec, worker_end), name=f"generator-gpu-{spec.number}", daemon=True
     )
     process.start()
-    worker_end.close()  # so that the parent sees when the process ends
+    worker_end.close()  # otherwise the parent would not see the pipe close when the process ends
     return _Worker(process, parent_end)
 
 

@@ -59,7 +59,7 @@ class _LoadedDecoder:
     kv_cache: torch.Tensor  # [2 * layers, slots, heads, tokens, size]
     ids: torch.Tensor  # [slots, 1], input of a decode step
     lengths: torch.Tensor  # [slots]
-    first: torch.Tensor  # [1], `wanted` of a decode step: the index 0 of its only token
+    first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
     logits: torch.Tensor  # [slots, V], output of a decode step
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:

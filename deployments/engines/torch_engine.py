@@ -97,7 +97,7 @@ class TorchEngine:
         inputs = input_names(module)
         if not spec.options.compile:
             return _LoadedProgram(inputs, module, module)
-        # Beyond this number of compiled shapes torch silently runs uncompiled code.
+        # Beyond this number of compiled shapes, torch runs uncompiled code without a warning.
         limit = max(torch._dynamo.config.recompile_limit, len(self._buckets) + 1)
         torch._dynamo.config.recompile_limit = limit
         compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)

@@ -63,7 +63,7 @@ def write_program(
     nodes: list[dict[str, Any]] = []
     sources = {**program.state_dict, **program.constants}
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-    stored: dict[Any, str] = {}  # tensors with several names are stored once
+    stored: dict[Any, str] = {}  # a tensor with several names is stored once
     for node in _needed_nodes(program):
         if node.op == "placeholder":
             target = targets[node.name]

@@ -51,7 +51,7 @@ class AdmissionQueue:
     def check(
         self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings
     ) -> Prediction:
-        """Predict the end of a job. Raise Overloaded if it is too late or too many jobs are ahead.
+        """Predict when a job ends. Raise Overloaded if that is too late or too many jobs are ahead.
 
         An idle decoder admits every job, because a later retry could not end sooner.
         """
@@ -115,7 +115,7 @@ class AdmissionQueue:
     def drop_late(self, used_slots: int) -> list[DroppedJob]:
         """Remove expired jobs, and jobs at the head of the queue that cannot keep their deadline.
 
-        While no slot is used, only expired jobs are removed.
+        While no slot is used, remove only expired jobs: a retry of the others could not end sooner.
         """
         dropped = [
             DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))

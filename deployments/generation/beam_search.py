@@ -30,7 +30,7 @@ class BeamStep(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A finished answer, or a running beam scored like one."""
+    """A finished answer, or a running beam with the score of a finished answer."""
 
     score: float  # log-probability over length ** length_penalty
     tokens: tuple[int, ...]  # including the end token, if there is one
@@ -99,7 +99,7 @@ class BeamSearch:
     ) -> list[_Continuation]:
         """Return the best continuations of all beams, best first; with `is_last` all of them end.
 
-        Returns enough of them for `num_beams` running beams, even if all end tokens are among them.
+        Returns so many that `num_beams` beams can continue, even if all end tokens are among them.
         """
         count = max(2, 1 + len(self._eos_token_ids)) * self._params.num_beams
         before = np.array([beam.score for beam in self._beams], np.float32)
@@ -172,7 +172,7 @@ class BeamSearchJob(Job):
     def accept_logits(self, logits: Logits) -> JobStep:
         """Extend all beams from logits [beams, V].
 
-        Raises EngineFailed for NaN or infinite logits.
+        Raises EngineFailed if the highest logit of a beam is NaN or infinite.
         """
         if not self.times.first_token_s:
             self.times.first_token_s = time.perf_counter()

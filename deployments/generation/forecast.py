@@ -52,7 +52,7 @@ class StepTimes:
     """Measured durations of the prefills and decode steps of one decoder, in seconds."""
 
     def __init__(self, slots: int) -> None:
-        self._measured = [_Average() for _ in range(slots + 1)]  # of decode steps, by sequences
+        self._measured = [_Average() for _ in range(slots + 1)]  # decode steps, by used slots
         self._decode = [0.0] * (slots + 1)  # estimates from `_measured`
         self._mean_decode, self._mean_prefill = _Average(), _Average()  # both per step
         self._prefill = WorkRate(_PREFILL_DECAY)
@@ -92,7 +92,7 @@ class StepTimes:
         """
         estimates = [average.value for average in self._measured]
         following = 0.0
-        for used in range(len(estimates) - 1, 0, -1):  # unmeasured: as for used + 1
+        for used in range(len(estimates) - 1, 0, -1):  # not measured: assume the value of used + 1
             following = estimates[used] = estimates[used] or following
         for used in range(2, len(estimates)):
             bound_s = estimates[used - 1] * used / (used - 1)
@@ -140,7 +140,7 @@ class Forecast:
         times = self.times
         now = [self._expect(job) for job in running]
         used = sum(work.slots for work in now)
-        ends = [(work.steps, work.slots) for work in now]  # in steps from now
+        ends = [(work.steps, work.slots) for work in now]  # decode steps from now, slots
         heapify(ends)
         elapsed_s = self._prefill_s(sum(work.prompt_tokens for work in now))
         step = 0.0

@@ -43,10 +43,10 @@ class GrammarTooCostly(InvalidField):
 
 
 class Constraint:
-    """Position of one answer in its grammar. Not thread-safe."""
+    """The grammar of one answer, and the state after its tokens so far. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, memory_bytes: int = 0) -> None:
-        self.memory_bytes = memory_bytes  # of the compiled grammar, as its trial measured
+        self.memory_bytes = memory_bytes  # size of the compiled grammar, measured by the trial
         self._matcher = matcher
         self._vocabulary = vocabulary
 
@@ -56,7 +56,7 @@ class Constraint:
         return self._matcher.is_stopped()
 
     def compute_allowed(self) -> NDArray[np.bool_]:
-        """Return a mask [V] of the tokens that may follow, with end tokens where the text may end.
+        """Return a mask [V] of the tokens that may follow. End tokens may follow a complete text.
 
         Tokens of the model that the tokenizer lacks are not allowed. Raises InvalidField if the
         grammar became too complex.
@@ -105,9 +105,10 @@ class GrammarCompiler:
         self._trials.close()
 
     def compile(self, grammar: Grammar, limits: TrialLimits = FULL) -> Constraint:
-        """Compile a grammar, at most as long as `limits` allows.
+        """Compile a grammar within the time and the memory that `limits` allow.
 
-        Raises InvalidField, GrammarTooCostly beyond `limits`, and the errors of GrammarTrials.run.
+        Raises InvalidField for an invalid grammar, GrammarTooCostly beyond `limits`, and the errors
+        of GrammarTrials.run.
         """
         if len(grammar.value) > MAX_CHARACTERS:
             raise _invalid_grammar(
@@ -174,7 +175,7 @@ def _build_source(grammar: Grammar) -> str:
 def _invalid_grammar(reason: str) -> InvalidField:
     """Return an error with the reason of llguidance in one line.
 
-    From a report with several lines only the error sentence is used.
+    Of a report with several lines, only the sentence after `error:` is used.
     """
     sentence = re.search("^error: (.+)", reason, flags=re.MULTILINE)
     text = sentence[1] if sentence else reason.removesuffix("<non-verbose/>")

@@ -158,7 +158,7 @@ class _TrialProcess:
             self._control.sendall(len(tokenizer).to_bytes(LENGTH_BYTES) + tokenizer)
 
     def has_ended(self) -> bool:
-        """Return whether the server ended with the child of the last trial."""
+        """Return whether the server ended, and not only the child of the last trial."""
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -166,7 +166,7 @@ class _TrialProcess:
         return True
 
     def ask(self, request: bytes, deadline_s: float) -> bytes:
-        """Run one trial. Return STARTED and its result, or STARTED alone if the child was killed.
+        """Run one trial. Return STARTED and the result, or only STARTED if the child was killed.
 
         Returns empty bytes if the server or the child ended before the trial started. Raises
         Overloaded after `deadline_s` of the monotonic clock.
@@ -223,7 +223,7 @@ def serve_trials(control: socket.socket) -> None:
 
 
 def _run_trial(connection: socket.socket, tokenizer: LLTokenizer) -> NoReturn:
-    """Compile one grammar. A signal or a failed allocation ends this process beyond the limits."""
+    """Compile one grammar. Beyond the limits, a signal or a failed allocation ends this process."""
     try:
         signal.setitimer(signal.ITIMER_REAL, WAIT_S)
         cpu_s, memory_bytes, nice, source = orjson.loads(_read_all(connection))

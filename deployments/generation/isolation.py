@@ -13,7 +13,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class IsolatedStep(NamedTuple):
-    """Result of a decode step over the slots before the first slot that makes it fail."""
+    """Result of a decode step. If a slot makes the step fail, only earlier slots are computed."""
 
     logits: Logits | None  # [n, V] of slots 0 to n-1; None if n is 0
     failed_slot: int | None = None  # n; None if all slots were computed

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
-# Length of an assumed answer, which counts until MAX_ANSWERS answers have finished.
+# Tokens of an assumed first answer. It counts until MAX_ANSWERS real answers have finished.
 INITIAL_TOKENS = 256
 
 
@@ -78,7 +78,7 @@ class AnswerLengths:
         return start - generated + further
 
     def find_percentile(self, share: float, minimum: int, limit: int) -> float:
-        """Return the length that at most `1 - share` of the answers exceed.
+        """Return the smallest length that at most `1 - share` of the answers exceed.
 
         The result is at least `minimum` and at most `limit`.
         """

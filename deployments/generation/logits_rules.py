@@ -46,8 +46,8 @@ class TokenConstraints:
         return [tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == ending]
 
 
-# Bound of changed logits. It exceeds the logits of any model, and differences of two such values
-# are still finite in float32.
+# Changed logits are limited to this absolute value. It exceeds the logits of any model, and the
+# difference of two such values is still finite in float32.
 MAX_ABS_LOGIT = 1e30
 _INITIAL_ANSWER_CAPACITY = 256  # answer tokens that fit before `_ids` grows
 

@@ -42,7 +42,7 @@ class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, generation_config: GenerationConfig) -> None:
-        """`directory` is that of the artifact. Raises ArtifactError for an invalid tokenizer."""
+        """`directory` contains the artifact. Raises ArtifactError for an invalid tokenizer."""
         self._directory = directory
         self._generation_config = generation_config
         self.tokenizer = open_tokenizer(directory)
@@ -157,8 +157,7 @@ def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
 class RequestPreparer:
     """Prepares the calls of one model.
 
-    Not thread-safe, except `compile_grammar` and `estimate`. All calls of `build_job` come from one
-    thread.
+    Not thread-safe, except `compile_grammar` and `estimate`: only one thread may call `build_job`.
     """
 
     def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 _NGRAM_LENGTHS = (3, 2)
 _INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
 _WEIGHT = 0.12  # of a new observation in an estimate
-# Share by which an estimate returns to its initial value, so that drafting resumes. The acceptance
-# rate returns at each step whose expected gain is too small for a draft. The cost of a token
-# returns at each decode step over a single slot.
+# Estimates return to their initial values by this share of the distance, so that drafting resumes.
+# The acceptance rate does so at each step whose expected gain is too small for a draft. The cost of
+# a token does so at each decode step over a single slot.
 _RECOVERY = 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1
@@ -39,9 +39,9 @@ class PromptLookupDrafter:
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
         """Return up to `max_tokens` draft tokens; none if the expected gain is too small.
 
-        The n-th draft token saves a step only if the first n draft tokens are right. It is drafted
-        if the probability of that is at least `token_share`, the cost of one token as a share of a
-        decode step.
+        The n-th draft token saves a step only if the first n draft tokens are right. The token is
+        drafted if the probability of this is at least `token_share`, the cost of one token as a
+        share of a decode step.
         """
         # Verification yields one token more than the draft.
         max_tokens = min(max_tokens, self._max_new_tokens - len(self._answer) - 1)
@@ -83,7 +83,7 @@ class PromptLookupDrafter:
 class VerifyCost:
     """Cost of an additional token in a verification, estimated from recent steps.
 
-    There are separate estimates for slots with up to 2, 4, 8 ... tokens, because the share of
+    There are separate estimates for slots with fewer than 2, 4, 8 ... tokens, because the share of
     attention in the cost grows with the used tokens.
     """
 
@@ -95,7 +95,7 @@ class VerifyCost:
         return self._by_size[used_tokens.bit_length()].token_share
 
     def update(self, used_tokens: int, tokens: int, elapsed_s: float) -> None:
-        """Add the measurement of a step with `tokens` tokens."""
+        """Record the duration of a step that computed `tokens` tokens of a slot."""
         self._by_size[used_tokens.bit_length()].update(tokens, elapsed_s)
 
 

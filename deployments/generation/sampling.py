@@ -23,11 +23,11 @@ from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.logits_rules import Penalties
 from deployments.messages import SamplingParams
 
-SEED_BITS = 63  # clients read the seed into a signed integer of 64 bits
+SEED_BITS = 63  # clients store the returned seed as a signed 64-bit integer
 # Temperatures beyond these bounds have no further effect, but overflow float32.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
-# Weights are summed per block of this size. Only the block with the result is summed token by
-# token.
+# Weights are summed per block of this many tokens. Only the block that contains the chosen token is
+# then summed token by token.
 SUM_BLOCK = 256
 # Top-p and typical-p first sort only this many of the best tokens. If their total probability is
 # too small, all tokens are put into SORT_BINS bins by log-weight or typicality. The bins cover a
@@ -55,7 +55,7 @@ class Sampler:
     def __init__(
         self, sampling: SamplingParams, prompt_ids: Sequence[int], vocabulary: int
     ) -> None:
-        """`vocabulary` is the number of logits. Raises UnknownToken for a bias of another id."""
+        """`vocabulary` is the number of logits. Raises UnknownToken for a bias beyond these ids."""
         self.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
         # PCG64 rejects negative seeds.
         self._random = np.random.Generator(np.random.PCG64(self.seed % 2**64))
@@ -109,7 +109,7 @@ class Sampler:
         quantile = self._random.random()  # one number per choice, whatever the filters retain
         indices: TokenIndices | None = None
         logs: Numbers
-        with np.errstate(over="ignore"):  # minimal temperatures turn differences into -inf
+        with np.errstate(over="ignore"):  # very low temperatures turn differences into -inf
             if self._top_k is not None and self._top_k < len(scores):
                 indices = top_indices(scores, self._top_k)
                 logs = (scores[indices].astype(np.float64) - top) / self._temperature
@@ -132,7 +132,7 @@ def log_probabilities(
 
     `alternatives` is the number of most likely tokens. They are sorted, most likely first, ties by
     id. Log-probabilities are natural logarithms of the softmax of `logits` [V]. Raises EngineFailed
-    for NaN or infinite logits.
+    if the highest logit is NaN or infinite.
     """
     base = log_total(logits)
     best = top_indices(logits, alternatives) if alternatives else ()
@@ -140,7 +140,7 @@ def log_probabilities(
 
 
 def log_total(logits: NDArray[np.float32]) -> float:
-    """Return the log-sum-exp of logits [V]. Raises EngineFailed for NaN or infinite logits."""
+    """Return the log-sum-exp of logits [V]. Raises EngineFailed if the highest is not finite."""
     top = float(logits.max())
     _check_finite(top)
     return top + math.log(float(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
@@ -149,7 +149,7 @@ def log_total(logits: NDArray[np.float32]) -> float:
 def top_indices(scores: Numbers, count: int) -> TokenIndices:
     """Return the indices of the `count` highest of scores [N], highest first, ties by index.
 
-    Returns all N indices if `count` is larger. `count` is at least 1.
+    Returns all N indices if `count` exceeds N. `count` must be at least 1.
     """
     count = min(count, len(scores))
     # Only scores at or above the count-th highest block maximum can be among the results, and there
@@ -196,7 +196,10 @@ def _typical_p(probability: float, logs: Numbers, weights: Numbers) -> TokenIndi
 
 
 def smallest_set_reaching(ranks: Numbers, weights: Numbers, probability: float) -> TokenIndices:
-    """Return the indices of the highest ranks that together reach `probability`; at least one."""
+    """Return the fewest indices, of the highest ranks, whose weights sum to `probability` or more.
+
+    `probability` is a share of the sum of all weights. Returns at least one index.
+    """
     goal = probability * float(weights.sum(dtype=np.float64))
     indices = top_indices(ranks, TOP_P_FIRST_CANDIDATES)
     reached = weights[indices].cumsum(dtype=np.float64)

@@ -38,7 +38,10 @@ Publish = Callable[[Sequence[JobEvent]], None]
 
 
 class GenerationLoop:
-    """The queue and the step loop of one decoder. It calls `publish` from any thread."""
+    """The queue and the step loop of one decoder.
+
+    `publish` is called in the thread of the loop and in the threads that call `submit`.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,9 @@ class GenerationLoop:
         self._recorder = recorder
         self._model_id = model_id
         self._forecast = Forecast(decoder.info.slots)
-        self._ended_s = 0.0  # end of the last step; 0 if no job was active then
+        self._ended_s = 0.0  # time.perf_counter after the last step; 0 if no job was active then
         self._executor = StepExecutor(decoder, self._next_waiting, self.health)
-        self._changed = threading.Condition()  # reentrant
+        self._changed = threading.Condition()  # reentrant: `submit` calls `check`
         self._waiting = AdmissionQueue(self._forecast, decoder.info.slots)  # guarded by _changed
         self._cancelled: set[int] = set()  # guarded by _changed
         self._is_closing = False  # guarded by _changed
@@ -91,9 +94,9 @@ class GenerationLoop:
             self._publish([JobEvent(each.job.number, each.error) for each in dropped])
 
     def cancel(self, job: Job) -> None:
-        """Free the slots of a job before the next step and publish no more events of it.
+        """Drop a waiting or active job before the next step, without an error event.
 
-        Has no effect on finished jobs.
+        The running step may still publish events of the job. Has no effect on finished jobs.
         """
         with self._changed:
             self._cancelled.add(job.number)
@@ -129,7 +132,7 @@ class GenerationLoop:
             self.run_step()
 
     def _wait_for_work(self) -> bool:
-        """Return False once the loop must end."""
+        """Wait until there is a job. Return False if the loop must end instead."""
         with self._changed:
             while not (self._executor.active or self._waiting):
                 self._cancelled.clear()
@@ -155,7 +158,7 @@ class GenerationLoop:
             self._publish_events()
 
     def _step(self) -> None:
-        # Time between two steps, such as the wait for the GIL, counts too.
+        # Include the time since the previous step, such as the wait for the GIL.
         started_s = self._ended_s or time.perf_counter()
         active_before = len(self._executor.active)
         self._drop_jobs()

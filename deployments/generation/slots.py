@@ -5,8 +5,9 @@ slot keeps its last prompt as a cached prefix. A prompt with the same prefix (a 
 earlier turns of a conversation) is prefilled from the end of that prefix. Cached prefixes are
 copied or swapped rather than dropped: a copy takes a hundredth of the time of the prefill.
 
-Only prefilled tokens are cached. Kernels for decode steps and verification round differently than
-those for prefill, so a prompt on top of generated tokens would get a slightly different answer.
+Only prefilled tokens are cached, not generated ones. The kernels for decode steps and verification
+round differently than those for prefill. With cached generated tokens, a prompt would therefore get
+a slightly different answer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NamedTuple
 
 from deployments.config import SchedulingSettings
 
-# Kernels for one token round differently from kernels for several tokens. With prefill chunks of
-# one token, the output would depend on the chunk sizes and on the prefix cache.
+# Minimum size of a prefill chunk. Kernels for one token round differently from kernels for several
+# tokens. With chunks of one token, the output would depend on chunk sizes and the prefix cache.
 MIN_CHUNK_TOKENS = 2
 
 
@@ -40,7 +41,7 @@ def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) ->
 def chunk_size(remaining: int, max_tokens: int) -> int:
     """Return the size of the next chunk of a prompt with `remaining` tokens, about `max_tokens`.
 
-    Neither the chunk nor the tokens left after it are a single token, unless `remaining` is 1.
+    Unless `remaining` is 1, the chunk has at least two tokens and does not leave a single token.
     """
     max_tokens = max(max_tokens, MIN_CHUNK_TOKENS)
     if remaining - max_tokens == 1:
@@ -68,7 +69,7 @@ MIN_PREFIX_TOKENS = 16
 
 
 class CopySlot(NamedTuple):
-    """Copy the first `tokens` of slot `source` to slot `target`."""
+    """A move that copies the first `tokens` tokens of slot `source` to slot `target`."""
 
     source: int
     target: int
@@ -76,7 +77,7 @@ class CopySlot(NamedTuple):
 
 
 class SwapSlots(NamedTuple):
-    """Swap the first `tokens` of two slots."""
+    """A move that swaps the first `tokens` tokens of two slots."""
 
     first: int
     second: int
@@ -129,17 +130,17 @@ class SlotTable:
         return self._contents[slot].tokens
 
     def acquire(self, owner: Owner) -> int:
-        """Assign the first free slot; the caller checks that there is one."""
+        """Assign the first free slot and return it. The caller checks that a slot is free."""
         self._owners.append(owner)
         return len(self._owners) - 1
 
     def start_prompt(
         self, slot: int, prompt: Sequence[int], scope: str = "", *, skip_prefix_cache: bool = False
     ) -> tuple[int, list[CacheMove]]:
-        """Return how many tokens of the prompt are cached, and the moves that bring them to `slot`.
+        """Replace the contents of `slot` by the longest cached prefix of the prompt.
 
-        The caller calls this right before the prefill, so that prompts that were prefilled
-        meanwhile are found.
+        Return the length of the prefix and the moves that bring it to `slot`. Call this right
+        before the prefill, not when the slot is assigned: other prompts are cached in between.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
@@ -206,7 +207,7 @@ class SlotTable:
 
         Return (None, 0) below MIN_PREFIX_TOKENS. Prefer a free slot among equal prefixes.
         """
-        max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is always computed
+        max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is computed, for its logits
         lengths = [
             min(_common_prefix_length(contents.prompt, prompt), max_tokens)
             if contents.scope == scope

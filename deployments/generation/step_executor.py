@@ -76,7 +76,7 @@ class StepExecutor:
     """The active jobs and their KV slots. Not thread-safe. The caller publishes `events`."""
 
     def __init__(self, decoder: DecoderEngine, next_job: NextJob, health: WorkerHealth) -> None:
-        self.active: dict[int, Job] = {}  # by number, in order of admission
+        self.active: dict[int, Job] = {}  # by `Job.number`, in order of admission
         self.events: list[JobEvent] = []
         self._health = health
         self._decoder = decoder
@@ -85,7 +85,8 @@ class StepExecutor:
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
         self._prefills_oldest = True  # whether the next step starts with the oldest prompt
-        self._decode_fails = False  # the last failure was of a decode step, none succeeded since
+        # Whether the last failure was in a decode step and no decode step has succeeded since.
+        self._decode_fails = False
 
     @property
     def used_slots(self) -> int:
@@ -239,7 +240,7 @@ class StepExecutor:
         return drafter.draft(max_tokens, self._verify_cost.token_share(used_tokens))
 
     def _verify(self, job: Job, drafter: PromptLookupDrafter, draft: Sequence[int]) -> StepOutput:
-        """Compute the last token and the draft in one call; accept the draft while it matches."""
+        """Run the last token and the draft in one call. Accept the matching start of the draft."""
         slot = self._slots.slot_of(job.slot_owners[0])
         ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)
         started_s = time.perf_counter()
@@ -298,7 +299,7 @@ class StepExecutor:
         return StepOutput(tokens, tokens)
 
     def _decode_slots(self, ids: NDArray[np.int64]) -> IsolatedStep:
-        """Decode one token for each slot, or for the slots before the first that makes it fail."""
+        """Decode a token per slot. If one makes the call fail, decode only the slots before it."""
         lengths = np.array([self._slots.used_tokens(slot) for slot in range(len(ids))])
         started_s = time.perf_counter()
         step = decode_isolated(

@@ -35,13 +35,13 @@ class StopStrings:
         return pending[:emitted], False
 
     def flush(self) -> str:
-        """Return the held-back text at the end of a text without a stop string."""
+        """Return the held-back text. Call this at the end of a text without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _end(self, pending: str, stop_length: int) -> str:
         self._is_over, self._held = True, ""
-        # `pending` contains the whole stop string, because its longest prefix was held back.
+        # Without `_include`, `pending` has the whole stop string: its beginning was held back.
         return pending if self._include else pending[:-stop_length]
 
 
@@ -53,10 +53,10 @@ class _Matcher:
     def __init__(self, string: str) -> None:
         self._string = string
         self._fallbacks = _compute_fallbacks(string)
-        self.matched = 0  # the text ends with this many first characters of the string
+        self.matched = 0  # length of the longest prefix of the string that ends the text
 
     def step(self, character: str) -> int:
-        """Read a character. Return the length of the string if it ends here, else 0."""
+        """Read a character. Return the length of the string if this completes it, else 0."""
         string, matched = self._string, self.matched
         while matched and string[matched] != character:
             matched = self._fallbacks[matched]
@@ -67,7 +67,10 @@ class _Matcher:
 
 
 def _compute_fallbacks(string: str) -> list[int]:
-    """Return for each n the length of the longest proper prefix of string[:n] that also ends it."""
+    """Return one length for each n, from 0 to the length of the string.
+
+    It is the length of the longest proper prefix of string[:n] that is also a suffix of it.
+    """
     fallbacks = [0, 0]
     for character in string[1:]:
         matched = fallbacks[-1]

@@ -67,7 +67,7 @@ class BuildService:
         return self._queue.store
 
     async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
-        """Queue the build of any source for an operator, even if its last build just failed.
+        """Queue a build for an operator, even if the last build of the model just failed.
 
         Raises Forbidden if `builds.allow_pull` is false or the key does not permit the model,
         InvalidField if the server has no compiler, the id is invalid or `source` gives no id,

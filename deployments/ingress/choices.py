@@ -40,9 +40,9 @@ def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions
 def select_best(
     completions: Sequence[Completion], candidates_per_prompt: int, choices: int
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Return the `choices` best completions per prompt by mean log probability, and all others.
+    """Return the `choices` completions per prompt with the best mean log probability, and the rest.
 
-    If there are no others, the completions keep their order.
+    Without a rest, the completions keep their order.
     """
     if candidates_per_prompt == choices:
         return tuple(completions), ()
@@ -65,7 +65,7 @@ def mean_logprob(completion: Completion) -> float:
 def combine_timings(
     started: Sequence[Started], finished: Sequence[Finished], candidates_per_prompt: int
 ) -> EncoderTimings:
-    """Combine all completions of a request: the longest time of each phase, and all tokens.
+    """Combine all completions of a request: the longest time of each phase, the sum of tokens.
 
     The tokens of a prompt count once for all its candidates.
     """

@@ -53,7 +53,7 @@ class ClusterSnapshot:
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
     gpus: float = 0.0  # GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments with one of FAILING_STATUSES
-    starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment; never 0
+    starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment, no zeros
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
 
 
@@ -61,7 +61,7 @@ class ClusterSnapshot:
 class DeploymentState:
     """An encoder or generator deployment of one device."""
 
-    available: bool  # the cluster has its hardware, or can get it
+    available: bool  # the cluster has the hardware for it, or can add such hardware
     running: int  # replicas that can answer
 
 
@@ -85,7 +85,7 @@ class ClusterMonitor:
         self.apply(ClusterSnapshot())
 
     def apply(self, snapshot: ClusterSnapshot) -> None:
-        """Replace the state by a new snapshot."""
+        """Replace the state by that of a new snapshot."""
         self._applied_s = time.monotonic()
         self.snapshot = snapshot
         self._starts.note(snapshot.starting, snapshot.running, self._applied_s)
@@ -111,7 +111,7 @@ class ClusterMonitor:
         return missing
 
     def count_ingress_replicas(self) -> int:
-        """Return the running replicas of the Ingress, this one included."""
+        """Return the number of running replicas of the Ingress, this replica included."""
         return max(1, self.snapshot.running.get(INGRESS, 1))
 
     def expect_start_s(self, model: RegisteredModel, device: Device) -> float:

@@ -12,8 +12,9 @@ from deployments.registry import RegisteredModel
 
 
 class limit_cold_start:
-    """End the block with ModelLoading if no replica runs after `wait_s`; None sets no limit.
+    """Context manager that raises ModelLoading if no replica runs after `wait_s` seconds.
 
+    `wait_s` None sets no limit.
     If the block ends with DeadlineExceeded and no replica runs, ModelLoading replaces this error.
     The limit costs nothing while a replica runs.
     """

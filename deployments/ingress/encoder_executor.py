@@ -30,7 +30,7 @@ class EncoderExecutor:
         self._in_flight = 0
 
     def configure(self, settings: IngressUserConfig) -> None:
-        """Apply other settings to new requests."""
+        """Apply new settings to later requests."""
         self._settings = settings
         self.cache.configure(settings.cache)
         self._router.configure(settings.batching)
@@ -64,7 +64,7 @@ class EncoderExecutor:
         await self._router.load(model, device)
 
     async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
-        # Key of recent refusals. It has the model, because the cost of a call differs by model.
+        # Key for RecentRefusals. It has the model, because the cost of a call differs by model.
         queue = (key.model, key.task, key.device, request.client, request.options.priority)
         if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, request.characters, request.deadline_s)

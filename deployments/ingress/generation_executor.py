@@ -101,7 +101,7 @@ class GenerationExecutor:
         self._in_flight = 0  # calls
 
     def configure(self, settings: IngressUserConfig) -> None:
-        """Apply other settings to new requests."""
+        """Apply new settings to later requests."""
         self._settings = settings
 
     def plan(

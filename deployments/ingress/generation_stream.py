@@ -96,7 +96,7 @@ class GenerationStream:
             raise
 
     async def batches(self) -> AsyncIterator[list[ChoiceChunk]]:
-        """Yield the chunks since the last batch, at least one."""
+        """Yield batches: all chunks since the last batch, at least one chunk."""
         while True:
             if self._chunks:
                 yield self._take_chunks()
@@ -113,7 +113,7 @@ class GenerationStream:
     async def finish_early(self) -> list[ChoiceChunk]:
         """End unfinished completions with the reason `length`; return the remaining chunks.
 
-        Raises the stream's ServeError if it failed before.
+        If the stream has failed before, raises the error of this failure.
         """
         if self._failure is not None:
             raise self._failure

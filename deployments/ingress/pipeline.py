@@ -79,7 +79,7 @@ class RequestPipeline:
         self._recorder = recorder
 
     def configure(self, settings: IngressUserConfig) -> None:
-        """Apply other settings to new requests."""
+        """Apply new settings to later requests."""
         self.settings = settings
         self.admission.limits = settings.limits
         self.registry.trusted_proxies = settings.limits.trusted_proxies
@@ -96,7 +96,7 @@ class RequestPipeline:
         return True
 
     def list_missing(self) -> list[str]:
-        """List why requests without options cannot be answered; empty when ready."""
+        """List the reasons why requests without options would fail; empty when ready."""
         missing = self.monitor.missing()
         rejected = self.registry.rejected()
         if rejected and not any(True for _ in self.registry.open_models()):
@@ -185,9 +185,9 @@ class RequestPipeline:
         return await self.settle(model_id, self.resolver.find_generator(model_id))
 
     async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
-        """Return `model`, or another version for `name` if `model` fails its trial.
+        """Return `model`. If its version fails the trial, return another version for `name`.
 
-        Without `name`, the model id is the name.
+        New versions need a trial (version_prober.py). Without `name`, the model id is the name.
         """
         name = name or model.ref.id
         while await self._prober.refuses(name, model):

@@ -122,7 +122,7 @@ class PoolForecasts:
     def record_result(
         self, work: RequestWork, device: Device, items: int, timings: EncoderTimings
     ) -> None:
-        """Update the rates with an encoder's answer to a request of `items`.
+        """Update the rates with an encoder's answer to a request of `items` items.
 
         Models without a forecast have no rates. Their answers change nothing.
         """

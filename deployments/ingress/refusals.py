@@ -24,10 +24,10 @@ class RecentRefusals:
     The key of a queue has everything that determines order of service and cost, except the size:
     model, device, priority, client and so on. The size is the characters or token ids of a request.
 
-    A replica predicts the end of a request from its queue, the costs and other clients. It refuses
-    the request if the deadline is earlier. This class then refuses further requests of the queue
-    before tokenization, if they are at least as large and their deadline is not later than the
-    predicted end. A check costs one look-up.
+    A replica predicts the end of a request from its own queue, the costs and the other clients. If
+    the deadline is earlier, the replica refuses the request. This class then refuses later requests
+    of the same queue before tokenization, if they are at least as large and their deadline is not
+    later than the predicted end. A check costs one look-up.
     """
 
     def __init__(self) -> None:

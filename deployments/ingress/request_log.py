@@ -33,7 +33,7 @@ NO_TIMINGS = EncoderTimings()
 
 @dataclass(slots=True)
 class RequestContext:
-    """Facts for the record of a request, set as they become known. A failed request lacks some."""
+    """Facts for the record of a request, set as they become known. Unknown facts keep defaults."""
 
     model: str = "none"
     version: str = ""
@@ -163,7 +163,7 @@ def _record(
 class LineLimit:
     """Limits log lines to MAX_LINES_PER_S and counts the omitted ones.
 
-    DEBUG lines do not use it.
+    DEBUG lines are not limited.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,12 +31,12 @@ class ResolvedRequest:
     model: RegisteredModel
     task: str
     inputs: TaskInput
-    characters: int  # of all texts
+    characters: int  # total of all texts
     shortened: int  # number of texts truncated to `limits.item_chars`
     device: Device
-    fallback: Device | None  # set when `use_gpu` could not be met
+    fallback: Device | None  # the CPU if it replaces a requested GPU, else None
     options: RequestOptions
-    deadline_s: float  # on the monotonic clock
+    deadline_s: float  # time.monotonic, see deployments.deadlines
     client: str = ""
 
 
@@ -62,7 +62,7 @@ class GenerationRequest:
     further_prompts: tuple[Prompt, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
     model: RegisteredModel | None = None  # the model that the request was parsed for, if any
-    model_id: str | None = None  # used without `model`; None: the first generative model
+    model_id: str | None = None  # used if `model` is None; None: the first generative model
     choices: int = 1  # completions returned per prompt; choice i has the given seed plus i
     best_of: int | None = None  # candidates per prompt, of which the best `choices` are returned
     task: str | None = None  # for the request log; None: the model's first task
@@ -74,7 +74,7 @@ class GenerationRequest:
 
     @property
     def candidates(self) -> int:
-        """Completions computed per prompt."""
+        """The number of completions computed per prompt."""
         return self.choices if self.best_of is None else self.best_of
 
 

@@ -64,7 +64,8 @@ class RequestResolver:
     def find_generator(self, model_id: str | None) -> RegisteredModel:
         """Return the requested generative model, by default the first one.
 
-        Raises Forbidden, UnknownModel, ArtifactError, or WrongTask naming the tasks of the model.
+        Raises Forbidden, UnknownModel or ArtifactError. Raises WrongTask if the requested model is
+        not generative, or if no model is.
         """
         if model_id is None:
             if generators := self._generators():
@@ -79,10 +80,10 @@ class RequestResolver:
         return model
 
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
-        """Choose the hardware that a request names, else the hardware of the settings.
+        """Choose the hardware that a request names, else the default of the settings.
 
-        For callers without the scope `gpu`, the cluster counts as one without GPUs: `auto` and
-        hints for a GPU mean the CPU. Raises Forbidden if such a caller requires a GPU, and
+        For callers without the scope `gpu`, the cluster counts as one without GPUs: `auto` and an
+        optional GPU mean the CPU. Raises Forbidden if such a caller requires a GPU, and
         HardwareUnavailable if neither the named device nor a permitted other one can run the model.
         """
         states = self._usable_states(options, work)
@@ -132,7 +133,7 @@ class RequestResolver:
         return states
 
     def _deadline_s(self, options: RequestOptions, work: RequestWork) -> float:
-        """Return the seconds that the answer may take, set by the client or else the settings."""
+        """Return the seconds that the answer may take, set by the request, else by the settings."""
         if options.deadline_ms is not None:
             return options.deadline_ms / 1e3
         settings = self.forecasts.settings
@@ -165,9 +166,9 @@ class RequestResolver:
         """Return the first encoder model whose head is made for the task.
 
         Without one, return the first encoder model that supports the task. If the request names no
-        task and matches none, return the first encoder model. If it names no task and all models
-        are generative, return the first of them: tokenization can use it, and inference raises
-        WrongTask with its routes. Raises InvalidField if no model fits.
+        task and its inputs match none, return the first encoder model. If it names no task and all
+        models are generative, return the first model: tokenization can use it, and inference raises
+        WrongTask with the routes of generative models. Raises InvalidField if no model fits.
         """
         every = list(self.registry.open_models())
         models = [model for model in every if not model.is_generative]
@@ -207,7 +208,10 @@ def has_native_head(model: RegisteredModel, task: str | None) -> bool:
 
 
 def resolve_task(selection: ModelSelection) -> str:
-    """Return the task. Raises WrongTask for a generative model or an unsupported task."""
+    """Return the selected task, by default the model's first task.
+
+    Raises WrongTask for a generative model or an unsupported task.
+    """
     if selection.model.is_generative:
         raise wrong_route_error(selection.model)
     if selection.task is None:

@@ -59,7 +59,7 @@ class ResponseCache(Generic[V]):
         self._in_flight: dict[Hashable, _SharedComputation[V]] = {}
 
     def configure(self, settings: CacheSettings) -> None:
-        """Apply new bounds, and evict entries beyond them at once."""
+        """Apply new settings; evict entries beyond `max_bytes`. Entries keep their expiry time."""
         self.settings = settings
         self._evict()
 
@@ -98,7 +98,7 @@ class ResponseCache(Generic[V]):
         Callers share if key and `variant` are equal. `compute` ends at the deadline of the caller
         that started it. A later caller waits until its own deadline. If the shared computation
         fails with DeadlineExceeded or Overloaded before then, the later caller computes again. A
-        computation is cancelled when all its callers are cancelled.
+        computation is cancelled when no caller waits for it any more.
         """
         flight_key = (key, variant)
         while (flight := self._in_flight.get(flight_key)) is not None:

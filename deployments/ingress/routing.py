@@ -31,7 +31,7 @@ from deployments.messages import (
 )
 from deployments.transports.base import EncoderClient
 
-MAX_KEYS = 1_000  # limit of the cached submitters; a store may have more models
+MAX_KEYS = 1_000  # limit of the BatchKeys whose submit function is cached
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
 Submit = Callable[["PendingCall"], Awaitable[None]]
@@ -48,7 +48,10 @@ class PendingCall:
     characters: int = 0  # characters of the call while it waits; 0 once it is sent
 
     def settle(self, outcome: CallOutcome | Exception) -> None:
-        """Set the outcome, unless it is set or the caller left. A ServeError is an outcome too."""
+        """Set the outcome, unless it is set or the caller left.
+
+        A ServeError becomes the future's result. Any other exception is raised in the caller.
+        """
         if self.outcome.done():
             return
         if isinstance(outcome, Exception) and not isinstance(outcome, ServeError):
@@ -116,7 +119,7 @@ class MicroBatchRouter:
         return outcome
 
     async def load(self, model: ModelRef, device: Device) -> None:
-        """Let a replica load a model, by an empty micro-batch. Raises ServeError."""
+        """Send an empty micro-batch, so that a replica loads a model. Raises ServeError."""
         key = BatchKey(model, task="", device=device, long=False)
         await self._clients[device].infer(CallBatch(key, ()), lambda _index, _outcome: None)
 
@@ -130,7 +133,7 @@ class MicroBatchRouter:
         return submit
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
-        """Send one micro-batch and settle its calls. If the hop fails, all calls get the error."""
+        """Send one micro-batch. If the hop fails, its calls without an outcome get the error."""
         # No caller waits longer than the latest deadline. Without this limit, micro-batches for an
         # encoder that never starts would remain after their callers have left.
         deadline_s = max(pending.call.deadline_s for pending in calls)
@@ -212,10 +215,10 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
 
 
 class BatchSlots:
-    """Queue before @serve.batch, with `max_concurrent_batches` slots for each client.
+    """Queue before @serve.batch, with `max_concurrent_batches` slots per client (`Call.client`).
 
-    A micro-batch takes a slot of each of its clients until it is answered. So no client waits for
-    the slots of another.
+    Until a micro-batch is answered, it takes one slot of every client that has a call in it. So no
+    client waits for the slots of another.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots are taken would become batches of one call. They wait here instead, and enter together

@@ -23,8 +23,8 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Limits of mirrored requests in flight, so that a slow version does not delay real requests. The
-# limit of generations is lower, because each holds a KV slot for seconds.
+# Limits of repeated requests in flight, so that a slow version does not delay real requests. The
+# limit of generations is lower, because each generation holds a KV slot for seconds.
 MAX_ENCODER_REQUESTS = 8
 MAX_GENERATIONS = 2
 MIN_COSINE = 0.99  # vectors with a lower cosine similarity differ
@@ -66,7 +66,11 @@ class ShadowTraffic:
         self._generations = _MirroredTasks(MAX_GENERATIONS)
 
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
-        """Compute a share of the requests again in the background, if the model has a shadow."""
+        """Compute an answered request again in the background, with the model's shadow version.
+
+        Do nothing if the model has no shadow, for a request outside of the shadow's random share,
+        or while too many repeated requests are in flight.
+        """
 
         async def does_agree(model: RegisteredModel) -> bool:
             options = request.options.model_copy(update={"use_cache": False, "priority": "batch"})

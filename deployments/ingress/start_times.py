@@ -12,8 +12,8 @@ ESTIMATED_START_S = 20.0
 class StartTimes:
     """Start times by deployment, derived from periodic reads of the cluster status.
 
-    A start lasts from the first read with a starting replica to the first with a running replica.
-    Each of these reads is late by at most the interval between reads.
+    A start lasts from the first read with a starting replica to the first read with a running
+    replica. Each of these two reads is late by at most the interval between reads.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class StartTimes:
         self._seconds: dict[str, float] = {}
 
     def note(self, starting: Mapping[str, int], running: Mapping[str, int], now_s: float) -> None:
-        """Apply the numbers of replicas by deployment that were read at `now_s`."""
+        """Record a read at `now_s`: the numbers of starting and running replicas by deployment."""
         cold = {name for name in starting if not running.get(name)}
         for name in cold:
             self._since_s.setdefault(name, now_s)

@@ -1,4 +1,4 @@
-"""Token ids in requests, and calls to the tokenizer alone."""
+"""Token ids in requests, and calls that use only the tokenizer."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-PROBE_TIMEOUT_S = 120.0  # for load and probe; after a timeout the version is tried again
-# Maximum seconds that a request waits for load and probe. Afterwards the request uses the new
-# version, although the result is not known.
+PROBE_TIMEOUT_S = 120.0  # to load and test a version; after a timeout it is tried again
+# Maximum seconds that a request waits for the trial. Afterwards the request uses the new version,
+# although the result of the trial is not known.
 MAX_WAIT_S = 10.0
 
 

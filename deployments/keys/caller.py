@@ -57,7 +57,7 @@ class Caller:
 # Without configured keys every caller may use everything.
 UNRESTRICTED = Caller("")
 
-# A context variable: the task that handles a request sets it, and child tasks inherit it. A
+# The asyncio task that handles a request sets this context variable, and child tasks inherit it. A
 # parameter would pass through every API, although only model selection, limits and records read it.
 _CURRENT: ContextVar[Caller] = ContextVar("caller", default=UNRESTRICTED)
 

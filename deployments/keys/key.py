@@ -26,7 +26,7 @@ ANY_MODEL = "*"
 
 
 class Scope(StrEnum):
-    """A permission of a key. A key needs each permission by name."""
+    """A permission of a key. No permission includes another: a key lists each one that it has."""
 
     INFER = "infer"  # run models on CPUs, and read their descriptions
     GPU = "gpu"  # run models on GPUs; the requests need `infer` as well
@@ -80,5 +80,5 @@ def hash_key(key: str) -> bytes:
 
 
 def matches_digest(key: str, digest: bytes) -> bool:
-    """Compare in a time that does not depend on where the digests differ."""
+    """Whether `digest` is the key's digest, compared in constant time."""
     return hmac.compare_digest(hash_key(key), digest)

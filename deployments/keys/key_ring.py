@@ -32,8 +32,8 @@ class _StoredKey(NamedTuple):
 class KeyRing:
     """The keys of one file. Not thread-safe.
 
-    A changed file takes effect within CHECK_INTERVAL_S. If the file is then missing or invalid, the
-    last valid keys stay. A mistake in the file thus neither rejects valid keys nor admits others.
+    A changed file takes effect within a second. If the file is then missing or invalid, the last
+    valid keys stay. A mistake in the file thus neither rejects valid keys nor admits others.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -70,7 +70,7 @@ class KeyMeter:
         self._expected_tokens = 0.0  # moving average of the tokens per request
 
     def enter(self, replicas: int) -> MeteredRequest:
-        """Count a request at its start. Raises RateLimited if the key has used a limit.
+        """Count a request at its start. Raises RateLimited if the key has reached a limit.
 
         Each of the `replicas` of the ingress admits an equal share of the limits.
         """

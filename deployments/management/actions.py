@@ -26,7 +26,7 @@ from deployments.plan.resolution import split_name
 
 
 class Arguments(BaseModel):
-    """Arguments of an action without the model. A route has them as body, a command as options."""
+    """Arguments of an action, except the model: the body of a route, the options of a command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -48,7 +48,7 @@ class NoArguments(Arguments):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A change of one model: `hundredfold models NAME`, `POST /models/{id}/NAME`."""
+    """A change of one model's plan, by `hundredfold models NAME` or `POST /models/{id}/NAME`."""
 
     name: str
     summary: str

@@ -34,7 +34,7 @@ class VersionEntry(BaseModel):
 
     version: str
     aliases: list[str]
-    percent: float  # share of the requests that name no version
+    percent: float  # 0 to 100, of the requests that name no version
     sealed_s: float  # seconds since the epoch
     size: int  # bytes of all files; 0 if the manifest is damaged
     tasks: list[str]
@@ -54,7 +54,7 @@ class ModelEntry(BaseModel):
 
 
 def list_default_versions(store: Path) -> dict[str, str]:
-    """Return the default version of every model of the store. Reads no manifest."""
+    """Return the default version of every model of the store, by model id. Read no manifest."""
     plan = read_plan(store)
     versions = {}
     for model_id in map(read_model_id, list_model_directories(store)):
@@ -103,7 +103,7 @@ def _describe(store: Path, plan: Plan, model_id: str) -> ModelEntry:
 
 
 def _shares(store: Path, plan: Plan, model_id: str) -> dict[str, float]:
-    """Return the percent of the requests without a version that each version answers."""
+    """Return, by version, the percent that it answers of the requests that name no version."""
     try:
         traffic = resolve_name(store, plan, model_id)
     except UnknownModel:

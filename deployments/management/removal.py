@@ -31,7 +31,7 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
     """Remove a model (`id`) with all its versions, plan and builds, or a single `id@version`.
 
     Replicas answer their current requests and then forget the model. Returns the removed versions.
-    `configured` maps model ids to the versions of the configuration. Raises UnknownModel,
+    `configured` maps model ids to the versions that the configuration names. Raises UnknownModel,
     StoreNotWritable or ModelInUse. A model is in use while it is being built, and a version while
     requests that do not name it explicitly need it.
     """

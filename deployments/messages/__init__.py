@@ -1,6 +1,6 @@
 """Messages between the ingress and the replicas. This package imports no HTTP, Ray or engines.
 
-    encoder.py      calls to encoders, and to the tokenizer alone
+    encoder.py      calls to encoders, and calls that use only the tokenizer
     generation.py   calls to generators, and the events of their streams
     pool.py         the models in the memory of a replica
     shared.py       model, priority and truncation, used by all messages

@@ -1,4 +1,4 @@
-"""Messages of calls to encoders, and of calls to the tokenizer alone.
+"""Messages of calls to encoders, and of calls that use only the tokenizer.
 
     Call -> CallBatch -> TokenizedBatch -> Batch -> Outputs -> CallResult
 
@@ -31,7 +31,7 @@ class TokenizedItem(NamedTuple):
     """Tokens of one item. The second segment extends to the last token."""
 
     ids: TokenIds
-    second_segment_start: int  # index of the segment's first token; T if there is no such segment
+    second_segment_start: int  # index of the first token of the second segment; T without one
 
 
 class Windowing(NamedTuple):
@@ -43,7 +43,7 @@ class Windowing(NamedTuple):
 
     tokens: int | None = None  # per item at most, special tokens included
     stride: int | None = None  # tokens that adjacent windows share; None: one item per text
-    # Limit of the first segment of a pair. The second segment is split into windows.
+    # Maximum tokens of the first segment of a pair. The second segment is split into windows.
     first_tokens: int | None = None
 
 
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     """Work of one request. The ingress has parsed it and checked its limits.
 
     `texts` are the items in order. `fields[i]` names item i in the request, for error messages.
-    `options` has a type of the task, whose `decode` method gets it.
+    Each task has its own type of `options`, which the task's `decode` method receives.
     """
 
     texts: tuple[Text, ...]
@@ -159,7 +159,7 @@ class TextTokens(NamedTuple):
 
     ids: TokenIds
     offsets: NDArray[np.int32]  # [T, 2] characters, end exclusive; empty for special tokens
-    special: dict[int, str]  # vocabulary entry of each special token by its index
+    special: dict[int, str]  # by index in `ids`: the vocabulary entry of a special token
 
 
 class DecodeRequest(NamedTuple):

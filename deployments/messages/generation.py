@@ -50,8 +50,9 @@ class SamplingParams(NamedTuple):
     seed: int | None = None  # None: a random seed, reported in `Started`
 
 
-# When beam search stops. True: as many answers are finished as there are beams. False: no running
-# beam scores better than the worst finished answer. "never": no running beam can ever score better.
+# Condition that ends beam search. True: as many answers are finished as there are beams. False: no
+# running beam scores better now than the worst finished answer. "never": no running beam can score
+# better later either.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
@@ -61,7 +62,7 @@ class BeamSearchParams(NamedTuple):
     num_beams: int  # at least 2
     length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
     early_stopping: EarlyStopping = False
-    is_explicit: bool = True  # False: the model's default, reduced to the available KV slots
+    is_explicit: bool = True  # False: `num_beams` is the model's default; KV slots may reduce it
 
 
 class Grammar(NamedTuple):
@@ -85,7 +86,7 @@ class GenerationOptions(NamedTuple):
     beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
     max_new_tokens: int | None = None  # None: the remaining context
-    min_new_tokens: int = 0  # before this many, end token and stop strings have no effect
+    min_new_tokens: int = 0  # end token and stop strings have no effect before this many
     stop: tuple[str, ...] = ()  # the text ends at the first stop string
     include_stop_string: bool = False  # True as in TGI, False as in OpenAI
     grammar: Grammar | None = None

@@ -14,13 +14,13 @@ class LoadedModel(NamedTuple):
     bytes: int
     is_pinned: bool
     leases: int  # calls that use it now
-    calls_per_minute: float  # of the last minute
-    age_s: float
+    calls_per_minute: float  # estimated calls in the last minute
+    age_s: float  # since the load
     idle_s: float  # since the last use
 
 
 class PoolRequest(NamedTuple):
-    """An action on a replica's models. The answer is the PoolState after it."""
+    """An action on a replica's models. The answer is the PoolState after the action."""
 
     action: Literal["list", "load", "unload"]
     model: ModelRef | None = None

@@ -12,7 +12,7 @@ build moves `latest`. So every sealed model of a store can be served, and a new 
 
     changes.py      what operators do: promote, roll back, split, shadow, pin. Each function takes
                     the store, changes the plan under a lock and returns the new plan.
-    resolution.py   from a name, such as `org/name` or `org/name@stable`, to exact versions.
+    resolution.py   resolves a name, such as `org/name` or `org/name@stable`, to exact versions.
     plan_file.py    reads the file; `PlanWatch.current()` costs under a microsecond and follows
                     changes of the file within a second.
 

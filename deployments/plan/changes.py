@@ -23,7 +23,10 @@ from deployments.plan.resolution import (
 
 
 def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
-    """Let `alias` name the version of `selector`. Raises BadSetting for an invalid alias."""
+    """Let `alias` name the version that `selector` names.
+
+    Raises BadSetting for an invalid alias.
+    """
     try:
         check_alias(alias)
     except ValueError as exc:
@@ -127,8 +130,8 @@ def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
 def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
     """Refuse a version until another build of it is sealed, or until it is promoted.
 
-    `latest` then names the newest other version, and a split to the refused version ends. Requests
-    that name the version still reach it.
+    During the refusal, `latest` names the newest other version. A split to the refused version
+    ends. Requests that name the version still reach it.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:

@@ -43,9 +43,9 @@ def change_model_plan(
 ) -> Plan:
     """Replace the plan of one model by the result of `change` and return the new plan.
 
-    If `change` returns None, the model is removed from the plan. An equal result writes nothing. A
-    lock serializes concurrent changes. Raises BadSetting if the plan is invalid or cannot be read
-    or written.
+    If `change` returns None, the model is removed from the plan. If the result equals the present
+    plan, nothing is written. A lock serializes concurrent changes. Raises BadSetting if the plan is
+    invalid or cannot be read or written.
     """
     path = store / PLAN_NAME
     try:
@@ -83,7 +83,7 @@ class PlanWatch:
         return self._plan
 
     def reload(self) -> None:
-        """Read the file now."""
+        """Read the file now; keep the last valid plan if the file is invalid or missing."""
         try:
             plan = read_plan(self._store)
         except BadSetting as error:

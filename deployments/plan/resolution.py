@@ -46,7 +46,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 def resolve_name(
     store: Path, plan: Plan, name: str, configured: Mapping[str, str] = NO_VERSIONS
 ) -> Traffic:
-    """Resolve a name. `configured` has the default versions of the configuration by model id.
+    """Resolve a name. `configured` maps model ids to the versions that the configuration names.
 
     Reads one or two small files. Raises UnknownModel if the store has no such model or version.
     """

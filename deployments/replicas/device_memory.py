@@ -45,7 +45,7 @@ class DeviceMemory:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def claim(self, size: int) -> bool:
-        """Claim `size` more bytes. Return whether they are free; if not, nothing changes."""
+        """Claim `size` more bytes if that many are free. Return whether they were."""
         with self._locked():
             if self._claimed + size + self._count_others() > self.limit:
                 return False

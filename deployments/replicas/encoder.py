@@ -150,7 +150,7 @@ class EncoderReplica:
         self._tuning_rounds = TuningRounds(self._tuner, self._list_untuned)
 
     def start(self) -> None:
-        """Load newly pinned models from now on; tune models without measurements for this host."""
+        """Load newly pinned models from now on, and start background tuning if it is configured."""
         self._pinned.start(self.pool)
         if self._settings.tune == "background":
             self._tuning_rounds.start()
@@ -266,7 +266,7 @@ class EncoderReplica:
         )
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the load; `backlog` is the number of tokens that wait in clients."""
+        """Return the load; `backlog` counts the tokens that wait for this replica elsewhere."""
         return self._scheduler.load(backlog)
 
     async def check_health(self) -> None:
@@ -356,7 +356,7 @@ class EncoderReplica:
 
 
 def probe_engine(engine: EncoderEngine, model: RegisteredModel) -> None:
-    """Run one pass. Raises EngineFailed if it fails, so that the version is never used."""
+    """Run one pass. Raises EngineFailed if the pass fails, so that the version is not used."""
     ids = np.arange(PROBE_TOKENS, dtype=np.int32)
     if model.manifest.mask_token is not None:
         ids[1] = model.manifest.mask_token

@@ -126,7 +126,7 @@ class GeneratorReplica:
         self._pinned.load_into(self.pool)
 
     def start(self) -> None:
-        """Start the loops of all loaded models. Models loaded later start their own."""
+        """Start the loops of all loaded models. `_load` starts the loop of a model loaded later."""
         self._has_started = True
         for model in self.pool.models():
             model.loop.start()
@@ -200,7 +200,8 @@ class GeneratorReplica:
     ) -> Constraint | None:
         """Compile the grammar of a call, if it has one. All clients get equal shares of time.
 
-        A grammar that exceeds the limits of the quick threads is compiled again on the long one.
+        A grammar that exceeds the limits of the quick threads is compiled again on the thread for
+        long grammars.
         """
         grammar = call.options.grammar
         if grammar is None:
@@ -220,7 +221,7 @@ class GeneratorReplica:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
         All models share the device, so their shares add up: two half-used models make the replica
-        busy. All requests wait here, none in the ingress.
+        busy. The backlog is ignored, because all requests wait here and none in the ingress.
         """
         busy = queued_s = 0.0
         for model in self.pool.models():
@@ -264,9 +265,9 @@ class GeneratorReplica:
         return candidate
 
     def _load(self, model: RegisteredModel) -> _LoadedGenerator:
-        """Open a decoder, which computes a few test tokens. Blocks.
+        """Open and warm up the decoder of a model. Blocks.
 
-        Start its loop if the replica has started.
+        Start the model's loop if the replica has started.
         """
         model.manifest.verify(model.directory)
         spec = DecoderSpec.of(model.directory, model.manifest, self._select_candidate(model))

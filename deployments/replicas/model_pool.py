@@ -33,8 +33,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 LOADING_THREADS = 4
-# Seconds that a load waits for memory of leased models. Then the load fails, and the ingress tries
-# another replica, which may have free memory.
+# Seconds that a load waits until calls end whose models occupy the memory. Then the load fails, and
+# the ingress tries another replica, which may have free memory.
 ROOM_WAIT_S = 1.0
 MAX_FAILURES = 1_000  # limit of the failed loads whose errors are kept
 
@@ -121,7 +121,7 @@ class ModelPool(Generic[T]):
             self._released.set()
 
     def load_now(self, ref: ModelRef) -> None:
-        """Load a model even above `max_bytes`. Blocks. Raises the ServeError of a failed load."""
+        """Load a pinned model. Blocks. Raises ServeError if the load fails or memory is short."""
         try:
             model = open_model(self._store, ref)
             size = self._loader.measure(model)

@@ -29,8 +29,8 @@ class PinnedModels:
     def __init__(self, args: AppArgs, serves: Callable[[RegisteredModel], bool]) -> None:
         """`serves` tells whether this kind of replica serves a model.
 
-        Raises ArtifactError if a model is unusable whose version the configuration names, and
-        BadSetting for an invalid plan.
+        Raises ArtifactError if the configuration names a version that is not usable, and BadSetting
+        for an invalid plan.
         """
         self._registry = ModelRegistry(args.store_path(), args.models, verify=False)
         self._serves = serves
@@ -42,8 +42,9 @@ class PinnedModels:
     def load_into(self, pool: ModelPool[T]) -> None:
         """Load all pinned models at the start of a replica. Blocks.
 
-        Raises the error of a model whose version the configuration names, so that a rollout keeps
-        the previous replicas. Other models fail later, at the calls that need them.
+        If the configuration names the version of a model and the load fails, raises the error, so
+        that a rollout keeps the previous replicas; HardwareUnavailable is only logged. Other models
+        fail later, at the calls that need them.
         """
         for model in self._registry.pinned():
             if not self._serves(model):

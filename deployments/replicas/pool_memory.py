@@ -16,7 +16,7 @@ ARENA_BYTES_PER_PASS = 40_000_000
 def leave_room_for_arena(
     pool_bytes: int | None, device: Device, concurrent_passes: int
 ) -> int | None:
-    """Return the bytes that the arena leaves for models on a CPU; on a GPU, return `pool_bytes`."""
+    """Return `pool_bytes` without the arena's memory; on a GPU, return `pool_bytes` unchanged."""
     if device is not Device.CPU:
         return pool_bytes
     max_bytes = DEFAULT_POOL_BYTES if pool_bytes is None else pool_bytes
@@ -37,7 +37,7 @@ class PoolMemory:
         self._device = device_memory
 
     def take(self, size: int, *, is_pinned: bool) -> bool:
-        """Count `size` more bytes as used. Return whether they are free; if not, change nothing."""
+        """Count `size` more bytes as used if that many are free. Return whether they were."""
         if not is_pinned and self.bytes + size > self.max_bytes:
             return False
         if self._device is not None and not self._device.claim(size):

@@ -70,13 +70,13 @@ class _SliceResult(NamedTuple):
     elapsed_s: float
 
 
-# Memory of an open tokenizer: bytes per byte of its file, and the minimum.
+# Memory of an open tokenizer: some bytes per byte of its file, plus a fixed number of bytes.
 BYTES_PER_FILE_BYTE = 10
 MIN_TOKENIZER_BYTES = 1 << 16
 
 
 class _LoadedTokenizer:
-    """A model's tokenizer, for one call at a time, and the inspector of its tokens."""
+    """A model's tokenizer, which runs one call at a time, and the inspector of its tokens."""
 
     def __init__(self, tokenizer: CachingTokenizer, directory: Path) -> None:
         self.tokenizer = tokenizer
@@ -105,7 +105,7 @@ class TokenizerReplica:
         *,
         generative: bool | None = None,
     ) -> None:
-        """`generative` restricts the models to generative ones or encoders; None: both kinds."""
+        """`generative` restricts the pinned models: True to generators, False to encoders."""
         self._recorder = recorder
         self._hang_timeout_s = args.hang_timeout_s
         self._cache = TokenCache(0)
@@ -195,7 +195,7 @@ class TokenizerReplica:
     def load(self, backlog: int = 0) -> Load:
         """Return the share of time spent on tokenization, and the time for the waiting characters.
 
-        `backlog` characters wait in clients.
+        `backlog` is the number of characters that wait for this replica in other processes.
         """
         characters = sum(self._characters.values()) + backlog
         return Load(self._meter.take(), self._character_rate.predict_s(characters))
@@ -205,7 +205,7 @@ class TokenizerReplica:
         self._health.check(self._hang_timeout_s)
 
     def close(self) -> None:
-        """Stop loading models, and the tokenizer thread after its queued calls."""
+        """Stop loading models. Stop the tokenizer thread after the work that it has received."""
         self._pinned.close()
         self.pool.shut_down()
         self._thread.close()
@@ -263,8 +263,8 @@ class TokenizerReplica:
     def _refuse(self, call: Call, characters: int) -> Overloaded | None:
         """Return an error for a long call that cannot be tokenized before its deadline.
 
-        The prediction assumes that the calls of other clients take turns with this call until
-        either side ends. If no call is in progress, every call is accepted.
+        The prediction assumes that each other client takes turns with this client until one of the
+        two has no more calls. If no call is in progress, every call is accepted.
         """
         if characters <= SLICE_CHARACTERS or not self._characters:
             return None

@@ -43,7 +43,7 @@ class TaskInput:
     options: Any
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
-    many: str = "inputs"  # request path to name in the error about too many items
+    many: str = "inputs"  # request path that the error about too many items names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Task(Protocol):
     response_type: ClassVar[Any]  # JSON type of `decode`'s result, for the documentation
     example: ClassVar[Mapping[str, Any]]  # a request body, for the documentation
     needs_vocabulary: ClassVar[bool] = False  # `decode` reads `DecodeContext.vocabulary`
-    unpooled: ClassVar[bool] = False  # rows are [T, W] even if the model pools
+    unpooled: ClassVar[bool] = False  # one row per token, [T, W], even if the model pools
     reads_pairs: ClassVar[bool] = False  # the model was trained on pairs of texts
 
     def fits(self, manifest: ArtifactManifest) -> bool:

@@ -85,7 +85,7 @@ class WindowTokens:
         return self.text[start:end]
 
     def word_starts(self) -> NDArray[np.bool_]:
-        """Return whether each token starts a word, [N]. The first token always does.
+        """Return whether each token starts a word, [N]. The first and unknown tokens always do.
 
         With continuation prefixes (`##ing`) a token that is longer than its text continues a word.
         In other vocabularies a token starts a word if a space precedes it; punctuation then belongs

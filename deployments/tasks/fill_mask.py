@@ -104,8 +104,8 @@ class FillMask(Task):
     ) -> Proposals | list[Proposals]:
         """Return the `top_k` predictions per text; a text with several masks has a list per mask.
 
-        Equal scores are in vocabulary order. Raises InvalidField for a text without a mask, if no
-        target is a token, and for more than MAX_TOKENS_PER_RESPONSE tokens of text.
+        Equal scores are in vocabulary order. Raises InvalidField if a text has no mask, if no
+        target is a token, or if the response would exceed MAX_TOKENS_PER_RESPONSE.
         """
         vocabulary, mask = context.require_vocabulary(), context.manifest.mask_token
         if mask is None:
@@ -177,7 +177,7 @@ def _predict_masks(
                     "score": float(scores[best]),
                     "token": token,
                     "token_str": vocabulary.text([token]),
-                    # If there are other masks, the text keeps them: masks are special tokens.
+                    # With several masks, keep special tokens, so that the text shows the others.
                     "sequence": vocabulary.text(filled, skip_special=is_single),
                 }
             )

@@ -230,8 +230,8 @@ def extract_answers(
 ) -> list[AnswerSpan]:
     """Return up to `top_k` answers of different text, best first; at least one.
 
-    Spans with equal text, ignoring case, become one answer with the sum of their scores: adjacent
-    windows overlap, and several spans may extend to the same words.
+    Spans with equal text, ignoring case, become one answer with the sum of their scores. Such spans
+    occur because adjacent windows overlap, and because spans are extended to whole words.
     """
     answers: dict[str, AnswerSpan] = {}
     null = 1.0

@@ -92,7 +92,7 @@ class TokenClassification(Task):
         )
 
     def decode(self, context: DecodeContext, options: EntityOptions) -> Entities | list[Entities]:
-        """Return a list of entities for a single text, a list of lists for a list of texts."""
+        """Return a list of entities for a single text, or a list per text for a list of texts."""
         labels, vocabulary = context.manifest.labels, context.require_vocabulary()
         windows: list[list[ScoredWindow]] = [[] for _ in options.texts]
         parts = zip(context.items, context.token_offsets, context.rows, strict=True)

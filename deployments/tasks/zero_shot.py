@@ -136,7 +136,10 @@ class ZeroShotClassification(Task):
     def decode(
         self, context: DecodeContext, options: ZeroShotOptions
     ) -> LabeledSequence | list[LabeledSequence]:
-        """Return an object for a single text, a list for a list; equal scores in label order."""
+        """Return an object for a single text, a list for a list of texts.
+
+        Labels with equal scores stay in request order.
+        """
         shape = (len(options.sequences), len(options.labels), -1)
         logits = np.stack(context.rows).reshape(shape)
         scores = compute_label_scores(

@@ -11,7 +11,8 @@ from deployments.tokenization.tokenizer import TokenizedTexts, check_windows
 
 S = TypeVar("S", bound=Sequence[Any])
 
-# A slice ends with the text that reaches this many characters, about 20 ms. Texts are not divided.
+# A slice ends with the text at which it reaches this many characters, which take about 20 ms. Texts
+# are not divided.
 SLICE_CHARACTERS = 20_000
 
 

@@ -59,8 +59,8 @@ class CachingTokenizer:
 
         The tokenizer's template joins pairs. All calls without windowing share one call of the
         library. The outcome of a call is InputTooLong if a text exceeds `max_tokens` and the call
-        has neither truncation nor windows. It is EmptyInput if a text has no tokens. Other calls
-        are not affected.
+        has neither truncation nor windows, or if a text cannot be split into windows. It is
+        EmptyInput if a text has no tokens. Other calls are not affected.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         plain_items = iter(self._tokenize_texts(plain))

@@ -1,4 +1,4 @@
-"""Tokenizes texts for tasks that return character positions, long texts in overlapping windows."""
+"""Tokenizes texts for tasks with character positions; splits long texts into windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TokenWindow = tuple[TokenizedItem, TokenOffsets]
 class WindowTokenizer:
     """The tokenizer of one model with offsets. Not thread-safe.
 
-    It takes 50 % more time than tokenization to ids alone.
+    Tokenization with offsets takes 50 % more time than tokenization to ids alone.
     """
 
     def __init__(self, directory: Path, max_tokens: int) -> None:
@@ -34,9 +34,9 @@ class WindowTokenizer:
     ) -> tuple[list[TokenWindow], bool]:
         """Return the windows of text `index`, and whether the text was truncated.
 
-        Raises InputTooLong, without a field, if the text needs more than MAX_WINDOWS windows, or if
-        its first segment fills a window. Also raises it if the text exceeds one window, but the
-        request has no stride and no truncation.
+        Raises InputTooLong if the text exceeds one window, but the request has neither a stride nor
+        truncation. Also raises it if the text needs more than MAX_WINDOWS windows, or if its first
+        segment fills a window. The caller adds the field to the error.
         """
         max_tokens = min(windowing.tokens or self._max_tokens, self._max_tokens)
         text, is_truncated = self._truncate_first_segment(text, windowing.first_tokens)

@@ -63,7 +63,7 @@ def bind_grpc_to_node() -> None:
 
 
 def to_deadline(call: GenerationCall) -> GenerationCall:
-    """Replace the remaining seconds in a call through a handle with a deadline."""
+    """Replace the remaining seconds in a call that came through a handle with a deadline."""
     return call._replace(deadline_s=deadline_after(call.deadline_s))
 
 
@@ -90,7 +90,7 @@ def _convert_deadlines(batch: B, convert: Callable[[float], float]) -> B:
 
 
 class ServeEncoderClient:
-    """An EncoderClient over two handles.
+    """An EncoderClient over the handles of the tokenizer and encoder deployments.
 
     The ingress passes the tokenizer's response object to the encoder handle without awaiting it.
     Measured: this serves a third more requests per second.
@@ -113,7 +113,7 @@ class ServeEncoderClient:
         try:
             return await cancel_with_caller(self._infer.remote(tokens))
         except asyncio.CancelledError:
-            tokens.cancel()  # cancelling the encoder's call does not cancel its argument
+            tokens.cancel()  # cancelling `infer` does not cancel the call that is its argument
             raise
 
 
@@ -217,7 +217,7 @@ async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T |
 
 
 async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
-    """Await a response. If the caller is cancelled, cancel its work too; Ray Serve does not."""
+    """Await a response. If the caller is cancelled, cancel the call too; Ray Serve does not."""
     try:
         answer: T = await response
         return answer
@@ -229,7 +229,7 @@ async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
 async def retry(send: Callable[[], Awaitable[T]], retries: int = 1) -> T:
     """Await `send`; retry after a lost replica, up to `retries` times. Calls are idempotent.
 
-    Raises ReplicasLost if more replicas are lost, Overloaded if a queue is full.
+    Raises ReplicasLost if the last try also loses its replica, Overloaded if a queue is full.
     """
     for _ in range(retries):
         try:

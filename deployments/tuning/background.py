@@ -1,9 +1,9 @@
 """Background tuning: a replica measures its untuned models one after the other while it serves.
 
 A separate process of the lowest priority measures, so that its memory and failures do not affect
-the replica. It opens all candidates that fit in half of the free memory (`host.py`). While
-the replica replaces its engine, it holds the old and the new engine. A GPU has no priorities:
-forward passes of the replica and of the measuring process alternate.
+the replica. The process opens all candidates that fit in half of the free memory (`host.py`). While
+the replica replaces its engine, it holds the old and the new engine in memory. A GPU has no
+priorities: forward passes of the replica and of the measuring process alternate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deployments.tuning.tuner import is_tuning
 log = logging.getLogger("ray.serve.hundredfold")
 
 # Called from a thread when a model has a new cost table. The arguments are the model, the target of
-# the engine that serves it, and the engine that replaces this engine, or None.
+# the engine that serves the model now, and the new engine; None keeps the present engine.
 UseTuning = Callable[[ModelRef, TuningTarget, EncoderEngine | None], None]
 IsLoaded = Callable[[ModelRef], bool]
 StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
@@ -36,11 +36,11 @@ StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
-    """Engine of a loaded model, and the cost tables that it lacks for this kind of host."""
+    """Engine of a loaded model, and the targets without a cost table for this kind of host."""
 
     usual: TuningTarget  # target of the engine that serves the model now
-    serving: Variant | None  # the variant that this engine runs; None: it runs several
-    unmeasured: tuple[TuningTarget, ...]  # targets without cost table, in the order of measuring
+    serving: Variant | None  # the engine's only variant; None: it runs several variants
+    unmeasured: tuple[TuningTarget, ...]  # in the order of measuring
 
 
 class BackgroundTuner:

@@ -65,7 +65,7 @@ class Cost(_Frozen):
 
     shape: Shape
     median_ms: float = Field(gt=0)
-    low_ms: float = Field(gt=0)  # of the fastest round
+    low_ms: float = Field(gt=0)  # time in the fastest round
     rounds: int = Field(ge=1)
 
 
@@ -84,9 +84,10 @@ class VariantCosts(_Frozen):
 class CostTable(_Frozen):
     """Costs of every variant that was measured on one kind of host.
 
-    `selection` names the variant to use per measured shape. `rejected` maps candidates that fail
-    the accuracy gate on this kind of host to the reason; they passed it on the build host.
-    `unmeasured` maps the other candidates without a row to the reason, such as missing memory.
+    `selection` names the variant to use per measured shape. `rejected` has the candidates that
+    passed the accuracy gate on the build host but fail it on this kind of host, each with the
+    reason. `unmeasured` has all other candidates without a row, each with the reason, such as
+    missing memory.
     """
 
     schema_version: Literal[3] = 3
@@ -112,7 +113,7 @@ class CostTable(_Frozen):
 
 
 def write_costs(artifact: Path, table: CostTable) -> Path:
-    """Write `table` to the artifact's directory. Return the path. Raises OSError if that fails."""
+    """Write `table` to the artifact's directory. Return the path. Raises OSError on failure."""
     path = costs_path(artifact, table.host, table.threads)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, table.to_json())

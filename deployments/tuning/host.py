@@ -18,12 +18,12 @@ from deployments.machine import ControlGroups, installed_versions, read_cpu_info
 # Memory of an open graph per byte of its files: the weights, their repacked copy for the kernels
 # and the activations of the largest forward pass.
 _OPEN_BYTES_PER_FILE_BYTE = 3
-# Share of the free memory for tuning; the remainder is for replicas that start meanwhile.
+# Maximum share of the free memory for tuning. The rest is for replicas that start meanwhile.
 _MAX_SHARE = 0.5
 
 
 def free_bytes(device: Device) -> int:
-    """Return the free bytes for `device`: the least of host, control groups and, if used, GPU."""
+    """Return the free bytes: the minimum of host, control groups and, for a GPU, the GPU."""
     limits: list[int] = [psutil.virtual_memory().available]
     group = ControlGroups.own().free_bytes()
     if group is not None:

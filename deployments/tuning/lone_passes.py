@@ -36,9 +36,9 @@ from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A lone pass runs on all cores unless the cost tables show that this takes longer by more than this
-# share. The other cores would be idle, and what was measured as a tie may be a gain later: on two
-# virtual cores, a pass of two threads takes 5.6 or 3.9 ms for minutes, depending on the hypervisor.
+# A lone pass runs on all cores unless its measured time exceeds that of one core by more than this
+# share. A slightly slower measurement does not count, because the speed changes: on two virtual
+# cores, a pass of two threads takes 5.6 or 3.9 ms for minutes, depending on the hypervisor.
 MAX_LOSS = 0.1
 # Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
 # Passing the work to a thread and the result back would take 0.3 ms.
@@ -68,8 +68,8 @@ class LonePassPlanner:
     def find_unmeasured(self, target: TuningTarget) -> tuple[TuningTarget, ...]:
         """Return the targets to measure before a model can have a second session.
 
-        The result is empty on a GPU, and if the second session is measured already, could never fit
-        in memory or would equal the usual one. `target` is the target of the usual engine.
+        `target` is the target of the usual engine. The result is empty on a GPU. It is also empty
+        if the second session is measured already, exceeds `max_bytes` or would equal the usual one.
         """
         all_cores = _with_threads(target, self._threads)
         if target.device is not Device.CPU or all_cores == target:
@@ -80,7 +80,7 @@ class LonePassPlanner:
     def add(self, model: ModelRef, target: TuningTarget) -> None:
         """Add a model, or read its cost tables again. `target` is that of the usual engine.
 
-        Has no effect on a model without a cost table of this host.
+        Has no effect if the usual engine has no cost table of this host.
         """
         all_cores = _with_threads(target, self._threads)
         times = _read_times(target, all_cores) if target.device is Device.CPU else None
@@ -181,9 +181,9 @@ class _LoneTimes:
 def _compare(one_thread: Cost, all_cores: Cost | None) -> tuple[bool, bool]:
     """Return whether the pass uses all cores, and whether it is brief.
 
-    The lowest times decide about the cores. While requests run, the median time of several threads
-    includes waiting for cores, but a lone pass never waits. The times of one thread are processor
-    times.
+    The lowest measured times decide about the cores. The times of several threads were measured
+    next to other requests and include waiting for cores. A lone pass never waits, and neither do
+    the times of one thread, because they are processor times.
     """
     if all_cores is None:
         return False, one_thread.median_ms <= BRIEF_MS

@@ -29,15 +29,16 @@ DEFAULT_ITEMS = (1, 4, 8, 32)
 DEFAULT_TOKENS = (16, 64, 128, 256, 512)
 # Forward passes shorter than this are repeated per timing: reading the clock takes microseconds.
 _MIN_TIMING_S = 0.004
-# An untimed pass precedes the timing of passes shorter than this: the previous engine has left its
-# own weights in the CPU caches. Reloading the weights takes a few milliseconds, which a host that
-# serves one model never spends.
+# An untimed pass precedes the timing of passes shorter than this, because the CPU caches hold the
+# weights of the previous engine. Loading the weights of the next engine takes a few milliseconds,
+# which a host that serves one model never spends.
 _CACHE_WARM_UP_BELOW_S = 0.05
 _LENGTHS = 4
 _WARM_PASSES = _LENGTHS + 1
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 25
-# After _MIN_ROUNDS, engines slower than the fastest by this factor skip the remaining rounds.
+# After _MIN_ROUNDS, an engine whose median exceeds the lowest median times this factor skips the
+# remaining rounds.
 _MAX_SLOWDOWN = 1.3
 
 _IDLE_CHECK_S = 0.005
@@ -118,7 +119,7 @@ def measure(
 
 
 class _EngineFailure(Exception):
-    """An engine failed during a measurement."""
+    """Failure of one engine during a measurement."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
@@ -162,7 +163,7 @@ class _ShapeMeasurement:
                 self.times_s[name].append(self._time_engine(name, batch, pass_s[name]))
 
     def _time_engine(self, name: str, batch: Batch, pass_s: float) -> float:
-        """Return seconds per forward pass. Repeat short passes, after an untimed pass."""
+        """Return seconds per forward pass. Run short passes several times, after an untimed one."""
         self.wait()
         if pass_s < _CACHE_WARM_UP_BELOW_S:
             self._time_passes(name, batch, 1)
@@ -218,9 +219,9 @@ class _ShapeMeasurement:
 def build_batches(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -> tuple[Batch, ...]:
     """Build full batches of up to `shape` from the tokens of `items`.
 
-    The tokens are real, because int8 ranges depend on them. The batches have up to four lengths,
-    because real batches vary too. An engine that pads to buckets therefore also computes padding
-    here. A batch contains no padding itself, because batches of the scheduler have very little.
+    The tokens are real, because int8 ranges depend on them. The batches have up to four lengths, as
+    real batches do, so that the times of an engine that pads to buckets include its padding. The
+    batches themselves have no padding, because batches of the scheduler have very little.
     """
     lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))
     shapes = (Shape(items=shape.items, tokens=length) for length in lengths)

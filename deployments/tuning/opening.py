@@ -64,7 +64,7 @@ class OpenedEngine(NamedTuple):
 
     engine: EncoderEngine
     is_tuned: bool  # whether a cost table of this host selected it
-    variant: Variant | None  # the variant that it runs; None: it runs several
+    variant: Variant | None  # the engine's only variant; None: it runs several variants
 
 
 def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
@@ -92,7 +92,7 @@ def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
         return OpenedEngine(
             engine, (table.host, table.threads) == here, variant=None if others else first
         )
-    # Not inside the except block: its exception would keep the partly opened engines in memory.
+    # Not in the except block, where the exception would keep the partly opened engines in memory.
     return _open_default(target, table.rejected)
 
 

@@ -32,8 +32,9 @@ ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as Mod
 
 # Probes per batch in the batched run, besides two items of `build_neighbors`.
 PARITY_BATCH_ITEMS = 6
-# If two classes differ by less probability than this, the choice between them may change with the
-# batch. Kernels for other shapes sum in another order, and bf16 and fp16 round the sums.
+# The comparison of batched with unbatched outputs skips a choice between two classes whose
+# probabilities differ by less than this. Kernels for other batch shapes sum in another order, and
+# bf16 and fp16 round the sums, so that such a choice may change with the batch.
 _BATCHED_TIE_MARGIN = 0.01
 
 
@@ -68,7 +69,7 @@ class ReferenceOutputs:
     def read(cls, path: Path) -> Self:
         """Read the file of `write`. Raises ArtifactError if it is missing or damaged."""
         try:
-            # Open the file here: np.load leaves a file open that is not an archive.
+            # Open the file here: np.load does not close a file that is not an archive.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 ids = _split(file["ids"], file["id_ends"])
                 outputs = _split(file["outputs"], file["output_ends"])
@@ -115,8 +116,8 @@ def run_probes(
 def run_batched_probes(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Floats]:
     """Run all items in random batches, each with two unusual items of `build_neighbors`.
 
-    A graph whose quantization ranges span the batch computes different outputs next to long items
-    and outliers. Return one output per item. Raises EngineFailed.
+    This reveals a graph whose quantization ranges span the batch: its outputs for an item change
+    next to long items and outliers. Return one output per item. Raises EngineFailed.
     """
     neighbors = build_neighbors(items)
     order = np.random.default_rng(len(items)).permutation(len(items)).tolist()
@@ -187,10 +188,11 @@ def compare_outputs(
 ) -> ParityResult:
     """Compare a candidate's outputs with the reference and with the limits of the gate.
 
-    The measure depends on the head. Vectors: cosine. Heads that choose (a label, a token's label,
-    the ends of a span, a masked token): top-1 agreement, because the cosine of a few logits is not
-    informative. The lower agreement of the unbatched and the batched run counts. A single score:
-    correlation over all probes, because the cosine of one number is only its sign.
+    The measure depends on the model's head:
+    - Vectors: cosine.
+    - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement, the
+      lower one of the unbatched and the batched run. The cosine of a few logits says little.
+    - A single score: correlation over all probes. The cosine of one number is only its sign.
     """
     for outputs in (unbatched, batched):
         if problem := _find_invalid_output(outputs, reference.outputs):
@@ -275,7 +277,7 @@ def _find_violations(parity: Parity, gate: Gate, *, is_score: bool) -> Iterator[
                 gate.batched_top1_agreement,
             ),
         ]
-    elif is_score:  # one correlation over all items is both their mean and their worst
+    elif is_score:  # there is one correlation, so the stricter of both limits applies
         measured = [
             ("correlation", parity.cosine_mean, max(gate.cosine_mean, gate.cosine_worst)),
             ("batched correlation", parity.batched_cosine_worst, gate.batched_cosine_worst),

@@ -20,7 +20,7 @@ _CACHED_LENGTHS = 8_192
 
 
 class TablePrices:
-    """Cost tables by model. `estimate_s` guesses the time for a model without a table."""
+    """Prices of items from the cost tables of their models; a guess for a model without a table."""
 
     def __init__(self, settings: Callable[[], BatchSettings]) -> None:
         self._tables: dict[ModelRef, _TableTimes] = {}

@@ -13,8 +13,8 @@ from math import log
 
 from deployments.tuning.costs import Shape, Variant, VariantCosts
 
-# Times up to this share above the fastest count as equal, because repeated measurements differ as
-# much.
+# Times that exceed the fastest time by up to this share count as equal to it, because repeated
+# measurements differ by as much.
 TOLERANCE = 0.05
 MAX_VARIANTS = 3  # graphs in memory
 _UNMEASURED_MS = 1e9
@@ -25,8 +25,9 @@ Times = Mapping[Shape, float]  # milliseconds
 def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant], ...]:
     """Return the variant to use per shape, ordered by shape size.
 
-    Among equally small sets, the smallest `_mean_excess` decides, then the order of `rows`. If no
-    set of up to MAX_VARIANTS is within TOLERANCE at every shape, use `_find_nearly_best`.
+    Use the smallest set of variants that is within TOLERANCE of the fastest times at every shape.
+    Among equally small sets, take that with the least `_mean_excess`, then the first in `rows`. If
+    no set of up to MAX_VARIANTS is within TOLERANCE, choose from `_find_nearly_best`.
     """
     times = [row.by_shape() for row in rows]
     shapes = sorted({shape for row in times for shape in row}, key=lambda s: (s.area, s.items))
@@ -73,7 +74,10 @@ def _is_near_best(members: Sequence[Times], best: Times) -> bool:
 
 
 def _mean_excess(members: Sequence[Times], best: Times) -> float:
-    """Return the mean log ratio to the fastest times, rounded so that noise does not decide."""
+    """Return the mean over the shapes of log(time / fastest time).
+
+    The result is rounded, so that noise does not decide between sets.
+    """
     ratios = [log(_time_ms(members, shape) / limit) for shape, limit in best.items()]
     return round(sum(ratios) / len(ratios), 3)
 

@@ -68,7 +68,8 @@ class VariantSpec:
 class MeasurementPlan:
     """Conditions of a measurement.
 
-    All measured graphs are open at once. In the given order, as many are measured as fit in memory.
+    All measured graphs are open at once, so only the first graphs that fit in memory together are
+    measured.
     """
 
     settings: EncoderSettings
@@ -171,11 +172,11 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
 
 
 def keep_fastest_options(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
-    """Keep one row per candidate: that of the session options with the lowest times.
+    """Keep one row per candidate: the row of the session options with the lowest mean time.
 
-    Two sessions of one graph would need its memory twice. The mean over the shapes counts, because
-    differences at single shapes are noise. At shapes that the kept row lacks, it gets the times of
-    the candidate's first row.
+    Two sessions of one graph would need the graph's memory twice. The mean over the shapes counts,
+    because differences at single shapes are noise. If the kept row lacks a shape, copy the time
+    from the candidate's first row.
     """
     by_candidate: dict[str, list[VariantCosts]] = {}
     for row in rows:
@@ -234,9 +235,9 @@ def measure_fitting(
 
     All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
-    # Keep the cores awake, as the server does during requests. Otherwise only passes of several
-    # threads would wait for cores to wake, and the planner of lone passes compares them with passes
-    # of one thread.
+    # Keep the cores awake, as the server does during requests. Otherwise passes of several threads,
+    # but not those of one thread, would wait for cores to wake. The planner of lone passes compares
+    # the two.
     with open_engines(plan.fit_in_memory(specs), plan.settings) as engines, keep_cores_awake():
         costs = measure(
             engines,
@@ -285,8 +286,8 @@ def tune_exclusively(
 ) -> CostTable | None:
     """Return the cost table of this host. Measure it if it is missing or `force` is set.
 
-    Among all hosts that share the store, one process per kind of host and number of threads tunes a
-    model. While another process tunes it, wait if `wait` is set, else return None. `shapes`
+    On all hosts of one kind that share the store, one process at a time tunes a model for a number
+    of threads. While another process does so, wait if `wait` is set, else return None. `shapes`
     defaults to the default shapes that the model can read. Raises ArtifactError for missing
     reference outputs, EngineFailed as `tune` does, and OSError if the store cannot be written.
     """

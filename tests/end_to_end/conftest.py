@@ -36,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_config() -> dict[str, Any]:
     """Return serve_config.yaml with fast scaling and without tuning.
 
-    The graphs for GPUs run on the CPU provider. Tuning would take time of the tests' two cores.
+    The graphs for GPUs run on the CPU provider. Tuning would occupy the two cores of the tests.
     """
     config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())
     application = config["applications"][0]
@@ -51,8 +51,8 @@ def quick_config() -> dict[str, Any]:
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
     for deployment in deployments.values():
-        deployment["health_check_period_s"] = 1  # the next check detects a dead replica
-        deployment["graceful_shutdown_wait_loop_s"] = 0.5  # a stopping replica waits at least this
+        deployment["health_check_period_s"] = 1  # the next check detects that a replica is dead
+        deployment["graceful_shutdown_wait_loop_s"] = 0.5  # minimum wait before a replica stops
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling |= {
@@ -62,7 +62,7 @@ def quick_config() -> dict[str, Any]:
         "upscale_delay_s": 0,
         "downscale_delay_s": 3,
     }
-    autoscaling["policy"]["policy_kwargs"]["cores_per_replica"] = 1  # two replicas on two cores
+    autoscaling["policy"]["policy_kwargs"]["cores_per_replica"] = 1  # for two replicas
     return config
 
 

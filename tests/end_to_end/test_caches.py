@@ -65,7 +65,7 @@ def test_use_cache_false_computes_again(cluster: Cluster, text: str) -> None:
 
 
 def lookups(cluster: Cluster, metric: str, result: str) -> float:
-    """Return how many cache lookups for the embedder had that result, according to the metrics."""
+    """Return how many cache lookups for the embedder had `result`, according to `metric`."""
     total = 0.0
     for line in cluster.metrics().splitlines():
         name, _, value = line.rpartition(" ")
@@ -84,7 +84,7 @@ def test_metrics_count_hits_and_misses_of_both_caches(cluster: Cluster, metric: 
         return all(lookups(cluster, metric, result) > 0 for result in ("hit", "miss"))
 
     text = "a text for the caches"
-    # The last two requests skip the response cache, so that the tokenization cache has a hit.
+    # The last two requests skip the response cache, so that they reach the tokenization cache.
     for use_cache in (True, True, False, False):
         body = {"inputs": text, "options": {"use_cache": use_cache}}
         asked(cluster, f"/models/{EMBEDDER}", body)

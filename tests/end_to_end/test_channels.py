@@ -59,12 +59,12 @@ def check_memory_routes(cluster: Cluster) -> None:
     loaded = httpx.post(f"{cluster.url}/models/{EMBEDDER}/load", timeout=60)
     assert [entry["model"] for entry in loaded.json()] == [EMBEDDER], loaded.text
     kept = httpx.post(f"{cluster.url}/models/{EMBEDDER}/unload", timeout=60)
-    assert (kept.status_code, kept.json()["field"]) == (400, "model")  # it is pinned
+    assert (kept.status_code, kept.json()["field"]) == (400, "model")  # pinned models stay loaded
 
 
 @pytest.fixture(scope="module")
 def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The cluster with two tokenizers and two encoders; its config."""
+    """Scale the cluster to two tokenizers and two encoders. Yield the config."""
     two = {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}
     pairs = changed(config, **dict.fromkeys(PAIRED, two))
     cluster.deploy(pairs)
@@ -80,7 +80,7 @@ def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]
 def statuses_during(
     cluster: Cluster, change: Callable[[], None], is_over: Callable[[], bool]
 ) -> list[int]:
-    """Run `change` under load until `is_over` returns True; return the HTTP statuses."""
+    """Apply load, run `change`, and wait until `is_over`. Return the HTTP statuses of the load."""
 
     async def scene() -> None:
         await asyncio.sleep(1)
@@ -100,7 +100,7 @@ def pids(cluster: Cluster) -> set[int]:
 def test_lost_replica_loses_no_request(
     cluster: Cluster, paired: dict[str, Any], deployment: str, fault: str
 ) -> None:
-    """The launcher kills a suspended replica. Until then the other replica answers its calls."""
+    """The launcher kills a suspended replica. Until then, calls go to the other replica."""
     assert paired
     (victim, _) = cluster.replicas(deployment)
 

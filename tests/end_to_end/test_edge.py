@@ -17,7 +17,7 @@ MANAGER = "ray::HAProxyManager"
 
 
 class Prober(threading.Thread):
-    """Sends one request after the other, each over a new connection."""
+    """Thread that sends one request after the other, each over a new connection."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None
         victim = find_haproxy(cluster)
         victim.kill()
         victim.wait(5)
-        time.sleep(0.5)  # the prober sends requests to the new process
+        time.sleep(0.5)  # time for requests to the new process
     outcomes = prober.stop()
     lost = sum(count for outcome, count in outcomes.items() if outcome != "200")
     assert lost <= killed, outcomes  # each kill may lose the request in flight
@@ -67,7 +67,7 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
     prober = Prober(cluster)
     manager.kill()
     wait_for(lambda: {p.pid for p in cluster.find(MANAGER)} - {manager.pid} != set(), 60)
-    time.sleep(5)  # the new manager receives its routes
+    time.sleep(5)  # time for the new manager to receive its routes
     outcomes = prober.stop()
     assert set(outcomes) == {"200"}
     assert find_haproxy(cluster) == before
@@ -76,10 +76,10 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
 def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
     (victim,) = cluster.replicas("Ingress")
     prober = Prober(cluster)
-    time.sleep(0.5)  # the prober sends requests
+    time.sleep(0.5)  # time for requests before the kill
     victim.kill()
     wait_for(lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), 60)
-    time.sleep(3)  # the prober sends requests to the new ingress
+    time.sleep(3)  # time for requests to the new ingress
     assert set(prober.stop()) == {"200"}
 
 

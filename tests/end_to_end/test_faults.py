@@ -38,8 +38,8 @@ CUT = ("RemoteProtocolError", "ReadError", "502 ")
 def scaled(config: dict[str, Any], count: int) -> dict[str, Any]:
     """Return the config with `count` generators and `count` ingress replicas.
 
-    Requests wait for cold starts. The fixed counts keep the load from adding a second tokenizer
-    or encoder.
+    A request waits up to 25 s for a missing replica. The fixed counts keep the load from adding a
+    second tokenizer or encoder.
     """
     return changed(
         config,
@@ -65,7 +65,7 @@ def updated(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_settled(cluster: Cluster, count: int) -> bool:
-    """Return whether `count` generators and `count` ingress replicas run, all connected."""
+    """Return whether `count` generators and `count` ingress replicas run, with all channels."""
     return (
         len(cluster.replicas("Ingress")) == count
         and has_channels(cluster, "CpuGenerator", count, clients=count)
@@ -79,7 +79,7 @@ def find(cluster: Cluster, names: Iterable[str]) -> set[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def doubled(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The cluster with two generators and two ingress replicas; its config."""
+    """Scale the cluster to two generators and two ingress replicas. Yield the config."""
     pairs = scaled(config, 2)
     cluster.deploy(pairs)
     wait_for(lambda: is_settled(cluster, 2), 90)
@@ -94,7 +94,7 @@ def watch(
     is_over: Callable[[], bool] = lambda: True,
     clients: ClientCounts | None = None,
 ) -> Scene:
-    """Cause the fault under load. Return the clients' observations during and after it."""
+    """Cause the fault under load. Return the clients' observations before, during and after it."""
     scene = asyncio.run(FaultLoad(cluster, clients or ClientCounts()).run(fault, is_over))
     print(scene.describe())
     return scene
@@ -115,7 +115,7 @@ def require_cut_streams_only(scene: Scene) -> None:
 
 
 def require_cut_once(scene: Scene, clients: ClientCounts) -> None:
-    """Check that all failed requests were cut, and that no more failed than there are clients."""
+    """Check that failed requests have an outcome of CUT, at most one per client on average."""
     failed = scene.failed()
     assert all(one.seen.outcome.startswith(CUT) for one in failed)
     assert len(failed) <= clients.count
@@ -129,7 +129,7 @@ def find_controller(cluster: Cluster) -> psutil.Process:
 def test_killed_controller_and_generator_lose_no_request(
     cluster: Cluster, doubled: dict[str, Any]
 ) -> None:
-    """Without a controller, channels still work and repeat the calls of the lost generator."""
+    """Without a controller, channels still work, and calls of the lost generator are repeated."""
     assert doubled
     controller = find_controller(cluster)
     (victim, _) = cluster.replicas("CpuGenerator")
@@ -185,7 +185,7 @@ def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) 
 
 
 def test_scaling_down_loses_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """One of the two long streams runs in the removed generator, which waits for its end."""
+    """One of the two long streams runs in the removed generator, which first ends this stream."""
     pair = cluster.replicas("CpuGenerator")
     drained_s = math.inf
 

@@ -21,13 +21,13 @@ from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WR
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
 EXPORT_S = 30  # maximum wait until the metrics show a change
-# Maximum wait for a free KV slot. It is shorter than ROWS endless generations take, so a slot gets
-# free in this time only if the server cancels them.
+# Maximum wait for a free KV slot. ROWS endless generations, which occupy all slots, take longer. So
+# a slot gets free in this time only if the server cancels a generation.
 FREED_S = 10
 
 
 def noise(tokens: int) -> dict[str, Any]:
-    """Return a request for exactly this number of tokens."""
+    """Return a request body for exactly `tokens` new tokens."""
     body = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
     return {**body, "seed": 1}
 
@@ -40,8 +40,8 @@ ENDLESS = noise(LONG_CONTEXT - 100)
 async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIterator[Tasks]:
     """Read `count` streams in tasks. Disconnect them at the end of the block.
 
-    The block starts when each stream has returned a line, because the response header comes
-    before the first token.
+    The block starts when each stream has returned a line. The response header is not enough,
+    because it comes before the first token.
     """
     begun = [asyncio.Event() for _ in range(count)]
 

@@ -35,7 +35,7 @@ COMPARED = ["Someone plays guitar.", "The market fell on Monday."]
 
 
 class Ask(Protocol):
-    """Calls a method of a hub client whose base URL ends with `path`."""
+    """Function that calls `method` of a hub client whose base URL ends with `path`."""
 
     def __call__(self, path: str, method: str, /, *given: Any, **parameters: Any) -> Any: ...
 
@@ -218,7 +218,7 @@ def test_candidate_labels_are_classified(ask: Ask) -> None:
 
 
 def test_parameters_select_the_model_without_a_model_id(ask: Ask) -> None:
-    """Without a model id, a request goes to the first model whose task its body fits."""
+    """Without a model id, a request goes to the first model with a task that fits the body."""
     best, _ = ask("", "text_classification", FILM, function_to_apply="softmax")
     assert best.label == "POSITIVE"
     assert ask("", "token_classification", FILM, aggregation_strategy="simple", ignore_labels=[])

@@ -49,7 +49,7 @@ def keys(key_file: Path) -> dict[str, dict[str, str]]:
 def shared(
     cluster: Cluster, config: dict[str, Any], key_file: Path, keys: dict[str, dict[str, str]]
 ) -> Iterator[Cluster]:
-    """The cluster with API keys and with two ingress replicas that have found each other."""
+    """The cluster with API keys and two ingress replicas that count each other in `/stats`."""
     keyed = copy.deepcopy(config)
     deployments = {one["name"]: one for one in keyed["applications"][0]["deployments"]}
     deployments["Ingress"]["num_replicas"] = REPLICAS

@@ -35,7 +35,8 @@ def own_cluster(
 ) -> Iterator[Cluster]:
     """A cluster that tunes its model in the background; the first test starts it.
 
-    Other hosts may connect.
+    It listens on all network interfaces, without API keys, so that a test can check which ports
+    other hosts reach.
     """
     tuning = copy.deepcopy(config)
     tuning["http_options"]["host"] = "0.0.0.0"

@@ -1,4 +1,4 @@
-"""Management of models over HTTP, against a real server: pull, load, versions, removal."""
+"""Management of models over HTTP with a real cluster: pull, load, versions, removal."""
 
 from __future__ import annotations
 

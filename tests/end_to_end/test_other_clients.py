@@ -171,7 +171,7 @@ def test_cohere_client_raises_errors(cluster: Cluster) -> None:
 
 
 def test_langchain_embeds_documents_and_queries(cluster: Cluster) -> None:
-    """The setting turns off LangChain's length check, which counts tokens of OpenAI's models."""
+    """LangChain's length check is off, because it counts tokens of OpenAI's models."""
     settings = {"model": EMBEDDER, "check_embedding_ctx_length": False}
     response = run_client(
         "langchain_embeddings.py", f"{cluster.url}/v1", json.dumps(settings), json.dumps(ANIMALS)

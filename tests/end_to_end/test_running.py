@@ -44,7 +44,7 @@ def read(cluster: Cluster, context: str) -> httpx.Response:
 
 
 def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
-    """Return the size of the graphs that a CPU encoder opens for all its models."""
+    """Return the total size of the graphs that a CPU encoder opens for its models."""
     graphs = 0
     for model_id in (*ENCODER_MODELS, MINILM_NLI, MINILM_RERANK, RAMPART):
         directory = find_artifact(store, model_id)
@@ -54,7 +54,7 @@ def graphs_mib(store: Path, encoder: EncoderSettings) -> float:
 
 
 def test_every_response_has_one_request_id(cluster: Cluster) -> None:
-    """Ray Serve's wrapper, which requests bypass, would add a second id."""
+    """Requests bypass Ray Serve's wrapper of the application, which would add a second id."""
     url = f"{cluster.url}/models/{QA_MODEL}"
     wrong = httpx.post(url, json={}, headers={"x-request-id": "mine"}, timeout=60)
     listed = [httpx.get(f"{cluster.url}/v1/models", timeout=60) for _ in range(2)]
@@ -102,7 +102,7 @@ def test_user_config_is_applied_without_a_restart(cluster: Cluster, config: dict
 
 
 def crowd_statuses(cluster: Cluster, inputs: list[str]) -> set[int]:
-    """Send 16 requests, eight at a time, because an idle encoder accepts a call of any size."""
+    """Send 16 requests, eight at a time. An idle encoder would accept a lone call of any size."""
     with ThreadPoolExecutor(8) as crowd:
         replies = crowd.map(lambda _: embed(cluster, inputs), range(16))
         return {reply.status_code for reply in replies}
@@ -137,7 +137,7 @@ def test_metrics_route_has_every_deployment(cluster: Cluster) -> None:
 
 
 def test_nothing_listens_outside_loopback(cluster: Cluster) -> None:
-    """The port for clients is included, because its default host is loopback."""
+    """Even the port for clients listens on loopback only, which is the default."""
     ports = cluster.ports()
     assert ("127.0.0.1", cluster.port) in ports
     assert {one: name for one, name in ports.items() if one[0] != "127.0.0.1"} == {}

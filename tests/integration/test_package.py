@@ -44,14 +44,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """
     directory = tmp_path_factory.mktemp("environment")
     run([sys.executable, "-m", "venv", "--without-pip", directory], REPOSITORY)
-    # Python adds the paths of .pth files, but does not read .pth files in those paths. This keeps
-    # out the checkout, which is an editable installation.
+    # Python adds the directory in a .pth file to sys.path, but reads no .pth files in it. So
+    # the .pth file of the editable installation adds no path to this checkout.
     dependencies = Path(pytest.__file__).parents[1]
     (directory / SITE_PACKAGES / "dependencies.pth").write_text(f"{dependencies}\n")
     into = ["--python", directory / "bin/python", "install", "--no-deps", "--no-index", wheel]
     run([sys.executable, "-m", "pip", *into], REPOSITORY)
     for name, module in (("ray", "ray.scripts.scripts"), ("serve", "ray.serve.scripts")):
-        script = directory / "bin" / name  # scripts of the dependencies start the tests' Python
+        script = directory / "bin" / name  # the original script starts the tests' Python
         call = "main" if name == "ray" else "cli"
         script.write_text(f"#!{directory}/bin/python\nfrom {module} import {call}\n{call}()\n")
         script.chmod(0o755)

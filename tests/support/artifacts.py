@@ -49,7 +49,7 @@ def seal_tiny(
     """Write an artifact of a model that averages random word vectors. Return its directory.
 
     With `labels` the model is a classifier, unless `tasks` are given. Without `labels` its graph
-    also returns token vectors. Texts with `nan_word` get NaN rows. The weights depend on the
+    also returns token vectors. Texts with `nan_word` get NaN outputs. The weights depend on the
     vocabulary only, so that every run has the same outputs.
     """
     manifest = tiny_manifest(model_id, labels=labels, devices=devices)
@@ -134,7 +134,7 @@ def tiny_candidate(device: Device) -> Candidate:
 
 
 def seal(directory: Path, manifest: ArtifactManifest) -> None:
-    """Write `manifest` to `directory`, with the present digests of the files there."""
+    """Write `manifest` to `directory`. Replace the digests by those of the files there."""
     files = {
         name: FileDigest(
             sha256=file_sha256(directory / name), size=(directory / name).stat().st_size
@@ -146,7 +146,7 @@ def seal(directory: Path, manifest: ArtifactManifest) -> None:
 
 
 def word_vectors(vocabulary: int, seed: int = 7) -> NDArray[np.float32]:
-    """Return a seeded random table [vocabulary, WIDTH]."""
+    """Return a seeded random table of word vectors, [vocabulary, WIDTH]."""
     return np.random.default_rng(seed).standard_normal((vocabulary, WIDTH), dtype=np.float32)
 
 
@@ -161,8 +161,8 @@ def write_graph(
     """Write a graph that outputs the mean vector [B, WIDTH] of the unmasked tokens.
 
     With `labels` it outputs logits [B, labels] of this vector instead. With `unpooled` a second
-    output holds the token vectors. With `token_types` the graph has the third input of BERT and
-    adds its sum per item to the first output, so that nonzero values are visible.
+    output holds the token vectors. With `token_types` the graph also takes token_type_ids. It
+    adds their sum per item to the first output, so that a test sees nonzero ids.
     """
     node = helper.make_node
     tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}

@@ -15,9 +15,9 @@ Message = MutableMapping[str, Any]
 
 
 class AsgiClient:
-    """One request and the messages of its response.
+    """Client of one request, with the messages of the response.
 
-    After `max_messages` messages the client stops reading, so the application blocks.
+    After `max_messages` messages it stops reading, so the application blocks.
     """
 
     def __init__(

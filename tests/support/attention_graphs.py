@@ -22,8 +22,8 @@ from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_grap
 GraphChange = Callable[[onnx.GraphProto], None]
 
 _DRAW = np.random.default_rng(17)
-# Texts that determine the int8 scales. Many texts are needed, because random embeddings share no
-# structure and values beyond the scales are clipped.
+# Texts that determine the int8 scales, in token ids. Random embeddings share no structure, so only
+# many texts cover their range. Values beyond the scales are clipped.
 SHOWN = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (24, 40)).tolist())
 OTHERS = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (3, 40)).tolist())
 
@@ -33,7 +33,7 @@ def attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def packed(graph: onnx.GraphProto) -> None:
-    """Keep the exported form: packed query, key and value with RoPE on halves."""
+    """Keep the exported form: packed query, key and value; RoPE pairs the halves of a head."""
 
 
 def unpacked(graph: onnx.GraphProto) -> None:
@@ -68,7 +68,7 @@ def half_rotated(graph: onnx.GraphProto) -> None:
 
 
 def interleaved(graph: onnx.GraphProto) -> None:
-    """Apply RoPE to neighboring channels instead of halves."""
+    """Let RoPE pair neighboring channels instead of the halves of a head."""
     for node in attentions(graph):
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
 
@@ -128,7 +128,7 @@ UNKNOWN: Mapping[str, GraphChange] = {change.__name__: change for change in (bia
 
 
 def float_graph(path: Path, change: GraphChange = packed) -> Path:
-    """Write the tiny graph with `change`, in float. Name attention nodes as exporters do."""
+    """Write the tiny float graph with `change`. Name attention nodes as exporters do."""
     model = onnx.load(tiny_graph(path))
     for layer, node in enumerate(attentions(model.graph)):
         node.name = f"/layers.{layer}/attention"
@@ -138,7 +138,7 @@ def float_graph(path: Path, change: GraphChange = packed) -> Path:
 
 
 def spec_for(graph: Path) -> DecoderSpec:
-    """Build the spec of any variant. Read heads, head size and type from its KV cache."""
+    """Build the spec of any variant. Read heads, head size and type from the KV cache inputs."""
     spec, inputs = spec_of(graph), onnx.load(graph).graph.input
     (past,) = (value for value in inputs if value.name == "past_key_values.0.key")
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))

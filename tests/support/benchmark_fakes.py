@@ -30,7 +30,7 @@ class FakeAnswer:
     keep_alive: bool = True
     raw: bytes | None = None  # bytes to send instead of an HTTP response
     hang_up: bool = False  # close the connection without a response
-    is_silent: bool = False  # send no response
+    is_silent: bool = False  # send no response and keep the connection open
 
     def to_bytes(self) -> bytes:
         if self.raw is not None:

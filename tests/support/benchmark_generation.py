@@ -59,7 +59,7 @@ class ScriptedText:
 
 
 class DecodingGenerator:
-    """GeneratorClient of a real replica. The first call creates it on the caller's event loop."""
+    """GeneratorClient of a real replica. The first call creates both on the caller's loop."""
 
     def __init__(self, store: Path, model_id: str, settings: GeneratorSettings) -> None:
         self._args = AppArgs(

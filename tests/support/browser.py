@@ -61,7 +61,7 @@ INPUTS: dict[str, dict[str, str]] = {
 
 @dataclass
 class Visitor:
-    """A browser tab at the page of `url`, with its console output and its foreign requests."""
+    """A browser tab at the page of `url`, with its console output and requests to other hosts."""
 
     page: Page
     url: str
@@ -102,7 +102,10 @@ class Visitor:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
     def leave(self) -> None:
-        """Close the tab. Fail the test after console errors or warnings, or foreign requests."""
+        """Close the tab. Fail the test if there were console messages or requests to other hosts.
+
+        Console lines that start with REFUSED are allowed.
+        """
         self.page.context.close()
         assert self.foreign == []
         assert [line for line in self.console if not line.startswith(REFUSED)] == []
@@ -117,7 +120,7 @@ class Visitor:
 
 
 def wait_for_server(happened: Callable[[], bool]) -> None:
-    """Wait until the server's thread makes `happened` true. Fail after TIMEOUT_MS."""
+    """Wait until `happened` returns True. Fail after TIMEOUT_MS."""
     ends_s = time.monotonic() + TIMEOUT_MS / 1e3
     while not happened():
         if time.monotonic() > ends_s:

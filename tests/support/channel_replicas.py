@@ -62,8 +62,9 @@ def build_call(*texts: str) -> Call:
 class FakeTokenizer:
     """Tokenizer for scripted calls.
 
-    Batches get one token per character, and the text `too long` fails. `tokenize` returns the
-    length of each text as its only token, and fails for models other than MODEL.
+    `tokenize_batch` returns one token per character, and an error for the text `too long`.
+    `tokenize` returns the length of each text as its only token, and an error for models other than
+    MODEL.
     """
 
     pool = None
@@ -96,8 +97,8 @@ class FakeTokenizer:
 class FakeEncoder:
     """Encoder that returns the sum of the token ids of each item.
 
-    A cleared `may_answer` delays all answers. A cleared `may_continue` delays the answers after
-    the first result.
+    All answers wait while `may_answer` is cleared. The answers after the first result wait while
+    `may_continue` is cleared.
     """
 
     pool = None
@@ -142,7 +143,7 @@ class EchoGenerator:
 
 
 class Fallback:
-    """Client with the methods of all kinds of clients. It records its calls."""
+    """Client with the methods of all clients of replicas. It records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []

@@ -22,8 +22,8 @@ NODE = "node-1"
 class ScriptedReplica:
     """Replica that answers `b"echo ..."` at once, and raises errors for `b"fail"` and `b"bug"`.
 
-    Other messages wait for `release`. A stream yields as many numbers as its message says, then
-    waits for `release`.
+    All other messages wait for `release`. A stream with the message `b"3"` yields three numbers,
+    then waits for `release`.
     """
 
     release: asyncio.Event = field(default_factory=asyncio.Event)

@@ -24,7 +24,7 @@ CHAT_BODY = {"messages": [USER]}
 
 @dataclass
 class ChatHarness:
-    """Sends requests, each to a new application. All applications share `generator`."""
+    """Client that sends each request to a new application. The applications share `generator`."""
 
     store: Path
     reply_to: Callable[[GenerationCall], ScriptedReply] = lambda call: ScriptedReply()
@@ -59,7 +59,7 @@ class ChatHarness:
 
 
 def events_in(body: bytes) -> list[Any]:
-    """Parse the events of a stream. Return the end marker as a string."""
+    """Parse the events of a stream. The end marker becomes the string "[DONE]"."""
     *events, rest = body.split(b"\n\n")
     assert rest == b""
     assert all(event.startswith(b"data: ") for event in events)

@@ -19,7 +19,7 @@ INGRESS, TOKENIZER, CPU_ENCODER, GPU_ENCODER, CPU_GENERATOR, GPU_GENERATOR = (
 
 
 def create_config(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return serve_config.yaml with values set by dotted path. Create missing mappings."""
+    """Return serve_config.yaml with `changes`, values by dotted path. Create missing mappings."""
     config = yaml.safe_load(CONFIG.read_text())
     for path, value in changes.items():
         *parents, last = (int(p) if p.isdigit() else p for p in path.split("."))

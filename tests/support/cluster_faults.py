@@ -28,12 +28,11 @@ WRONG = "wrong"
 TIMEOUT_S = 60.0  # s without a byte after which a client gives up
 RECOVERY_S = 90.0  # maximum s from a fault to the recovery
 POLL_S = 0.01
-# A slowed process runs for RUN_S and is stopped for STAND_S in turns. Both are far below LOST_S of
-# the channel client, the silence after which it counts a replica as lost. STAND_S is also far below
-# the half second after which the launcher kills a stopped process, because a busy host lengthens
-# every stop.
+# A slowed process runs for RUN_S and is stopped for STAND_S in turns. The channel client counts a
+# replica as lost after LOST_S of silence. The launcher kills a process that is stopped for half a
+# second. STAND_S is far below both limits, because a busy host lengthens every stop.
 RUN_S, STAND_S = 0.025, 0.2
-TOLERANCE = 1e-3  # maximum of 1 - cosine; the batch affects rounding
+TOLERANCE = 1e-3  # maximum of 1 - cosine; other texts in the batch affect rounding
 
 
 def noise(tokens: int) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def noise(tokens: int) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """Outcome of a request: RIGHT, WRONG, or the failure (status, error code or httpx error)."""
+    """What a client saw. `outcome` is RIGHT, WRONG, a status, an error code or an httpx error."""
 
     outcome: str
     characters: int = 0  # length of the generated text
@@ -126,8 +125,8 @@ class FaultLoad:
         """Start the load, cause the fault, and wait for the recovery.
 
         The fault starts when each client of short requests has had an answer and each stream has
-        text. These clients send until `is_over` holds, and then once more, so that each sends after
-        the fault. A client of a long stream sends one request.
+        text. The clients of short requests continue until `is_over` holds. Each then sends one more
+        request, which starts after the fault. A client of a long stream sends one request.
         """
         over = asyncio.Event()
         senders = {
@@ -249,7 +248,7 @@ def _failure(reply: httpx.Response) -> Seen:
 
 
 def changed(config: dict[str, Any], **changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the config with changed keys of the named deployments. Mappings are merged."""
+    """Copy the config with changed keys of the named deployments. Merge mappings."""
     config = copy.deepcopy(config)
     for deployment in config["applications"][0]["deployments"]:
         for key, value in changes.get(deployment["name"], {}).items():
@@ -259,7 +258,7 @@ def changed(config: dict[str, Any], **changes: Mapping[str, Any]) -> dict[str, A
 
 
 def count_sockets(replicas: Iterable[psutil.Process]) -> Counter[str]:
-    """Count the sockets per replica by path: one that listens, and one per connected client."""
+    """Count the channel sockets by path. A replica has one that listens, and one per client."""
     return Counter(
         str(connection.laddr)
         for replica in replicas
@@ -273,7 +272,7 @@ def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1
     replicas = cluster.replicas(deployment)
     try:
         sockets = count_sockets(replicas)
-    except psutil.Error:  # a replica ended in between
+    except psutil.Error:  # a replica ended during the count
         return False
     return len(replicas) == count and list(sockets.values()) == [1 + clients] * count
 
@@ -282,7 +281,7 @@ def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1
 def slowed(processes: Iterable[psutil.Process]) -> Iterator[None]:
     """Let the processes run about a tenth of the time within the block.
 
-    Their streams then last longer than the events for which the block waits.
+    So the streams of a slowed generator last longer than the block waits for its events.
     """
     ended = threading.Event()
 

@@ -21,9 +21,9 @@ def embed(cluster: Cluster, inputs: Any) -> httpx.Response:
 
 
 async def load(cluster: Cluster, clients: int, until: Coroutine[Any, Any, None]) -> list[int]:
-    """Send requests of eight sentences in closed loops until `until` ends.
+    """Let `clients` clients send requests of eight sentences in closed loops until `until` ends.
 
-    Return the statuses. Check every answer with status 200.
+    Return the statuses. Check the embeddings of every answer with status 200.
     """
     statuses: list[int] = []
     expected = np.array(embed(cluster, SENTENCE).json()[0])

@@ -57,8 +57,8 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
 ) -> Path:
     """Write an artifact of a decoder with seeded random weights. Return its directory.
 
-    The decoder generates noise that rarely ends. With `says`, it generates this text after a line
-    feed and then ends its turn. No token may occur twice in `says`.
+    The decoder generates noise, and rarely an end token. With `says`, it answers a prompt that ends
+    with a line feed with this text, and then ends its turn. No token may occur twice in `says`.
     """
     version = version or hashlib.sha256(model_id.encode()).hexdigest()[:12]
     directory = model_directory(store, model_id) / version

@@ -29,7 +29,7 @@ def tiny_graph(path: Path, saying: Sequence[int] = ()) -> Path:
 
 
 def without_slicing(graph: Path, into: Path) -> Path:
-    """Copy a tiny graph without logits slicing, as the model builder writes it."""
+    """Copy a tiny graph and remove the slicing of logits. The model builder writes this form."""
     model = onnx.load(graph)
     (cut,) = (node for node in model.graph.node if node.op_type == "Slice")
     (head,) = (node for node in model.graph.node if cut.output[0] in node.input)
@@ -74,7 +74,7 @@ def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
 
 
 def build_reference(graph: Path) -> DecoderReference:
-    """Build a reference with the outputs of `graph` on 13 random texts."""
+    """Build a reference with the outputs of `graph` on ten passages and three prompts."""
     draw = np.random.default_rng(5)
 
     def texts(count: int, shortest: int, longest: int) -> tuple[tuple[int, ...], ...]:

@@ -41,13 +41,13 @@ class CodeBlock:
 
     @property
     def commands(self) -> str:
-        """The shell script: all lines of a script, or the lines after the prompts of a session."""
+        """The commands: all lines of a script, or the lines after the `$` prompts of a session."""
         typed = [match[1] for match in _TYPED.finditer(self.code)]
         return "\n".join(typed) if typed else self.code
 
     @property
     def answers(self) -> list[str]:
-        """The lines between the prompts of a session; empty for a script."""
+        """The output lines of a shell session; empty for a script."""
         is_session = _TYPED.search(self.code) is not None
         return _TYPED.sub("", self.code).splitlines() if is_session else []
 
@@ -65,7 +65,7 @@ def find_blocks() -> Iterator[CodeBlock]:
 
 
 def find_links(document: Path) -> Iterator[tuple[Path, str]]:
-    """Yield target file and anchor of each link to a file of the project."""
+    """Yield target file and anchor (or "") of each link to a file of the project."""
     for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
         yield (document.parent / target).resolve(), anchor
 

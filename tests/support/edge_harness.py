@@ -44,8 +44,8 @@ class Backend(ThreadingHTTPServer):
         self.seen: list[str] = []
         self.left = threading.Event()  # set when a client disconnects from `/slow`
         self.retry_after = "7"  # `retry-after` header of rejections
-        self.places = threading.BoundedSemaphore(4)  # requests in flight that `/places` accepts
-        self.answers = threading.Semaphore(0)  # the test releases one per answer of `/places`
+        self.places = threading.BoundedSemaphore(4)  # `/places` accepts 4 requests at a time
+        self.answers = threading.Semaphore(0)  # each `/places` response waits for one release
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -166,7 +166,7 @@ class EdgeHarness:
         self.manager = self.new_manager()
 
     def haproxies(self) -> list[psutil.Process]:
-        """Return the HAProxy processes that serve or drain."""
+        """Return the HAProxy processes, including old ones that drain connections."""
         return [p for p in psutil.Process().children() if p.name() == "haproxy"]
 
     def post(

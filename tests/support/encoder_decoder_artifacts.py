@@ -61,7 +61,7 @@ class TinyEncoderDecoder:
 
     @classmethod
     def make(cls, root: Path, languages: Sequence[str] = ()) -> TinyEncoderDecoder:
-        """Write checkpoint and graphs. The tokenizer adds the first of `languages` to each text."""
+        """Write checkpoint and graphs. The tokenizer prepends the first of `languages` to texts."""
         tokenizer = word_tokenizer(languages)
         model = saved(lambda: _bart(tokenizer), root / "checkpoint")
         model.final_logits_bias[0, SPECIAL.index(END)] = ENDS_SOON
@@ -82,7 +82,7 @@ class TinyEncoderDecoder:
         return self._generate(ids, forced_bos_token_id=self.languages[target], **options)
 
     def answer(self, prompt: str, **options: Any) -> str:
-        """Return the output of transformers' `generate`, by default at most ten tokens."""
+        """Return the output of transformers' `generate`, by default at most ten new tokens."""
         return self._generate(self.tokenizer.encode(prompt).ids[:SOURCE_TOKENS], **options)
 
     def _generate(self, prompt_ids: list[int], **options: Any) -> str:
@@ -149,7 +149,7 @@ class TinyEncoderDecoder:
 
 
 def word_tokenizer(languages: Sequence[str] = ()) -> Tokenizer:
-    """Build a tokenizer of words and letters. It adds END and the first of `languages`."""
+    """Build a tokenizer of words and letters. It adds `languages[:1]` and END around texts."""
     pieces = [(word, 0.0) for word in SPECIAL]
     pieces += [(f"▁{word}", -2.0) for word in VOCABULARY.split()]
     pieces += [(piece, -9.0) for piece in ("▁", *LETTERS)]

@@ -1,4 +1,4 @@
-"""One tiny model for every engine, with its expected outputs."""
+"""One tiny model in the format of each engine, and the expected outputs of the model."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class FakeDecoder:
     failing_decode: int = -1  # index of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     max_draft_tokens: int = 0
-    memorable: int = 0  # number of last ids that affect logits; 0: all tokens, with kinds
-    held: threading.Event | None = None  # calls wait until it is set
+    memorable: int = 0  # the last n ids determine the logits; 0: all ids and kinds do
+    held: threading.Event | None = None  # every call waits for this event
     parts: list[tuple[int, int]] = field(default_factory=list)  # (slot, tokens) of each prefill
     decodes: list[int] = field(default_factory=list)  # number of slots of each decode call
     verified: list[int] = field(default_factory=list)  # number of tokens of each verify call

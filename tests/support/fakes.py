@@ -59,10 +59,10 @@ async def wait_until(happened: Callable[[], bool]) -> None:
 
 
 class FakeEngine:
-    """Engine that returns the marker, or first token id, of every item. It records all passes.
+    """Engine that returns the marker (first token id) of every item and records all passes.
 
-    A pass with a marker in `failing` fails. A marker in `nan` gets NaN. With `held`, passes wait
-    for `release`.
+    A pass with a marker in `failing` fails. The output for a marker in `nan` is NaN. With `held`,
+    passes wait for `release`.
     """
 
     info = EngineInfo(compute_type="cpu-fake")

@@ -23,7 +23,8 @@ def flash_attn_with_kvcache(
 ) -> torch.Tensor:
     """Attend from queries [B, T, Q, size] to the valid keys of [B, M, heads, size].
 
-    The last query attends to all valid keys. Each earlier query attends to one key less.
+    The last query attends to all valid keys. Each earlier query attends to one key fewer than
+    the next query.
     """
     assert options == {"causal": True, "softcap": 0.0}
     assert cache_seqlens.dtype == torch.int32

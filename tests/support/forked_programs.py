@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PROCESSES = get_context("forkserver")
-# Package of the model builder. Its import adds its directory to sys.path.
+# Package of the model builder. On import, the package adds its own directory to sys.path.
 _PACKAGE_WITH_PATH = "onnxruntime_genai.models"
 PROCESSES.set_forkserver_preload(
     [
@@ -38,7 +38,7 @@ _PYTHON_MODULE = (sys.executable, "-m")
 def run(
     command: Sequence[str], *, env: Mapping[str, str], capture_output: bool, text: bool, check: bool
 ) -> subprocess.CompletedProcess[str]:
-    """Replace `subprocess.run` of `python -m MODULE ...` with captured text output."""
+    """Run `python -m MODULE ...` in a fork. Arguments and result are those of `subprocess.run`."""
     assert (tuple(command[:2]), capture_output, text, check) == (_PYTHON_MODULE, True, True, False)
     with TemporaryDirectory() as directory:
         outputs = [Path(directory, name) for name in ("stdout", "stderr")]
@@ -58,7 +58,7 @@ def _run_module(arguments: Sequence[str], env: Mapping[str, str], outputs: Seque
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = list(arguments)
-    # The fork has the sys.path of the tests, without the directory that the import of this package
-    # adds. So the program has to import it again.
+    # The fork has the sys.path of the tests, which lacks the directory of the package. Forget the
+    # package, so that the program imports it again and thus adds the directory.
     sys.modules.pop(_PACKAGE_WITH_PATH, None)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

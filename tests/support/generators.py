@@ -63,7 +63,7 @@ class ScriptedGeneratorClient:
         return Completion(started, text, tokens, finished)
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
-        """Yield one chunk per piece. Let other tasks run before each event."""
+        """Yield the events of a scripted reply. Let other tasks run before each event."""
         self.calls.append(call)
         self.open += 1
         try:

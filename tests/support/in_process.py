@@ -64,12 +64,12 @@ ENCODERS = {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available
 
 
 async def no_metrics() -> str:
-    """A `Scrape` with one sample."""
+    """Return one sample. This function is a `Scrape`."""
     return "hundredfold_requests_total 1\n"
 
 
 def refuse_to_start(_store: Path, _max_memory_bytes: int) -> NoReturn:
-    """A `StartBuilder` for tests without builds."""
+    """Raise OSError. This function is a `StartBuilder` for tests without builds."""
     raise OSError("this test starts no builder")
 
 
@@ -85,7 +85,7 @@ class InProcess:
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
     batched: MicroBatcher = send_unbatched
     encoder: EncoderClient | None = None  # replaces the real replicas
-    tokenizer: TokenizerClient | None = None  # replaces the real one in tokenization routes
+    tokenizer: TokenizerClient | None = None  # replaces the real tokenizer in tokenization routes
     generator: GeneratorClient | None = None  # None: no generator, unless `writes` is set
     writes: GeneratorSettings | None = None  # real CPU generator in place of `generator`
     start_builder: StartBuilder = refuse_to_start

@@ -73,7 +73,7 @@ class BuildForkServer:
     def start(
         self, *arguments: str, die_after: int | None = None, die_in: str | None = None
     ) -> Build:
-        """Start a build that ends itself after `die_after` lines, or at the point `die_in`."""
+        """Start a build that kills itself after `die_after` log lines, or stops at `die_in`."""
         self._count += 1
         output = self._root / f"output-{self._count}"
         request = {
@@ -112,7 +112,7 @@ class Build:
     output: Path
 
     def wait_for(self, text: str) -> None:
-        """Wait until the build has written `text`."""
+        """Wait until the output of the build contains `text`."""
         end_s = time.monotonic() + TIMEOUT_S
         while text not in self.written():
             ended = "Traceback" in self.written() or time.monotonic() > end_s
@@ -127,7 +127,7 @@ class Build:
 
 
 class _KillingStream:
-    """A stream that kills its process after `lines` lines."""
+    """A stream that kills its own process after `lines` written lines."""
 
     def __init__(self, stream: TextIO, lines: int) -> None:
         self._stream = stream

@@ -19,7 +19,7 @@ LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 MANIFEST = tiny_manifest(labels=LABELS)
 TASK = TokenClassification()
 
-Scores = Mapping[str, float] | str  # scores of a token by label, or its only label
+Scores = Mapping[str, float] | str  # scores of a token by label, or the label with score 0.9
 
 
 def ask(

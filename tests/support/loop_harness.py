@@ -35,7 +35,7 @@ def build_model_context(context: int) -> ModelContext:
 
 
 class EventCollector:
-    """Collects the events of a generation loop for each job."""
+    """Collector of the events of a generation loop, by job number."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[Started | Chunk | ServeError]] = defaultdict(list)
@@ -102,7 +102,7 @@ class LoopHarness:
 
 
 def found_beams(prompt: list[int], beams: int, most: int) -> tuple[int, ...]:
-    """Return the best beam, computed without reuse of the KV cache."""
+    """Return the best beam. Recompute the KV cache of every beam at each step."""
     search, decoder = BeamSearch(BeamSearchParams(beams), most, (END,)), FakeDecoder(context=200)
     while not search.is_over:
         rows = []

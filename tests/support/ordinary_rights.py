@@ -11,7 +11,7 @@ NOBODY = 65_534  # user id
 
 @contextmanager
 def ordinary_rights() -> Iterator[None]:
-    """Drop root privileges: root reads every file."""
+    """Drop root privileges within the block, because root can read every file."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(NOBODY)

@@ -16,7 +16,7 @@ NORM = "SimplifiedLayerNormalization"
 
 
 def graph_with_outliers(path: Path) -> Path:
-    """Scale two channels of all norms but the last up, and the weights that read them down."""
+    """Scale up two channels of each norm except the last. Scale down the weights that read them."""
     model = onnx.load(tiny_graph(path))
     tables = {table.name: table for table in model.graph.initializer}
     loud = np.ones(tables["ones"].dims[0], np.float32)
@@ -24,7 +24,7 @@ def graph_with_outliers(path: Path) -> Path:
     for norm in [node for node in model.graph.node if node.op_type == NORM]:
         readers = [node for node in model.graph.node if norm.output[0] in node.input]
         if any(node.op_type != "MatMul" for node in readers):
-            continue  # norm of the head; a Slice reads it
+            continue  # the last norm, before the head: a Slice reads it
         name = f"{norm.output[0]}_scale"
         model.graph.initializer.append(numpy_helper.from_array(loud, name))
         norm.input[1] = name

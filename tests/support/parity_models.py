@@ -41,9 +41,9 @@ TOKENIZER = {
     "mask_token": "[MASK]",
     "pad_token": "[PAD]",
 }
-# Options for output shapes as in transformers' pipelines, without the response cache.
+# Options for responses in the format of transformers' pipelines, without the response cache.
 OPTIONS = {"use_cache": False, "legacy_format": True}
-LARGEST_LIST = 24  # maximum of inputs per request of `mixed`
+LARGEST_LIST = 24  # maximum number of inputs per request of `mixed`
 
 
 @dataclass(frozen=True)

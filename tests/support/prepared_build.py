@@ -178,10 +178,10 @@ def matrices(graph: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 1000.0) -> Path:
-    """Scale the activations of one feed-forward row of a BERT checkpoint by `factor`.
+    """Multiply the weights of one feed-forward channel of a BERT checkpoint by `factor`.
 
-    The next matrix reverses the scaling, so that the outputs hardly change. The product of this
-    matrix loses accuracy if its input activations share one int8 scale.
+    Divide the weights of the next matrix that read this channel by `factor`, so that the outputs
+    hardly change. The product of the next matrix loses accuracy if its inputs share one int8 scale.
     """
     from safetensors.torch import load_file, save_file
 
@@ -195,7 +195,7 @@ def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 100
 
 
 def corrupted(graph: Path, into: Path, value: float = float("inf")) -> Path:
-    """Copy `graph` with `value` in one of its matrices."""
+    """Copy `graph` and fill the first row of its first matrix with `value`."""
     model = onnx.load(graph)
     weight = next(i for i in model.graph.initializer if i.name == _first_matrix(model))
     changed = numpy_helper.to_array(weight).copy()
@@ -224,7 +224,7 @@ def slowed(graph: Path, into: Path, size: int = 700) -> Path:
     model.graph.initializer.extend(
         [numpy_helper.from_array(large, "large"), numpy_helper.from_array(nothing, "nothing")]
     )
-    # The product depends on the output, because ONNX Runtime would fold a constant one.
+    # ONNX Runtime would precompute a constant product, so this product depends on the output.
     model.graph.node.extend(
         [
             helper.make_node("ReduceMean", [inner], ["mean"], keepdims=0),

@@ -50,7 +50,7 @@ _NAMES = {
 
 
 def encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
-    """Create a random model whose outputs differ clearly by text. `kind` names its auto class."""
+    """Create a random model whose outputs differ clearly by text. `kind` is an auto class."""
     import torch
     import transformers
 
@@ -140,7 +140,7 @@ def everything(at: Layer) -> None:
 
 
 def pruned_encoder(model_type: str, kind: str = "AutoModel", **settings: Any) -> TorchModel:
-    """Create an `encoder` with zeros of four kinds. PRUNED lists the parts that can be removed."""
+    """Create an `encoder` with zeroed heads and channels. PRUNED lists the removable parts."""
     model = encoder(model_type, kind, **settings)
     ignored_heads(layer(model, 0))
     blind_rows(layer(model, 0))

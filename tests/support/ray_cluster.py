@@ -20,7 +20,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
-GPUS = 2  # GPUs that Ray counts: one for the encoder, one for the generator
+GPUS = 2  # passed to Ray as the number of GPUs: one for the encoder, one for the generator
 
 
 class Cluster:
@@ -45,7 +45,7 @@ class Cluster:
         return [sys.executable, "-m", "cluster", "up", str(self.config), *options]
 
     def start(self) -> None:
-        """Start and wait for the line `serving on`."""
+        """Start the launcher and wait until it prints `serving on`."""
         with self.output.open("wb") as log:
             self._launcher = subprocess.Popen(
                 self.command(),
@@ -95,13 +95,13 @@ class Cluster:
         return f"http://{found[1]}"
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """Apply another config with the same port by REST, which is faster than `serve deploy`."""
+        """Apply another config, with the same port. REST is faster than `serve deploy`."""
         self._call_serve("PUT", self._with_port(config))
 
     def settle(self, config: dict[str, Any]) -> None:
         """Apply a config and wait until Serve has applied it completely.
 
-        Later steps of a test could otherwise meet replicas that still end, or old settings.
+        Otherwise, later steps of a test could reach stopping replicas or old settings.
         """
         self.deploy(config)
         wait_for(self._is_settled, 120)

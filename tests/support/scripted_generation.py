@@ -103,7 +103,7 @@ async def ask(
 
 
 def events_in(body: bytes) -> list[Any]:
-    """Parse a stream. Its events have no space after `data:`."""
+    """Parse the body of a stream. Assert that no event has a space after `data:`."""
     *events, rest = body.split(b"\n\n")
     assert rest == b""
     for event in events:

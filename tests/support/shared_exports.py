@@ -20,7 +20,7 @@ _UNUSED = ("_name_or_path", "id2label", "label2id")
 
 @dataclass(frozen=True)
 class SharedExports:
-    """Replacement of `export` that copies the stored graph of an equal model.
+    """Replacement of `export` that exports equal models once and then copies the stored graph.
 
     All test workers share `directory`.
     """

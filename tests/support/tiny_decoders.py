@@ -22,7 +22,7 @@ HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 2
 
 
 def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
-    """Write a Llama with a byte tokenizer and clearly different logits. Return `directory`."""
+    """Write a Llama with a byte tokenizer. Its logits differ clearly. Return `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -145,7 +145,7 @@ def write_gguf(checkpoint: Path, path: Path) -> Path:
 
 
 def _interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder channels: llama.cpp applies RoPE to neighboring channels, transformers to halves."""
+    """Reorder channels. RoPE pairs neighbors in llama.cpp, but the two halves in transformers."""
     size = weights.shape[0] // heads
     halves = weights.reshape(heads, 2, size // 2, weights.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))

@@ -1,4 +1,4 @@
-"""An engine in one file, with an encoder and decoders that look their outputs up."""
+"""An engine in one file. The encoder has one output; decoders read their logits from a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployments.engines.decoder import DecoderInfo, DecoderSpec, Logits, TokenC
 from deployments.engines.forward_pass import Batch, Outputs
 from tests.support.artifacts import WIDTH
 
-AXIS = 3  # the toy encoder returns unit vectors along this axis
+AXIS = 3  # the toy encoder returns the unit vector along this axis for every item
 
 
 class ToyEncoder:

@@ -19,7 +19,7 @@ class RoundingParameters(TextParameters):
 
 
 class VectorLength(Task):
-    """Returns the norm of the embedding of each text."""
+    """Task that returns the norm of the embedding of each text."""
 
     name: ClassVar = NAME
     head: ClassVar = ModelHead.VECTOR

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-# Minimum cosine of embeddings of one text. Dynamic int8 ranges change outputs between batches.
+# Minimum cosine of two embeddings of the same text. They differ slightly if computed in different
+# batches, because each batch has its own int8 scales.
 SAME_COSINE = 0.98
 
 

@@ -69,7 +69,7 @@ class TimedDecoder(FakeDecoder):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of an open loop."""
+    """A request that arrives at a given time, independent of earlier answers (open loop)."""
 
     at_s: float  # after the start
     prompt_tokens: int
@@ -96,7 +96,7 @@ class JobOutcome:
 
 
 class VirtualLoop:
-    """Replays arrivals on a real GenerationLoop, step by step in virtual time."""
+    """A real GenerationLoop that replays arrivals, step by step in virtual time."""
 
     def __init__(
         self,

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("deployments", "build_artifacts", "cluster", "benchmarks", "hundredfold")
 MAX_LINES = 400
 
-# Packages that a package may import. Imports point one way: compiler and cluster use the server,
-# benchmarks use all. `hundredfold` loads the commands of other packages by module name.
+# Packages that a package may import. `build_artifacts` and `cluster` import the server
+# (`deployments`), and `benchmarks` imports all three. `hundredfold` loads the commands of other
+# packages by module name, without import statements.
 ALLOWED = {
     "deployments": {"deployments"},
     "build_artifacts": {"build_artifacts", "deployments"},
@@ -128,7 +129,7 @@ def test_no_class_name_has_two_meanings() -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in (*OUR_FILES, *source_files("tests")):
         for name in defined_types(path):
-            # The codec names the wire form of a message like the message, after an underscore.
+            # In the codec, `_Name` is the wire form of the message `Name`.
             public = name if named(path) == CODEC else name.removeprefix("_")
             places[public].append(named(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

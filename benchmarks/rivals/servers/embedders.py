@@ -1,7 +1,7 @@
 """Embedding functions over the libraries of rivals, written as their documentation recommends.
 
 This module runs in the environment of a rival and imports nothing of this project. Settings without
-a recommendation, including the number of threads, have the library's defaults.
+a recommendation, such as the number of threads, keep the library's defaults.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Server that offers an embedding function through FastAPI.
 
-The route function is not a coroutine, so FastAPI runs it in a thread pool. This is recommended for
-blocking code.
+The route function is not a coroutine, so FastAPI runs it in a thread pool. FastAPI's documentation
+recommends this for blocking code.
 """
 
 from __future__ import annotations

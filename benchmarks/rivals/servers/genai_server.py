@@ -1,6 +1,6 @@
 """Server for `/v1/completions` with FastAPI and onnxruntime-genai, one generation at a time.
 
-onnxruntime-genai's continuous batching requires CUDA. Its generator is not thread-safe.
+onnxruntime-genai supports continuous batching on CUDA only, and its generator is not thread-safe.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ BATCH_TIMEOUT_S = 0.005
 
 
 class EmbeddingServer(litserve.LitAPI):
-    """LitServe API that takes the request bodies of the FastAPI server."""
+    """LitServe API with the request and response bodies of `fastapi_server.py`."""
 
     def __init__(self, options: Namespace) -> None:
         super().__init__(
@@ -20,7 +20,7 @@ class EmbeddingServer(litserve.LitAPI):
         self._options = options
 
     def setup(self, device: str) -> None:
-        """Open the model in the worker process."""
+        """Open the model. LitServe calls this method in the worker process."""
         options = self._options
         self._embed = open_embedder(options.engine, options.model, options.tokenizer)
 

@@ -37,7 +37,7 @@ class BartLike:
     norms_words: bool  # norm after the sum of word and position embeddings
     # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None
-    # Computes the position table if the checkpoint has none. None: the table is learned.
+    # Computes the position table if the checkpoint has none. None: the checkpoint has the table.
     table: PositionTable | None = None
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
@@ -80,7 +80,7 @@ class _BartStack:
         return graph.layer_norm(hidden, f"{side}.layernorm_embedding", _EPSILON)
 
     def _positions(self) -> Value:
-        """Return the position table without the offset rows: row 0 belongs to the first token."""
+        """Return the position table without the `offset` rows before the row of the first token."""
         weights, layout, config = self.graph.weights, self._layout, self._config
         name = f"{self._side}.embed_positions.weight"
         rows, width = config.max_position_embeddings, config.d_model

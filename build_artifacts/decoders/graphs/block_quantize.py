@@ -1,8 +1,8 @@
 """Blockwise quantization of weights to 4 or 8 bits, for the graphs of this package.
 
-MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables are most
-of the file, so they are quantized too. They always become int8: the graph reads only single rows,
-so 4 bits would hardly save time.
+MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables take
+most of the file, so they are quantized too, but always to int8. The graph reads only single rows
+of these tables, so 4 bits would hardly save time.
 """
 
 from __future__ import annotations

@@ -186,9 +186,9 @@ class CrossAttentionInputs:
     def attend(self, layer: int, query: Value) -> Value:
         """Attend to the source: [B, T, heads x size] -> [B, T, heads x size].
 
-        With one token per slot, the graph runs GroupQueryAttention without new keys and values.
-        GroupQueryAttention stops at the end of each source. MultiHeadAttention reads all C tokens,
-        which takes four times as long for 8 sources of 3 to 512 tokens. With several tokens, the
+        With one token per slot, the graph runs GroupQueryAttention without new keys and values,
+        which stops at the end of each source. MultiHeadAttention would read all C tokens, which
+        takes four times as long for 8 sources of 3 to 512 tokens. With several tokens per slot, the
         graph runs MultiHeadAttention, because GroupQueryAttention rejects more tokens than the
         source has.
         """

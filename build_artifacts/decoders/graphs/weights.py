@@ -22,8 +22,8 @@ _INDEX = "model.safetensors.index.json"
 class CheckpointWeights:
     """Tensors by name, as fp32.
 
-    In a checkpoint with a head, the names start with `base`, such as "model."; this class removes
-    that prefix.
+    In a checkpoint of a model with a task head, the names start with `base`, such as "model.". This
+    class removes that prefix.
     """
 
     def __init__(self, checkpoint: Path, base: str = "") -> None:

@@ -18,7 +18,7 @@ TASK_PARAMETER_KEYS = frozenset().union(*(task.parameters.model_fields for task 
 
 
 def parse_task(name: str | None) -> str | None:
-    """Return the task name of a path, after checking it. Raises InvalidField."""
+    """Check the task name of a path and return it. Raises InvalidField for an unknown task."""
     if name is None:
         return None
     names = list_task_names()

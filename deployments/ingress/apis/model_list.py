@@ -36,7 +36,7 @@ async def build_model_list(
     first = [*configured, *pipeline.registry.rejected()]
     may_use, known = current_caller().may_use_model, set(first)
     stored = await asyncio.to_thread(list_default_versions, store)
-    # The store lists them by directory, in which `--` replaces the `/` of an id.
+    # The store lists models by directory name, which has `--` for the `/` of an id. Sort by id.
     rest = sorted(model_id for model_id in stored if model_id not in known and may_use(model_id))
     if after in known:
         names = [*first[first.index(after) + 1 :], *rest]
@@ -97,7 +97,10 @@ async def build_short_path_list(
 
 
 def build_version_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[str, Any]:
-    """Build the facts that differ between versions. `pruned` is the pruned fraction or null."""
+    """Build the facts that differ between versions.
+
+    `pruned` is the fraction of pruned attention heads and feed-forward channels, or null.
+    """
     manifest = model.manifest
     states = monitor.states_for(model)
     devices = {

@@ -31,7 +31,7 @@ INFERENCE_HEADERS: Mapping[str, str] = {
 def inference_headers(response: InferenceResponse) -> dict[str, str]:
     """Build the headers of a response of an encoder model.
 
-    `x-compute-time` is in seconds, as in Hugging Face's hosted API, `server-timing` in
+    `x-compute-time` is in seconds, as in Hugging Face's hosted API. `server-timing` is in
     milliseconds.
     """
     timings = response.result.timings
@@ -69,7 +69,7 @@ def generation_headers(response: GenerationResponse) -> dict[str, str]:
 
 
 def stream_headers(stream: GenerationStream) -> dict[str, str]:
-    """Return the headers of a stream, whose values are known at the first token."""
+    """Return the headers of a stream. Their values are known at the first token."""
     return {
         "x-compute-type": stream.started[0].compute_type,
         "x-sha": stream.model.ref.version,

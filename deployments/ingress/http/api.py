@@ -22,7 +22,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Access(StrEnum):
-    """Permission that an operation needs; http/gate.py enforces it where keys are configured."""
+    """Permission that an operation needs; http/gate.py checks it if keys are configured."""
 
     PUBLIC = "public"  # health checks and documentation
     INFER = "infer"  # run models, and read their descriptions
@@ -52,7 +52,7 @@ class Operation:
     examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
     runs_model: bool = False  # if True, request headers may set `options`
     headers: Mapping[str, str] = field(default_factory=dict)  # descriptions, for status 200
-    other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # except errors
+    other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200
     # The first format applies until the handler calls `use_error_format`. Empty: the API's format.
     error_formats: tuple[ErrorFormat, ...] = ()
     hidden: bool = False  # served, but not documented

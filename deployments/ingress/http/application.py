@@ -92,7 +92,7 @@ class HttpApplication:
 
     @property
     def router(self) -> HttpApplication:
-        """Ray Serve reads `redirect_slashes` of this attribute."""
+        """This application. Ray Serve reads `router.redirect_slashes`."""
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -109,7 +109,7 @@ BODY_KEY = "hundredfold.body"  # the decoded body; a second run of the handler r
 
 
 class BodyReservation:
-    """The body bytes of one request, reserved until it is answered."""
+    """The body bytes of one request, reserved until the request is answered."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.started_s = time.perf_counter()
@@ -131,9 +131,9 @@ MAX_DEPTH = 32
 # Maximum number of objects and lists. Parsing a million of them, which fit into two megabytes,
 # blocks the interpreter for seconds.
 MAX_CONTAINERS = 20_000
-# JSON strings. Possessive quantifiers and the optional closing quote make the search linear,
-# because every opening quote matches. Otherwise a search in an unterminated string restarts at each
-# quote.
+# JSON strings. The search takes linear time: possessive quantifiers do not backtrack, and with the
+# optional closing quote every opening quote matches. Otherwise a search in an unterminated string
+# restarts at each quote.
 STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 

@@ -31,9 +31,9 @@ def identify_client(headers: Headers, trusted_proxies: int) -> str:
     """Return the digest of the API key, else the address of the client; "" without either.
 
     An IPv6 client is its /64 network, because a host owns all addresses of such a network.
-    Each proxy appends the address of its peer to `x-forwarded-for`. HAProxy appends the last
-    address. Before it are the addresses that the `trusted_proxies` proxies have appended, one each.
-    Clients can forge all earlier addresses.
+    Each proxy appends the address of its peer to `x-forwarded-for`. The last 1 + `trusted_proxies`
+    addresses come from HAProxy and from the trusted proxies in front of HAProxy. The first of them
+    is that of the client. Clients can forge all earlier addresses.
     """
     for name in KEY_HEADERS:
         if name in headers and len(headers[name]) >= MIN_KEY_CHARS:

@@ -38,7 +38,10 @@ class AccessGate:
         self.configure(key_file)
 
     def configure(self, key_file: Path | None) -> None:
-        """Use another key file for new requests. Raises BadSetting and keeps the old file."""
+        """Use another key file from now on.
+
+        If the file is invalid, keep the old file and raise BadSetting.
+        """
         if self._ring is None or self._ring.path != key_file:
             self._ring = None if key_file is None else KeyRing(key_file)
 

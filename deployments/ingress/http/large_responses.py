@@ -31,7 +31,10 @@ class LargeResponseSender:
         self._write_timeout_s = write_timeout_s
 
     def reserve(self, response: Response) -> int:
-        """Reserve the bytes of an answer, at most the whole capacity. Raises Overloaded."""
+        """Reserve the bytes of an answer, at most the whole capacity. Return the reserved bytes.
+
+        Raises Overloaded.
+        """
         size = min(len(response.body), self._capacity.limit)
         self._capacity.reserve(size)
         return size

@@ -48,7 +48,7 @@ class ClientWatch:
             self._watching.cancel()
             self._watching = None
         if self._has_left and kind is asyncio.CancelledError:
-            return self._task.uncancel() == 0  # above 0 another task has cancelled it too
+            return self._task.uncancel() == 0  # above 0: also cancelled for another reason
         return False
 
     def _begin(self) -> None:

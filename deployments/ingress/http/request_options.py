@@ -76,7 +76,7 @@ class RequestOptions(BaseModel):
 NO_OPTIONS = RequestOptions()
 
 HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware", "compute"}
-# Allowed words of headers that name one of several values.
+# Allowed words for each option whose header takes one of several words.
 HEADER_WORDS: Mapping[str, Sequence[str]] = {
     "hardware": [device.value for device in Device],
     "compute": get_args(Compute),

@@ -40,7 +40,8 @@ T = TypeVar("T")
 # than a hop to the tokenizer.
 LONE_CALL_CHARACTERS = 1_000
 CHARACTERS_PER_TOKEN = 4
-# Assumed tokens of an answer whose limit is higher or missing. Few answers reach such limits.
+# Assumed tokens of an answer whose `max_new_tokens` is higher or missing. Few answers reach such
+# limits.
 LONG_ANSWER_TOKENS = 512
 LOAD_TIMEOUT_S = 120.0  # for a micro-batch without calls, which only loads its model
 

@@ -223,7 +223,7 @@ def decode_error(body: Buffer) -> ServeError:
 
 
 def _restore_call(call: Any, key: BatchKey, deadline_s: float) -> Any:
-    """Return the call with its own deadline and the options type of its task."""
+    """Return the call with an absolute deadline, and its options in the type of the task."""
     options = _decode_options(key.task, call.options)
     return call._replace(options=options, deadline_s=deadline_s + call.deadline_s)
 

@@ -68,7 +68,7 @@ class CallFrame(NamedTuple):
     method: int
     remaining_ms: int
     cost: int  # in the unit of the replica's load: characters or tokens
-    backlog: int  # this replica's share of the cost that waits in the client
+    backlog: int  # this replica's share of the cost of the calls that wait in the client process
     message: memoryview
 
 
@@ -77,7 +77,7 @@ class AnswerFrame(NamedTuple):
 
     other_load: int  # cost of the calls in progress on other connections
     window: int  # limit of the cost in progress on this connection
-    cost: int  # of a later call with this message, such as the number of its tokens; or 0
+    cost: int  # of a later call that forwards this message, such as its number of tokens; or 0
     message: memoryview
 
 
@@ -147,7 +147,7 @@ class FrameParser:
         self.max_body_bytes = max_body_bytes
         self._chunks: list[bytes] = []
         self._held = 0  # bytes in the chunks
-        self._needed = _FRAME.size  # bytes until the next frame may be complete
+        self._needed = _FRAME.size  # minimum of `_held` for the next frame to be complete
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that `data` completes. Raises ChannelError for an oversized frame.

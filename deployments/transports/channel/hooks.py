@@ -45,7 +45,7 @@ class ReplicaChannel:
 
     @property
     def backlog(self) -> int:
-        """The cost of the calls that wait in clients for this replica."""
+        """The cost of the calls that wait for this replica in client processes."""
         return 0 if self._server is None else self._server.backlog
 
     def check_health(self) -> None:
@@ -63,7 +63,7 @@ class ReplicaChannel:
 
 
 def open_pool(deployment: str, spread: int) -> ReplicaPool:
-    """Connect to the replicas of `deployment` and follow its changes; see ReplicaPool."""
+    """Connect to the replicas of `deployment`, also to those that start later. See ReplicaPool."""
     node, tls = ray.get_runtime_context().get_node_id(), TlsContexts.load(ray_tls_files()).client
     pool = ReplicaPool(deployment, node, tls, spread)
     DIRECTORY.subscribe(deployment, pool.update)

@@ -21,8 +21,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 # Up to this number of replicas, a call compares the load of all. With more, it compares two random
 # replicas.
 MAX_COMPARED = 4
-# Maximum number of replicas on which a call is tried. Two replicas can fail at the same time by
-# chance. The limit keeps a call that crashes its replica from crashing all.
+# Maximum number of replicas on which a call is tried: three, because two replicas can fail at the
+# same time by chance. The limit keeps a call that crashes its replica from crashing all.
 MAX_TRIES = 3
 # Seconds between attempts to connect. Each failure doubles the time, up to MAX_BACKOFF_S.
 MIN_BACKOFF_S = 0.1
@@ -30,7 +30,8 @@ MAX_BACKOFF_S = 5.0
 
 
 # Seconds that a call waits while Serve lists only lost replicas. A Serve handle would send the call
-# to a lost replica. Together with LOST_S, a stopped replica costs its callers up to 10 s.
+# to a lost replica. Together with LOST_S of client.py, a stopped replica costs its callers up to
+# 10 s.
 SUCCESSOR_S = 4.0
 
 
@@ -134,7 +135,7 @@ class ReplicaPool:
         self._waiting_cost = 0  # cost of the requests that wait for credit
 
     def update(self, endpoints: Mapping[str, Endpoint]) -> None:
-        """Connect to new replicas in `endpoints`; send no more calls to missing replicas."""
+        """Connect to new replicas in `endpoints`; send no more calls to replicas not in it."""
         for replica, endpoint in endpoints.items():
             if replica not in self._peers:
                 name = f"{self._name} {replica}"
@@ -152,7 +153,7 @@ class ReplicaPool:
         return sum(connection.is_usable for connection in self.connections())
 
     def has_idle_replica(self, model: str) -> bool:
-        """Whether a replica that has the model is idle; if none has it, whether any replica is."""
+        """Whether a replica with the model is idle; if no replica has it, whether any is idle."""
         usable = [one for one in self.connections() if one.is_usable]
         holders = [one for one in usable if model in one.models]
         return any(one.load == 0 for one in holders or usable)
@@ -250,7 +251,7 @@ class ReplicaPool:
                 self._waiting_cost -= request.cost
 
     def _choose_free(self, free: list[_Option], model: str) -> ClientConnection:
-        """Prefer replicas that have the model, if their load is at most `spread` above the least.
+        """Prefer replicas that have the model, if their load exceeds the least by at most `spread`.
 
         Otherwise one more replica loads the model. The hash makes all ingress replicas choose the
         same replica, so that the model is not loaded everywhere.

@@ -31,8 +31,8 @@ class AnnouncingRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray h
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        # Ray Serve pickles this class by value. With an import at the top, DIRECTORY would be a
-        # copy instead of the object of this process.
+        # Import here, because Ray Serve pickles this class by value. With an import at the top of
+        # the module, the pickle would contain a copy of DIRECTORY.
         from deployments.transports.channel.directory import DIRECTORY
         from deployments.transports.channel.endpoint import Endpoint
 

@@ -40,16 +40,16 @@ from deployments.transports.channel.sockets import SocketDirectory
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Seconds for which a client's report of its backlog is valid. Each call has a new report. A client
-# whose waiting calls were all cancelled sends no report.
+# Seconds for which a client's report of its backlog is valid. Each call carries a new report. If
+# all waiting calls of a client are cancelled, no call follows that could correct the last report.
 BACKLOG_S = 5.0
-# Unread events that one stream may send. Further events wait in the replica's StreamBuffer, which
-# merges them.
+# Maximum events of one stream that are sent but that the client has not read. Further events wait
+# in the replica's StreamBuffer, which merges them.
 STREAM_WINDOW = 64
 
 
 class Reply(NamedTuple):
-    """An encoded answer, and the cost of a later call that carries the answer as its message."""
+    """An encoded answer. If a later call forwards it as its message, `cost` is that call's cost."""
 
     message: bytes
     cost: int = 0
@@ -90,7 +90,7 @@ class ChannelServer:
             service.pool.on_change = self._report_model
 
     async def start(self, node: str, host: str) -> Endpoint:
-        """Listen on the node's address `host` and on a Unix socket; return their endpoint."""
+        """Listen on the node's address `host` and on a Unix socket. Return both as an endpoint."""
         loop = asyncio.get_running_loop()
         tcp = await loop.create_server(lambda: ServerConnection(self), host, 0, ssl=self._tls)
         self._servers.append(tcp)
@@ -113,7 +113,10 @@ class ChannelServer:
             raise EngineFailed("the replica's channel does not listen")
 
     async def close(self, timeout_s: float) -> None:
-        """Stop listening, send GOAWAY to the clients, and wait until they have their answers."""
+        """Stop listening and send GOAWAY to the clients, which disconnect after their last answer.
+
+        Close the connections that are still open after `timeout_s`.
+        """
         self.is_draining = True
         for server in self._servers:
             server.close()
@@ -144,14 +147,14 @@ class ChannelServer:
         self._changed.set()
 
     def share_window(self) -> int:
-        """Return the cost that each connection may have in the replica."""
+        """Return the maximum cost that the calls of one connection may have in the replica."""
         return max(self.service.window // max(len(self.connections), 1), 1)
 
 
 class _Running(NamedTuple):
     task: asyncio.Task[None]
     cost: int
-    unread: asyncio.Semaphore  # events that a stream may still send
+    unread: asyncio.Semaphore  # counts the events that the stream may still send
 
 
 class ServerConnection(FrameConnection):
@@ -168,7 +171,7 @@ class ServerConnection(FrameConnection):
 
     @property
     def backlog(self) -> int:
-        """The waiting cost that the client reported with its latest call; 0 after BACKLOG_S."""
+        """Cost of the client's waiting calls, as its latest call reported; 0 after BACKLOG_S."""
         return self._backlog if self._loop.time() - self._backlog_s < BACKLOG_S else 0
 
     def handle_frame(self, frame: Frame) -> None:
@@ -222,13 +225,16 @@ class ServerConnection(FrameConnection):
         task = self._loop.create_task(self._run(id, call, deadline_s, unread))
         self._running[id] = _Running(task, call.cost, unread)
         self._count(call.cost, 1)
-        # A callback, because a task that is cancelled before its first step runs no `finally`.
+        # Release in a callback: a task that is cancelled before its first step runs no `finally`.
         task.add_done_callback(lambda _: self._release(id))
 
     async def _run(
         self, id: int, call: CallFrame, deadline_s: float, unread: asyncio.Semaphore
     ) -> None:
-        """Send exactly one ANSWER or ERROR, unless the call is cancelled or cannot be decoded."""
+        """Run a call. Send the events of a stream, then exactly one ANSWER or ERROR.
+
+        Send neither if the call is cancelled. Close the connection if the call cannot be decoded.
+        """
         unary = self._server.service.unary.get(call.method)
         try:
             if unary is None:

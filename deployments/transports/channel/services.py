@@ -17,22 +17,22 @@ from deployments.transports.channel import codec
 from deployments.transports.channel.frames import MAX_U32, Method
 from deployments.transports.channel.server import Reply, Service, StreamHandler, UnaryHandler
 
-# Limits of the characters in a tokenizer replica and the tokens in an encoder replica. They only
-# bound memory. Calls shall wait in the replicas' fair queues; with smaller windows they would wait
-# in the clients.
+# Maximum characters in a tokenizer replica and tokens in an encoder replica. The limits are high
+# and only bound memory. With lower limits, calls would wait in the clients instead of the replicas'
+# queues, which are fair.
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
-# Calls prefer replicas that have the model. If the load of these exceeds the least load by more
-# than this cost, another replica loads the model. Work of this cost takes about as long as the
-# load of the model.
+# Calls prefer replicas that have the model. If each of them exceeds the load of the least loaded
+# replica by more than this cost, another replica loads the model. Loading a model takes about as
+# long as work of this cost.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
 GENERATOR_SPREAD = 2_048  # four answers of LONG_ANSWER_TOKENS (clients.py)
 
 
 def tokenizer_service(replica: TokenizerReplica) -> Service:
-    """Build the service of a tokenizer replica. Costs are characters."""
+    """Build the service of a tokenizer replica. The cost of a call is its number of characters."""
 
     async def tokenize_batch(message: memoryview, deadline_s: float) -> Reply:
         batch = await replica.tokenize_batch(codec.decode_call_batch(message, deadline_s))
@@ -56,9 +56,10 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
 
 
 def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Service:
-    """Build the service of an encoder replica. Costs are tokens without padding.
+    """Build the service of an encoder replica.
 
-    If the encoder tokenizes itself, costs are characters.
+    The cost of an INFER call is its number of tokens without padding. The cost of a
+    TOKENIZE_AND_INFER call is its number of characters.
     """
 
     async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
@@ -85,9 +86,10 @@ def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Ser
 
 
 def generator_service(replica: GeneratorReplica) -> Service:
-    """Build the service of a generator replica. Costs are tokens of prompt and answer.
+    """Build the service of a generator replica.
 
-    Only the queue of the replica limits its calls.
+    The cost of a call is the client's estimate of the tokens of prompt and answer. The channel does
+    not limit the total cost, because the replica's queue limits the calls.
     """
 
     async def complete(message: memoryview, deadline_s: float) -> Reply:

@@ -1,4 +1,4 @@
-"""Directories of Unix sockets: private to the user, removed even after a replica was killed."""
+"""Private directories of Unix sockets. A new replica removes the directories of killed replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SocketDirectory(NamedTuple):
 
     @property
     def socket_path(self) -> str:
-        """The path, or "" if it is too long for a socket. The replica then listens on TCP only."""
+        """The path. If it is too long for a socket, "", and the replica listens on TCP only."""
         path = str(self.path / _SOCKET)
         return path if len(os.fsencode(path)) <= _MAX_PATH_BYTES else ""
 

@@ -19,8 +19,8 @@ class TlsContexts(NamedTuple):
     def load(cls, files: RayTlsFiles | None) -> TlsContexts:
         """Build contexts that require a certificate of the cluster's authority from both sides.
 
-        Ray has the same rule. Host names are not compared, because pods are addressed by IP. The
-        replica's secret identifies the replica.
+        Ray has the same rule. Host names are not compared, because pods are addressed by IP.
+        Instead, the replica proves in the channel's handshake that it knows its secret key.
         """
         if files is None:
             return cls()

@@ -15,7 +15,7 @@ from benchmarks.gpu.cases import Bench, Target, index_by_name, run_case
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.results import build_tables
 
-# Cases without exports to ONNX, which take seconds each.
+# Fast cases: none exports a graph to ONNX, which takes seconds.
 CASES = {
     "device": ("description", "matrix-rate", "bandwidth"),
     "encoder-parity": ("feature-extraction/gpu-fp16-torch", "fill-mask/gpu-fp16-torch"),
@@ -73,7 +73,8 @@ def test_dry_form_of_a_part_runs(bench: Bench, part: str) -> None:
 def test_dry_form_of_a_slow_path_runs(bench: Bench, part: str, name: str) -> None:
     result = run_case(part, index_by_name(PARTS[part].cases(bench.target))[name], bench)
     if result.state == "blocked":
-        # An engine is not installed. Or the case `test_gpu` ran GPU tests, which pytest skips here.
+        # Either an engine is not installed, or the case `test_gpu` ran GPU tests, which pytest
+        # skips on this machine.
         assert "is not installed" in result.reason or result.reason.startswith("no test ran: ")
     else:
         assert (result.state, result.reason) == ("passed", "")

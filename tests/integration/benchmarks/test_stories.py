@@ -149,7 +149,7 @@ def run_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
 def test_stages_include_fp16_where_a_gpu_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test pretends that the cluster has a GPU. The graph for the GPU runs on the CPU."""
+    """The test pretends that this host has a GPU. The graph for the GPU runs on the CPU."""
     monkeypatch.setattr(story_stages, "has_device", lambda _device: True)
     monkeypatch.setattr(story_stages, "STAGES", story_stages.STAGES[-1:])
     stages = run_stages(tmp_path, monkeypatch)
@@ -169,7 +169,7 @@ def test_server_answers_for_every_stage(tmp_path: Path, monkeypatch: pytest.Monk
     assert pruned["parameters"] < whole["parameters"] == stages["int8, not pruned"]["parameters"]
     assert pruned["size_bytes"] < whole["size_bytes"]
     assert stages["int8"]["size_bytes"] < stages["int8, not pruned"]["size_bytes"]
-    # These stages have the same weights and differ only in kernels.
+    # These stages have the same weights. They differ only in the engine or the graph.
     assert pruned["f1"] == stages["onnx"]["f1"] == stages["optimized"]["f1"]
     for name, stage in stages.items():
         if name != "fp16":

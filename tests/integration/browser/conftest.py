@@ -1,7 +1,7 @@
 """Fixtures of the tests in a browser: one browser and server per file, one tab per test.
 
-A tab fails its test at the end if the console has errors or warnings, or if it sent requests to
-other hosts.
+A test fails at its end if the console of its tab has errors or warnings, or if the tab sent
+requests to other hosts.
 """
 
 from __future__ import annotations

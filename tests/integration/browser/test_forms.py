@@ -90,7 +90,7 @@ def test_two_models_are_compared(visitor: Visitor) -> None:
     expect(difference).to_contain_text("Answers")
     expect(difference).to_contain_text("ms")
     expect(page.locator(".answer .scores")).to_have_count(2)
-    # The comparison skips the response cache, because a cached answer would always be faster.
+    # The comparison skips the response cache, because a cached answer would distort the times.
     expect(page.locator("#code-panel")).to_contain_text("x-use-cache: false")
     expect(page.get_by_label("Use the cache")).to_be_hidden()
     visitor.snap("compare")

@@ -81,7 +81,7 @@ def test_pull_is_followed_until_the_model_can_be_used(
     expect(progress).to_contain_text("acme/first: building, export of a test")
     builder.steps.release()
     expect(page.locator("article h2", has_text="acme/first")).to_be_visible()
-    # The durations of the first build give the second one a percentage.
+    # The second build has a percentage, estimated from the durations of the first build.
     pull(operator, "acme/second")
     percent = progress.get_by_role("progressbar")
     expect(percent).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))

@@ -14,8 +14,8 @@ from tests.support.browser import Visitor, wait_for_server
 from tests.support.scripted_generation import CHUNKS, TEXT, ScriptedGenerator, ending
 
 WORDS = 200
-# Pause between words. Without it, all words come within 40 ms and the page draws them at once. A
-# model on two cores generates 60 to 200 words a second.
+# Pause between words. Without a pause, all words arrive within 40 ms and the page draws them at
+# once. A model on two cores generates 60 to 200 words a second.
 PAUSE_S = 0.005
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}}'
 

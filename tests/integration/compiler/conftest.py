@@ -38,7 +38,7 @@ def adapter_source(tmp_path_factory: pytest.TempPathFactory, embedding_source: P
 def embedding_build(
     tmp_path_factory: pytest.TempPathFactory, embedding_source: Path
 ) -> BuildResult:
-    """A shared build. Tests that modify it copy its store first, or undo the change."""
+    """A build that tests share. Tests that modify it copy its store first, or undo the change."""
     request = BuildRequest(
         ref=str(embedding_source),
         store=tmp_path_factory.mktemp("store"),
@@ -50,7 +50,7 @@ def embedding_build(
 
 @pytest.fixture(scope="session")
 def sentiment_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Labeled data for the merged adapter."""
+    """Labeled data for models with the labels LABELS."""
     path = tmp_path_factory.mktemp("data") / "sentiment.tsv"
     texts = ("a lovely film", "the awful night", "bad food", "the river is great", "it was good")
     lines = [f"{text}\t{LABELS[i % 3]}" for i, text in enumerate(texts)]
@@ -62,7 +62,7 @@ def sentiment_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared_build(tmp_path_factory: pytest.TempPathFactory) -> PreparedBuild:
     """An embedding model of two layers.
 
-    Int8 is inaccurate in the second feed-forward MatMul of the second layer.
+    Its planted outlier makes int8 inaccurate in the second feed-forward MatMul of the second layer.
     """
     root = tmp_path_factory.mktemp("prepared_build")
     source = plant_outlier(tiny_checkpoint(root / "model"), layer=1)

@@ -36,9 +36,9 @@ from tests.support.tiny_encoders import ENCODER_HEADS, POSITIONS, tiny_checkpoin
 SDPA = ExportRecipe(dtype="float32", opset=23)
 PLAIN = ExportRecipe(dtype="float32", opset=18)
 EXACT = Gate(cosine_mean=0.99999, cosine_worst=0.9999, top1_agreement=1.0)
-# Absolute and relative, for outputs of 10 to 100; the fp32 summation order of torch differs.
+# Absolute and relative, for outputs of 10 to 100. torch adds fp32 numbers in another order.
 TOLERANCE = 2e-4
-# Special tokens only; a few tokens; the maximum length; one pair.
+# Texts with special tokens only, with a few tokens, and of the maximum length; a pair of texts.
 TEXTS = (" ", "the lovely [MASK] at night", "[MASK] bad film " * POSITIONS, ("a [MASK]", "it was"))
 
 
@@ -127,7 +127,7 @@ class LoadedCase:
         return open_engine(spec, EncoderSettings())
 
     def check_parity(self, graph: Path) -> ParityResult:
-        """Compare single and batched outputs with torch, then return their parity."""
+        """Check that single and batched outputs are close to torch. Return their parity."""
         engine, items = self.engine(graph), self.reference.items
         unbatched, batched = run_probes(engine, items, 1), run_probes(engine, items, len(items))
         for outputs in (unbatched, batched):

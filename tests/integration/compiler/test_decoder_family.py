@@ -135,7 +135,7 @@ class BigramFamily:
 
 
 def write_bigram_checkpoint(directory: Path) -> Path:
-    """Write a model that predicts the next letter of WORD, and the end token after the last."""
+    """Write a model that predicts the next letter of WORD, and an end token after the last one."""
     tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME)
     size, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(TURN_END)
     logits = np.zeros((size, size), np.float32)

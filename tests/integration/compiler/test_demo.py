@@ -34,7 +34,7 @@ def test_demo_evaluation_data_loads(model: DemoModel, tmp_path: Path) -> None:
 
 
 def read_labels(model: DemoModel) -> tuple[str, ...]:
-    """Return the labels of the adapter, or without an adapter those of the evaluation data."""
+    """Return the labels of the adapter. Without an adapter, return those of the evaluation data."""
     if model.adapter is not None:
         return read_adapter(model.adapter).labels
     assert model.evaluation is not None

@@ -20,7 +20,7 @@ from tests.support.tiny_encoders import tiny_checkpoint
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoModel:
-    """Replace the sizes by one: a question-answering model with random weights."""
+    """Replace the demo models of all sizes by one question-answering model with random weights."""
     source = tiny_checkpoint(tmp_path / "checkpoint", head=ModelHead.SPAN, layers=1)
     tiny = DemoModel(
         id="tiny/reader",

@@ -64,7 +64,7 @@ def command(source: Path, store: Path, *more: str) -> list[str]:
 
 
 def versions(store: Path) -> list[ArtifactManifest | ArtifactError]:
-    """Return all listed versions of the store, complete or not."""
+    """Return the manifest of each listed version, or the error of an incomplete version."""
     return [entry.manifest for entry in list_versions(store)]
 
 
@@ -113,7 +113,7 @@ def interrupted_build(
 def test_killed_build_resumes_with_next_step(interrupted_build: InterruptedBuild) -> None:
     for lines, ended in enumerate(interrupted_build.killed, start=1):
         assert len(ended.steps) == lines, ended.output
-        # `resolve` is not cached and the last step is new; all steps between are resumed.
+        # `resolve` is not cached, and the last step is new. All steps in between are reused.
         assert ended.resumed == ended.steps[1:-1], ended.output
     steps = interrupted_build.killed[-1].steps
     assert steps[: len(ALWAYS)] == ALWAYS
@@ -163,7 +163,7 @@ def test_concurrent_builds_publish_one_identical_artifact(
     assert f"{waiting}(process {first.pid} on " in other.output
     assert other.steps == ["resolve"]
 
-    # This build was not interrupted; its graphs equal those of the killed build.
+    # The graphs of this uninterrupted build equal those of the killed build.
     (killed,) = versions(interrupted_build.store)
     assert isinstance(killed, ArtifactManifest)
     assert manifest.version == killed.version
@@ -202,7 +202,7 @@ def test_build_killed_during_publication_is_complete_or_absent(
     assert directory.stat().st_ino != old
     assert not (directory.parent / LATEST_NAME).exists()
 
-    # Without --force the build finds the version and finishes the publication.
+    # Without --force, a build finds the version, and only finishes the publication.
     for place in ("before cleaning", "while cleaning"):
         ended = fork_server.start(*command(source, store), die_in=place).ended()
         assert ended.status == -signal.SIGKILL, place

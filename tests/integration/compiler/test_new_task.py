@@ -30,7 +30,7 @@ MODEL = "toys/length"
 
 
 class LengthEvaluation(Evaluation):
-    """Scores the share of vectors whose norm exceeds the number in their line of the file."""
+    """Share of vectors whose norm exceeds the number in the line of their text."""
 
     def __init__(self, path: Path, model: EvaluatedModel) -> None:
         lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]

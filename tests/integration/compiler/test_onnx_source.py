@@ -44,7 +44,7 @@ def file(tmp_path: Path, tagger: Path) -> Path:
 
 
 def write_graph(path: Path, weights: dict[str, np.ndarray], without: str = "") -> Path:
-    """Write the weights with the names and layout of an exporter. The graph computes nothing."""
+    """Write the weights, named and laid out as by an exporter. The graph computes nothing."""
     nodes, tensors = [], []
     for name, value in weights.items():
         if name == without:

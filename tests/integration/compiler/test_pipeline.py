@@ -46,7 +46,7 @@ def store_path(result: BuildResult) -> Path:
 def run_sealed_graph(
     result: BuildResult, candidate: Candidate
 ) -> tuple[ProbeOutputs, list[TokenizedItem]]:
-    """Return the outputs of a sealed graph for TEXTS in one padded batch, and its inputs."""
+    """Run a sealed graph on TEXTS in one padded batch. Return outputs and tokenized texts."""
     manifest, directory = result.manifest, result.directory
     items = list(tokenize_texts(directory, manifest.max_tokens, TEXTS))
     engine = open_engine(GraphSpec.of(directory, manifest, candidate), EncoderSettings())
@@ -106,7 +106,7 @@ def test_sealed_graph_matches_checkpoint(
         hidden = [model(torch.from_numpy(i.ids.astype(np.int64))[None])[0][0] for i in items]
     expected = [h.mean(0).numpy() for h in hidden]
     assert float(cosines(answers, expected).min()) > 0.98
-    # The graph does not normalize; the server does.
+    # The server normalizes vectors, not the graph.
     assert abs(np.linalg.norm(answers[0]) - np.linalg.norm(expected[0])) < 0.1
     assert abs(np.linalg.norm(answers[0]) - 1) > 0.1
 
@@ -168,7 +168,10 @@ def test_sealed_adapter_matches_peft(
 
 
 def read_build_version(request: BuildRequest, data: str) -> str:
-    """Return the version of `request`; invalid `data` ends the build early."""
+    """Return the version of a build with evaluation data `data`, which must be invalid.
+
+    The build derives its version before it parses the data, and then fails quickly.
+    """
     path = request.store.with_name(f"{request.store.name}.tsv")
     path.write_text(data, encoding="utf-8")
     budget = replace(request.budget, evaluation=path)

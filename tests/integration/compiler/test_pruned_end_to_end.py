@@ -23,8 +23,8 @@ from tests.support.pruned_checkpoints import pruned_encoder
 from tests.support.tiny_encoders import tiny_tokenizer, write_pooling
 
 TEXTS = ("good", "the lovely river and the city at night", "it was a bad film " * 4)
-# For embeddings with values above 0.6. In fp32 the summation order differs; int8 rounds in two
-# layers.
+# For embeddings with values above 0.6. In fp32, only the summation order differs. int8 rounds in
+# each of the two layers.
 FP32_TOLERANCE = 1e-5
 INT8_TOLERANCE = 0.03
 EXACT = BuildRecipe(candidates=(CPU_FP32,))
@@ -72,7 +72,7 @@ def pruned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def torch_embeddings(source: Path) -> NDArray[np.float32]:
-    """Return mean vectors of TEXTS from the checkpoint before compaction."""
+    """Return the mean token vectors of TEXTS from the checkpoint before compaction."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -125,7 +125,7 @@ def test_graph_size_excludes_removed_weights(pruned: Pruned, tmp_path: Path) -> 
 
 
 def without_compaction(prepared: PreparedModel) -> PreparedModel:
-    """Return the prepared model without compaction."""
+    """Return the prepared model with a compaction plan that removes nothing."""
     reference_dir = prepared.reference_dir.with_name("whole")
     shutil.copytree(prepared.reference_dir, reference_dir)
     plan = prepared.compaction.model_copy(update={"reductions": ()})

@@ -15,7 +15,7 @@ from build_artifacts.steps.rewrite import REWRITES, rewrite
 from tests.support.prepared_build import FLOAT, PreparedBuild, largest_difference, op_counts
 from tests.support.tiny_encoders import tiny_checkpoint
 
-# Outputs reach 3; the summation order changes the last digits.
+# For outputs of up to 3. The summation order changes their last digits.
 TOLERANCE = 1e-5
 LEAN = GraphRewrites(names=("drop-empty-rows", "packed-heads"))
 
@@ -105,10 +105,10 @@ def attention(
     empty_rows: float | None = None,
     readers: int = 1,
 ) -> Path:
-    """Write self-attention over x [B, T, 8] with 2 heads like the exporter.
+    """Write self-attention over x [B, T, 8] with 2 heads, as the exporter writes it.
 
-    `split` is the permutation of the preceding Transpose. `empty_rows` replaces outputs where
-    `off` [B, 1, T, 1] is true. `readers` is the number of consumers of the output.
+    `split` is the permutation of the preceding Transpose. `empty_rows` replaces outputs where the
+    input `off` [B, 1, T, 1] is true. `readers` is the number of consumers of the output.
     """
     node = helper.make_node
     nodes = [

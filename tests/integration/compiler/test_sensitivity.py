@@ -18,7 +18,7 @@ def floats(*rows: tuple[float, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def test_values_on_grid_have_no_error() -> None:
-    # Steps of 1 from 0 to 255 and from -127 to 128.
+    # Activations from 0 to 255 and weights from -127 to 128: int8 has steps of 1 in both ranges.
     activations = floats((0, 255), (17, 130))
     weights = floats((-127, 0), (128, 255))
     assert relative_error(activations, weights) < 1e-6

@@ -36,10 +36,10 @@ class SmoothingCase:
 
     model_type: str
     head: ModelHead
-    static: int  # MatMuls with constant ranges
-    ranges: int  # quantized activations, which these MatMuls read
+    static: int  # MatMuls whose input has a constant range
+    ranges: int  # quantized activations; several `static` MatMuls may read the same one
     floating: int = 0  # MatMuls that stay float
-    blocks: int = 0  # MatMuls with a range per token
+    blocks: int = 0  # MatMuls whose input has a range per token
     pooling: str = "mean"
 
     def __str__(self) -> str:
@@ -49,12 +49,12 @@ class SmoothingCase:
 # All models have two layers. Query, key and value share one activation. All cases except bert are
 # also cases of `test_architectures.py`, so that both test modules share the exports.
 CASES = (
-    # Pooling stays float.
+    # The MatMul of mean pooling stays float.
     SmoothingCase("bert", ModelHead.VECTOR, static=12, ranges=8, floating=1),
-    # The head stays float.
+    # The MatMul of the task head stays float.
     SmoothingCase("roberta", ModelHead.TOKENS, static=12, ranges=8, floating=1),
     SmoothingCase("distilbert", ModelHead.LABELS, static=12, ranges=8),
-    # The projection of electra's embeddings has a constant range, too.
+    # electra has one more static MatMul, which projects its embeddings.
     SmoothingCase("electra", ModelHead.TOKENS, static=13, ranges=9, floating=1),
     # mpnet has no fused attention operator, so the MatMuls of its attention stay float.
     SmoothingCase("mpnet", ModelHead.VECTOR, static=12, ranges=8, floating=5),
@@ -64,7 +64,7 @@ CASES = (
     SmoothingCase("nomic_bert", ModelHead.VECTOR, static=14, ranges=8, pooling="cls"),
     SmoothingCase(
         "albert", ModelHead.SPAN, static=11, ranges=7, floating=1, blocks=2
-    ),  # the input of `blocks` is a GELU variant, which gets no constant range
+    ),  # MatMuls in `blocks` read the output of a GELU variant, which gets no constant range
 )
 
 
@@ -100,7 +100,7 @@ def test_families_have_constant_ranges(case: SmoothingCase, tmp_path: Path) -> N
 
 
 def test_outlier_neuron_is_copied(prepared_build: PreparedBuild, tmp_path: Path) -> None:
-    """The planted neuron is a thousand times larger, so dynamic int8 rounds away all others."""
+    """The planted neuron is 1000 times as large as all others, which dynamic int8 rounds away."""
     expected = prepared_build.prepared.reference.outputs
 
     def mean_cosine(graph: Path) -> float:
@@ -121,7 +121,7 @@ def test_pairs_match_operators(prepared_build: PreparedBuild, tmp_path: Path) ->
     assert all(not node.domain for node in onnx.load(graph).graph.node)
     outputs = prepared_build.answers(CPU_INT8, graph)
     operators = prepared_build.answers(CPU_INT8, prepared_build.graphs.graph(CPU_INT8))
-    # On CPUs whose int8 sums overflow, pairs have seven bits per weight instead of eight.
+    # On CPUs whose int8 sums overflow, the layout `pairs` stores seven bits per weight, not eight.
     minimum = 0.998 if read_cpu_info().int8_overflows else 0.9999
     assert cosines(outputs, operators).min() > minimum
 
@@ -139,7 +139,7 @@ def test_openvino_passes_the_gate(case: SmoothingCase, tmp_path: Path) -> None:
 
 
 def test_layers_of_neurons_keep_one_width(tmp_path: Path) -> None:
-    """The planted neuron needs copies in its layer. The other layer gets as many empty neurons."""
+    """The planted neuron gets copies. The other layer gets as many empty neurons as padding."""
     source = plant_outlier(tiny_checkpoint(tmp_path / "model"), layer=0, factor=30.0)
     build = PreparedBuild.of(source, tmp_path / "work")
     graph = onnx.load(build.graphs.graph(CPU_INT8))

@@ -38,7 +38,7 @@ def source(tmp_path: Path, embedding_source: Path) -> Path:
 
 
 def sharded(directory: Path) -> int:
-    """Split the weights into files of a few kilobytes; return their number."""
+    """Split the weights into files of at most 20 kB. Return the number of files."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(directory)
@@ -76,7 +76,7 @@ def test_shards_and_vocabulary_build_same_artifact(
     )
     for text in TEXTS:
         assert made.encode(text).ids == own.encode(text).ids
-    # The reference outputs equal those of the model in one file.
+    # The reference outputs equal those of the original model, whose weights are in one file.
     reference = ReferenceOutputs.read(directory / "reference.npz")
     assert float(cosines(reference.outputs, original(embedding_source, reference)).min()) > 0.99999
 

@@ -65,7 +65,7 @@ def test_vocab_txt_converts_to_tokenizer(
     for text in TEXTS:
         assert made.encode(text).ids == original.encode(text).ids
     assert not (words_only / "tokenizer.json").exists()
-    # All other files and the revision are those of the source.
+    # Only the tokenizer is new: all other files and the revision are those of the source.
     assert (checkpoint.directory / "1_Pooling" / "config.json").is_file()
     assert (checkpoint.weights / "model.safetensors").samefile(words_only / "model.safetensors")
     assert checkpoint.source.revision == content_digest(words_only)
@@ -94,10 +94,10 @@ def test_existing_tokenizer_is_unchanged(tmp_path: Path, embedding_source: Path)
 @pytest.mark.parametrize(
     ("model_type", "sentence"),
     [
-        # transformers converts these to five special tokens; every word is unknown.
+        # For these types, transformers makes a tokenizer with five special tokens and no words.
         ("albert", "the tokenizer class of this model does not read `vocab.txt`"),
         ("longformer", "the tokenizer class of this model does not read `vocab.txt`"),
-        # transformers adds special tokens without embeddings in the model.
+        # For mpnet, transformers adds special tokens that have no embeddings in the model.
         ("mpnet", "the tokenizer class of this model does not read `vocab.txt`"),
         ("modernbert", "`vocab.txt` cannot be converted"),
     ],

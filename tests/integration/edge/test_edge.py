@@ -99,7 +99,7 @@ def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:
     before = edge.haproxies()
     edge.replace_manager()
     assert edge.post().status_code == 200
-    wait_for(lambda: not edge.is_healthy(), 5)  # so that Ray Serve replaces the manager
+    wait_for(lambda: not edge.is_healthy(), 5)  # Ray Serve replaces an unhealthy manager
     edge.start_manager()  # the new manager has no routes yet
     assert edge.post().status_code == 200
     edge.route(edge.backend.port)
@@ -215,7 +215,7 @@ def test_stopped_edge_closes_the_port(directory: Path) -> None:
 def test_edge_that_stops_while_haproxy_starts_leaves_no_process(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel kills HAProxy when its parent thread ends, but not if HAProxy starts later."""
+    """The kernel kills HAProxy when its parent thread ends, but only a HAProxy that has started."""
     setpriv = directory / "setpriv"
     setpriv.write_text(f'#!/bin/sh\nsleep 0.3\nexec {shutil.which("setpriv")} "$@"\n')
     setpriv.chmod(0o700)

@@ -144,7 +144,8 @@ def test_refusals_are_repeated_for_similar_requests_only() -> None:
             replies = [client.post("/full", content=b"text") for _ in range(30)]
         assert {reply.status_code for reply in replies} == {429}
         assert not any(REFUSAL_HEADER in reply.headers for reply in replies)
-        # The count covers one second. If the requests take longer, more of them reach the replica.
+        # HAProxy counts refusals per second. If the requests take longer, more than five of them
+        # reach the replica.
         repeated = [reply for reply in replies if reply.text != "full"]
         assert len(repeated) == 30 - edge.backend.seen.count("/full") > 0
         assert edge.backend.seen.count("/full") >= 5
@@ -157,7 +158,7 @@ def test_refusals_are_repeated_for_similar_requests_only() -> None:
 
 
 def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> None:
-    """After each answer one more request is accepted, even directly after many refusals."""
+    """Each answer makes room for one more request, even directly after many refusals."""
     with run_edge(ClientLimits(refusals=5)) as edge, ThreadPoolExecutor(5) as pool:
         answers = edge.backend.answers
         accepted = [pool.submit(edge.post, "/places") for _ in range(4)]

@@ -95,7 +95,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def open_tiny(
     kind: ContractEngine, written: Written
 ) -> Iterator[Callable[[ModelHead], EncoderEngine]]:
-    """Yield a function that opens the tiny model with a head. Close engines after the test."""
+    """Yield a function that opens the tiny model for a head. Close the engines after the test."""
     with ExitStack() as opened:
 
         def opener(head: ModelHead) -> EncoderEngine:

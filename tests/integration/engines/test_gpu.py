@@ -53,7 +53,7 @@ def test_gpu_matches_expected_outputs(
 
 
 class Uncaptured(TorchDecoder):
-    """Launches every kernel of a step without a CUDA graph."""
+    """Decoder that launches every kernel of a step itself instead of replaying a CUDA graph."""
 
     def _graph(self, rows: int, tokens: int) -> Uncaptured:
         self.rows = rows

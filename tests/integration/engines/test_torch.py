@@ -33,7 +33,7 @@ Nodes = list[dict[str, Any]]
 
 @pytest.fixture
 def rewritten(written: Written, tmp_path: Path) -> Callable[[Callable[[Nodes], None]], Path]:
-    """Return a function that modifies the calls of the tiny program in a copy of its file."""
+    """Return a function that copies the file of the tiny program with modified calls."""
 
     def rewrite(change: Callable[[Nodes], None]) -> Path:
         with safe_open(written(TORCH, ModelHead.VECTOR), framework="pt") as file:

@@ -33,13 +33,13 @@ MODELS = {
     "text-generation": DECODER,
 }
 ATTACKS = list(build_attacks(MODELS))
-# Attacks on grammars are left out, because here the ingress process itself compiles grammars.
+# Attacks with grammars are left out, because in these tests the HTTP process compiles grammars.
 CONCURRENT_ATTACKS = [a for a in ATTACKS if not a.name.endswith(tuple([*EXPRESSIONS, *SCHEMAS]))]
 # Grammars of the maximum size are compiled one after the other, in a second each.
 WAIT_S = 120.0
 # Error bodies stay small, because they do not repeat the request.
 MAX_ERROR_BYTES = 5_000
-MAX_GROWTH_BYTES = 200_000_000  # 80 MB of caches, and memory that the allocator retains
+MAX_GROWTH_BYTES = 200_000_000  # caches take 80 MB; the allocator retains other memory
 
 
 def send_concurrently(

@@ -73,7 +73,7 @@ def test_responses_conform_to_the_document(
             nonlocal sent
             sent += 1
             response = case.call()
-            # 504 is right if the request has a deadline of microseconds.
+            # Status 504 is right for a request with a deadline, which may be a few microseconds.
             if response.status_code != 504 or not says_deadline(case):
                 case.validate_response(response, checks=CHECKS)
 
@@ -89,5 +89,5 @@ def says_deadline(case: schemathesis.Case) -> bool:
 
 
 def can_be_negated(operation: APIOperation) -> bool:
-    """Return whether a request can be invalid. Only a body can be: any text is a valid id."""
+    """Return whether a request can be invalid. Only a body can, because any text is a valid id."""
     return bool(operation.body)

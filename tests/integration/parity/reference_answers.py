@@ -108,7 +108,7 @@ def add_answers(checkpoint: str, path: Path) -> None:
 def _clear_answers(
     pipeline: Any, question: Mapping[str, str], parameters: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Return the best answers in order, or [] if a lead is MIN_LEAD or less."""
+    """Return the best answers in order, or [] if one leads the next by MIN_LEAD or less."""
     count = parameters.get("top_k", 1)
     found, more = (
         _list_spans(pipeline(**question, **{**parameters, "top_k": top_k}))

@@ -13,7 +13,7 @@ from deployments.messages import BeamSearchParams
 VOCABULARY = 40
 END = 3
 PROMPT = [5, 9, 11]
-FILLER_SCORE = -1e8  # `generate` returns beams that it never filled with scores below this
+FILLER_SCORE = -1e8  # beams that `generate` never filled have scores below this value
 
 
 @pytest.fixture(scope="module", params=range(4))
@@ -27,7 +27,7 @@ def model(request: pytest.FixtureRequest) -> GPT2LMHeadModel:
 
 
 def run_search(model: GPT2LMHeadModel, params: BeamSearchParams, max_tokens: int) -> BeamSearch:
-    """Run the search over the model without a KV cache."""
+    """Run the search. Compute each step with the model, without a KV cache."""
     search = BeamSearch(params, max_tokens, (END,))
     while not search.is_over:
         rows = torch.tensor([[*PROMPT, *tokens] for tokens in search.running])

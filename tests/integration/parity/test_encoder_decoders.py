@@ -90,7 +90,7 @@ class ServedCheckpoint:
             self._changed.notify_all()
 
     def answers(self, beams: Sequence[BeamSearchParams | None]) -> list[list[int]]:
-        """Return the tokens generated for all SOURCES concurrently; `beams` has one entry each."""
+        """Generate tokens for all SOURCES concurrently. `beams` has one entry per source."""
         jobs = [self._job(source, own) for source, own in zip(SOURCES, beams, strict=True)]
         for job in jobs:
             self.loop.submit(job)
@@ -123,7 +123,7 @@ class ServedCheckpoint:
         return SamplingJob(source, options, self._model, None, far_deadline())
 
     def expected(self, source: list[int], beams: BeamSearchParams | None) -> list[int]:
-        """Return the tokens of transformers' `generate` without the start token."""
+        """Return the tokens of transformers' `generate` after the start token, up to END."""
         wanted = beams or BeamSearchParams(1)
         with torch.inference_mode():
             (answer,) = self.model.generate(

@@ -19,7 +19,7 @@ from tests.support.parity_models import (
 from tests.support.parity_texts import varied_texts, with_masks
 
 INPUTS = 240
-# The order of float32 sums differs.
+# For scores. The two sides add float32 numbers in different orders.
 TOLERANCE = 2e-6
 TARGETS = ["film", "Food", "zebra", "東京", "##s", "film", "[SEP]"]
 
@@ -124,8 +124,8 @@ async def test_local_model_equals_the_server(
 async def test_int8_first_proposals_agree_with_fp32(mask_filler: ParityModel) -> None:
     """fp32 is the reference, because the tests above compare it with the pipeline.
 
-    With random weights many best scores lead by less than int8's rounding error, so 95 % of all
-    texts agree. The strict limit applies only to texts with a clear lead.
+    With random weights, many best scores lead by less than int8's rounding error. So the limit is
+    90 % for all texts, and 98 % for texts whose best score has a clear lead.
     """
     plain = varied_texts(mask_filler.checkpoint, 900, max_tokens=61, seed=2)
     texts = [with_masks(text, 1, seed=i) for i, text in enumerate(plain)]

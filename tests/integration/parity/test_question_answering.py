@@ -90,7 +90,7 @@ async def test_int8_answers_agree_with_fp32(parity_model: ParityModel) -> None:
     """fp32 is the reference, because the tests above compare it with the pipeline.
 
     With random weights the scores of spans are a few hundredths, and most leads are as small as
-    int8's rounding error. The strict limit applies only to answers that lead by 0.01.
+    int8's rounding error. INT8_AGREEMENT applies only to answers that lead by 0.01.
     """
     questions = make_questions(parity_model.checkpoint, 1_200, seed=5)
     async with parity_model.serving() as served:

@@ -16,7 +16,7 @@ from tests.support.parity_models import ParityModel, ServedModel, agreement
 from tests.support.parity_texts import varied_texts
 from tests.support.tiny_encoders import write_json
 
-READS = 64  # maximum tokens of the model; a pair has three special ones
+READS = 64  # maximum tokens of the model; three tokens of a pair are special
 QUERY_TOKENS, TEXT_TOKENS = 20, 40
 QUERIES, TEXTS_EACH = 20, 12
 PROMPTS = {"query": "good film ", "document": "that was "}

@@ -33,7 +33,7 @@ LETTERS = (
 
 
 def load(model_id: str, task: TaskName, root: Path) -> ParityModel:
-    """Write the checkpoint that a build of the demo model starts from."""
+    """Write a demo model's checkpoint as a build prepares it: dequantized, adapter merged."""
     model = find_demo_model(model_id)
     (root / "scratch").mkdir()
     (root / "checkpoint").mkdir()

@@ -12,7 +12,7 @@ from tests.support.parity_models import ParityModel, ServedModel, agreement, dec
 from tests.support.parity_texts import pair_texts, varied_texts
 
 INPUTS = 300
-# The order of float32 sums differs. Logits reach 10.
+# TOLERANCE is for scores. The two sides add float32 numbers in different orders. Logits reach 10.
 TOLERANCE = 2e-6
 LOGIT_TOLERANCE = 2e-5
 

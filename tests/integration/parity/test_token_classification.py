@@ -16,11 +16,13 @@ LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 STRATEGIES = ("none", "simple", "first", "average", "max")
 TEXTS = 220
 FEWER = 60  # texts for the tests that do not need all TEXTS
-READS = 64  # maximum tokens of the model, with two special ones
+READS = 64  # maximum tokens of the model, two of them special
 TOLERANCE = 1e-5  # for probabilities
-INT8_AGREEMENT = 0.98  # minimum share of equal labels, among decided tokens
+INT8_AGREEMENT = 0.98  # minimum share of equal labels, among tokens with a score above DECIDED
 LOGIT_FACTOR = 4  # scales the logits to about those of a trained model
-DECIDED = 0.55  # minimum best score; its lead is then at least 0.1, the near-tie margin of the gate
+# Score of the best label. Above it, the label leads by more than 0.1, the accuracy gate's limit for
+# near ties.
+DECIDED = 0.55
 
 
 @pytest.fixture(scope="module")

@@ -51,9 +51,9 @@ def cased_wordpiece(texts: list[str]) -> Tokenizer:
 
 
 def lowercasing_wordpiece(texts: list[str]) -> Tokenizer:
-    """Train a WordPiece tokenizer with few letters that lowercases texts and removes accents.
+    """Train a WordPiece tokenizer with 40 characters that lowercases texts and removes accents.
 
-    Tokens and their text therefore differ in characters.
+    A token may therefore differ from the characters of the text that it stands for.
     """
     tokenizer = _wordpiece(normalizers.BertNormalizer(lowercase=True))
     trainer = trainers.WordPieceTrainer(
@@ -74,7 +74,7 @@ def _wordpiece(normalizer: Any) -> Tokenizer:
 def bytes_bpe(texts: list[str]) -> Tokenizer:
     """Train a tokenizer like those of RoBERTa and GPT.
 
-    One character may have several tokens, and none is unknown.
+    A character may take several tokens, and no character is unknown.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -18,13 +18,13 @@ from tests.support.parity_texts import varied_texts
 NLI = ("contradiction", "neutral", "entailment")
 CANDIDATES = ("film", "the city at night", "東京", "crème brûlée")
 TEXTS = 220
-READS = 64  # maximum tokens of the model, with three special ones
+READS = 64  # maximum tokens of the model, three of them special
 LONGEST_HYPOTHESIS = 24  # maximum tokens of a hypothesis made from TEMPLATES and CANDIDATES
 TEMPLATES = (None, "{}", "It was a {{good}} day for {0}, and the train is lovely!")
 TOLERANCE = 1e-5  # for probabilities
-# If entailment and contradiction differ by less, int8 may decide either way.
+# If the probabilities of entailment and contradiction differ by less, int8 may decide either way.
 DECIDED_GAP = 0.1
-INT8_AGREEMENT = 0.98  # minimum share of equal decisions, among decided labels
+INT8_AGREEMENT = 0.98  # minimum share of equal decisions, among those above DECIDED_GAP
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +170,6 @@ async def test_int8_decisions_agree_with_the_pipeline(
         np.array([[scores_by_label(answer)[label] for label in CANDIDATES] for answer in side])
         for side in (theirs, ours)
     )
-    decided = np.abs(2 * due - 1) > DECIDED_GAP  # entailment minus contradiction
+    decided = np.abs(2 * due - 1) > DECIDED_GAP  # `due` is entailment, 1 - `due` contradiction
     assert decided.mean() > 0.5
     assert ((due > 0.5) == (found > 0.5))[decided].mean() >= INT8_AGREEMENT

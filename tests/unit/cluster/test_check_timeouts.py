@@ -1,4 +1,4 @@
-"""The linter reports timeouts that end before the work or the timeouts they must outlast."""
+"""The linter reports timeouts that are too short for the work or for other timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that run again as leaders of a new session."""
+"""Programs that run themselves again as leaders of a new session."""
 
 from __future__ import annotations
 

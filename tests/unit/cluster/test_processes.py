@@ -15,8 +15,9 @@ import pytest
 from cluster.processes import kill_previous_run
 from tests.support.ray_cluster import list_session, wait_for
 
-# A launcher that starts two children, and `edge` in the process group of the launcher, as HAProxy
-# is. It prints their process ids. Then it reads one command per line and prints each result.
+# A launcher that starts two children and `edge`. Like HAProxy, `edge` is in the process group of
+# the launcher. The launcher prints the three process ids. Then it reads one command per line and
+# prints each result.
 LAUNCHER = """
 import os, subprocess, sys
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_ended_child_is_found(launcher: Launcher) -> None:
 def test_next_start_kills_the_rest_of_a_killed_launcher(launcher: Launcher, tmp_path: Path) -> None:
     launcher.process.send_signal(signal.SIGKILL)
     launcher.process.wait()
-    wait_for(lambda: not launcher.ray.is_running(), 5)  # the kernel signals it when its parent dies
+    wait_for(lambda: not launcher.ray.is_running(), 5)  # the kernel ends it with its parent
     rest = launcher.members()
     assert rest
     assert kill_previous_run(tmp_path) == len(rest)

@@ -41,7 +41,7 @@ def read_documents(name: str) -> list[dict[str, Any]]:
 
 
 def forbid_unknown_keys(schema: Any) -> Any:
-    """Return a stricter schema without unknown keys. Kubernetes drops such keys silently."""
+    """Return a schema that rejects unknown keys. Kubernetes drops unknown keys silently."""
     if isinstance(schema, list):
         return [forbid_unknown_keys(part) for part in schema]
     if not isinstance(schema, dict):

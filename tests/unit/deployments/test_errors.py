@@ -49,7 +49,7 @@ CONTRACT = [
 
 
 def list_raised_errors(root: type[ServeError]) -> list[type[ServeError]]:
-    """Return the leaf classes below `root` in its module. Add Overloaded, which is also raised."""
+    """Return the leaf classes below `root` in its module, and Overloaded, a raised base class."""
     below = [kind for kind in root.__subclasses__() if kind.__module__ == root.__module__]
     raised = [root] if not below or root is errors.Overloaded else []
     return raised + [leaf for kind in below for leaf in list_raised_errors(kind)]

@@ -22,7 +22,7 @@ class Components:
     def add_schema(self, name: str, schema: JsonSchema) -> JsonSchema:
         """Return a reference to `schema`; add it as `name` unless the document has an equal schema.
 
-        A taken name gets a number.
+        If another schema has this name, append a number to the name.
         """
         assigned_name, is_new = self._assign_name({"": schema}, name)
         if is_new:
@@ -30,7 +30,7 @@ class Components:
         return {"$ref": COMPONENT + assigned_name}
 
     def _assign_name(self, definition: Mapping[str, JsonSchema], name: str) -> tuple[str, bool]:
-        """Return the name of a definition, and whether it is new."""
+        """Return the component name of a definition, and whether the definition is new."""
         for known_name, known in self._definitions.items():
             if known == definition:
                 return known_name, False
@@ -55,7 +55,7 @@ class Components:
         }
 
     def _hoist_value(self, node: Any, names: Mapping[str, str]) -> Any:
-        """Return `node`, with schemas that have title and properties replaced by references."""
+        """Return `node`. Replace each schema that has a title and properties by a reference."""
         if isinstance(node, list):
             return [self._hoist_value(child, names) for child in node]
         if not isinstance(node, dict):
@@ -83,7 +83,7 @@ class Components:
 
 
 def find_reachable(key: str, definitions: Mapping[str, JsonSchema]) -> set[str]:
-    """Return the names of a definition and of all definitions that it references."""
+    """Return the name of a definition, and of all that it references directly or indirectly."""
     reachable: set[str] = set()
     pending = [key]
     while pending:

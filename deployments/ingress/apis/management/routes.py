@@ -2,7 +2,7 @@
 
 POST   /models                  pull a model: {"source": ..., "id": ...}
 DELETE /models/{name}           remove a model, or one version of it
-GET    /models/{id}/versions    versions, aliases, shares, the last build
+GET    /models/{id}/versions    versions, aliases, traffic shares, last build
 GET    /models/ps               what every replica has loaded
 POST   /models/{name}/load      load a model into the replicas; `/unload` removes it
 POST   /models/{name}/{action}  alias, promote, rollback, split, shadow, pin, unpin
@@ -156,7 +156,7 @@ class ManagementRoutes:
         return _entry_response(await asyncio.to_thread(action.run, self._store, name, arguments))
 
     def _permitted_name(self, request: Request) -> str:
-        """Return the model name in the path. Raises Forbidden if the key does not permit it."""
+        """Return the model name in the path. Raises Forbidden if the key forbids the model."""
         name = model_in_path(request) or ""
         current_caller().require_model(split_name(name)[0])
         return name

@@ -24,9 +24,8 @@ from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
 # Parameters of the protocol, Triton and MLServer, which are not parameters of a task. message.py
-# uses `binary_data_output`. The others have no effect: this server has no stateful sequences, for
-# instance. The same holds for names that
-# start with TRITON_PREFIX.
+# uses `binary_data_output`. The other parameters have no effect: this server has no stateful
+# sequences, for instance. Names that start with TRITON_PREFIX have no effect either.
 PROTOCOL_PARAMETERS = frozenset(
     {
         "binary_data_output",

@@ -324,7 +324,7 @@ def _model_read(suffix: str, summary: str, handler: Handler, response: Any = Non
 
 
 def _tensors_read(suffix: str, summary: str, handler: Handler, response: JsonSchema) -> Operation:
-    """Build the operation of a route that answers 400 for generative models, without tensors."""
+    """Build the operation of a route for models with tensors. Generative models get status 400."""
     return Operation(
         method="GET",
         paths=(VERSION + suffix, MODEL + suffix),

@@ -81,7 +81,7 @@ class _ModelCounts:
 
 
 class ModelStatistics:
-    """A RequestRecorder that counts this ingress replica's requests in all APIs by model version.
+    """A RequestRecorder that counts requests of all APIs to this ingress replica by version.
 
     `clock` returns seconds since the epoch.
     """

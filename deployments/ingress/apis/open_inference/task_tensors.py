@@ -18,7 +18,7 @@ from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # texts by input name
 
-# Names of the text input. The metadata has the first. Clients of other servers send the others.
+# Names of the text input. The metadata has the first. Clients of other servers send the rest.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
 # MLServer's content type of BYTES tensors whose elements are JSON values.
 JSON_ROWS = "hg_jsonlist"
@@ -160,8 +160,8 @@ TASK_SIGNATURES: Mapping[frozenset[str], str] = {
 def find_task_tensors(task: str) -> TaskTensors:
     """Return the entry of TASK_TENSORS, or derive one from the input type of the task.
 
-    A task whose input is an object gets one tensor per property. A string property has one row.
-    Any other task gets the single tensor `text`. The output is JSON.
+    A task whose input is an object gets one tensor per property. The tensor of a string property
+    has one row. Any other task gets the single tensor `text`. Derived outputs are JSON.
     """
     return TASK_TENSORS.get(task) or _derive_tensors(TASKS[task])
 

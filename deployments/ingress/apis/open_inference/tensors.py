@@ -31,7 +31,7 @@ Datatype = Literal[
 ]
 Values = NDArray[Any] | Sequence[str]
 
-# Wire formats. numpy has no BF16; its 16 bits are the upper half of an FP32.
+# Wire formats. numpy has no BF16, whose 16 bits are the upper half of an FP32.
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -61,7 +61,8 @@ ELEMENT_LENGTH = struct.Struct("<I")  # precedes each element of a binary BYTES 
 class Tensor:
     """An input or output in row-major order.
 
-    BYTES have texts, other datatypes numbers. `content_type` is MLServer's type of the texts.
+    The values are texts for BYTES, and numbers for other datatypes. `content_type` is MLServer's
+    type of the texts.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Tensor:
     content_type: str | None = None
 
     def to_json(self) -> Any:
-        """Return a flat list, or a flat array, which the JSON encoder accepts."""
+        """Return the values as a flat list or array. The JSON encoder accepts both."""
         return self.values.reshape(-1) if isinstance(self.values, np.ndarray) else self.values
 
     def to_binary(self) -> bytes | memoryview:

@@ -79,7 +79,7 @@ class CompletionStreamChoice:
     def __init__(self, index: int, body: CompletionBody, prompt: Prompt, started: Started) -> None:
         self._index = index
         self._with_logprobs = body.logprobs is not None
-        self._pending_prompt = started.prompt if body.echo else ()  # put before the next logprobs
+        self._pending_prompt = started.prompt if body.echo else ()  # precedes the next logprobs
         self._offset = 0  # characters of text before the next token
         self._echoed_text = ""
         if body.echo:

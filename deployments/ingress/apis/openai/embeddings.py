@@ -24,7 +24,7 @@ class EmbeddingsRequest(EmbeddingParameters):
 
     model_config = LENIENT
 
-    # The task validates this field, because its errors name the invalid element.
+    # The task validates this field, because the errors of the task name the invalid element.
     input: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]]))
     ]

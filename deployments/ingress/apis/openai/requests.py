@@ -191,7 +191,7 @@ def parse_stops(value: Any) -> tuple[str, ...]:
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Parse an object of token ids and values added to their logits. Raises InvalidField."""
+    """Parse an object that maps token ids to additions to their logits. Raises InvalidField."""
     if value is None or value == []:
         return ()
     if not isinstance(value, dict) or len(value) > MAX_LOGIT_BIASES:

@@ -48,7 +48,10 @@ def build_envelope(model: RegisteredModel, object_type: str, id_prefix: str) -> 
 def build_usage(
     started: Sequence[Started], finished: Sequence[Finished], choices_per_prompt: int
 ) -> GenerationUsage:
-    """Count the tokens of all choices, and of each prompt once. `started` lists all choices."""
+    """Count the tokens of all choices, and of each prompt once.
+
+    `started` has one element per choice, prompt by prompt.
+    """
     prompts = started[::choices_per_prompt]
     prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
     completion_tokens = sum(choice.generated_tokens for choice in finished)

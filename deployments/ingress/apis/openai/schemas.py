@@ -62,7 +62,7 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     """Body of `/v1/completions`."""
 
-    # requests.py validates this field, because its errors name the invalid element.
+    # requests.py validates this field, and names the invalid element in errors.
     prompt: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]] | None))
     ] = None

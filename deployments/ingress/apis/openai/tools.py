@@ -15,7 +15,7 @@ from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MAX_PREFIX_CHARS = 1_000  # first characters of a text, which decide whether it may be a call
+MAX_PREFIX_CHARS = 1_000  # number of first characters that decide whether a text may be a call
 DEFINITIONS = ("$defs", "definitions")
 
 

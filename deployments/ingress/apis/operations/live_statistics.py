@@ -75,7 +75,7 @@ class DeploymentFigures(TypedDict):
     running: int
     starting: int
     scaling: ScalingFigures | None  # null before the first status of Ray Serve
-    busy_ratio: float | None  # mean share of the capacity in use
+    busy_ratio: float | None  # share of the capacity in use, mean of the replicas
     queued_s: float | None  # predicted time of the waiting work, maximum of the replicas
 
 

@@ -21,7 +21,10 @@ STATUS = re.compile(r'\bstatus="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class MetricAlias:
-    """A second name of a metric. `label` returns a label to add, or None to drop a sample."""
+    """A second name of a metric.
+
+    `label` gets the labels of a sample. It returns a label to add, or None to drop the sample.
+    """
 
     name: str
     source: str
@@ -39,7 +42,7 @@ class MetricAlias:
 
 
 def add_tei_aliases(exposition: str) -> str:
-    """Append the metrics that have an alias of text-embeddings-inference."""
+    """Append the metrics that text-embeddings-inference has, again under its names."""
     lines: list[str] = []
     for alias in ALIASES:
         if samples := list(alias.lines(exposition)):

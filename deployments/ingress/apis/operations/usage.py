@@ -23,7 +23,7 @@ class KeyUsage(BaseModel):
     name: str
     requests: dict[str, int]  # by status
     tokens: int
-    seconds: dict[str, float]  # by hardware: cpu or gpu
+    seconds: dict[str, float]  # compute time by hardware: cpu or gpu
 
 
 class _KeyCounts:

@@ -70,7 +70,7 @@ class TextToTextRequest:
 
     @property
     def options(self) -> GenerationOptions:
-        """The options from the parameters, with the model's defaults for missing ones."""
+        """The options from the parameters. The model has defaults for missing parameters."""
         parameters, defaults = self.parameters, self.model.generation_config.defaults
         min_new_tokens, max_new_tokens = parse_lengths(parameters, defaults)
         no_repeat_ngram = parameters.no_repeat_ngram_size
@@ -146,7 +146,7 @@ def parse_lengths(
 ) -> tuple[int, int | None]:
     """Return minimum and maximum of new tokens. Raises InvalidField if minimum > maximum.
 
-    A requested bound replaces a default that conflicts with it.
+    A default that conflicts with a requested bound becomes equal to this bound.
     """
     minimum, maximum = parameters.min_new_tokens, parameters.max_new_tokens
     if minimum is None and parameters.min_length is not None:
@@ -189,7 +189,7 @@ def parse_beam_search(
 
 
 def adapt_sampling(sampling: SamplingParams, parameters: TextToTextParameters) -> SamplingParams:
-    """Decode greedily unless sampling is requested; `top_k` 0 means no limit."""
+    """Return `sampling`, or greedy decoding if no sampling is requested. `top_k` 0: no limit."""
     if parameters.samples:
         return sampling._replace(top_k=sampling.top_k or None)
     return SamplingParams(

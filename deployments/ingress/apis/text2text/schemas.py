@@ -21,7 +21,8 @@ from deployments.tasks.inputs import parse_parameters
 
 # Keys of objects with parameters for `generate`, in ascending precedence.
 NESTED_KEYS = ("generate_kwargs", "generation_parameters", "generate_parameters")
-# A beam's score is divided by its length to this power, which must not overflow.
+# The score of a beam is divided by its length to the power of `length_penalty`. Larger penalties
+# could overflow.
 MAX_LENGTH_PENALTY = 10.0
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -129,7 +130,7 @@ TEXT_KEYS: Mapping[str, str] = {
 
 
 def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
-    """Merge nested and outer parameters, of which the outer ones take precedence.
+    """Merge nested and outer parameters. Outer parameters take precedence.
 
     Raises UnknownParameter or InvalidField.
     """

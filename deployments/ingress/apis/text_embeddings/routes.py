@@ -5,7 +5,8 @@ POST /embed_sparse                                                   not support
 POST /models/{id}/embed  ...                                         each of them, for one model
 GET  /info
 
-Without a model in the path, `model` of the body names it, else the first fitting model answers.
+Without a model in the path, `model` in the body names the model. Without both, the first model that
+fits the route answers.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error)
 
 B = TypeVar("B", bound=BaseModel)
 
-# The body has the task's parameters at its top level.
+# Names for errors: the body has the parameters of the task at its top level.
 TEI_FIELD_NAMES = {"parameters.": ""}
 MODEL_PATH = "/models/{id:path}"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -127,7 +128,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "tokenize": {"one text": {"inputs": "A kitten."}},
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
-# Routes that run a model, so that their responses have INFERENCE_HEADERS.
+# Routes that run a model. Their responses have INFERENCE_HEADERS.
 INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
 
 
@@ -341,7 +342,7 @@ def select_model_id(request: Request, named: str | None) -> str | None:
 
 
 def tei_response_headers(response: InferenceResponse) -> dict[str, str]:
-    """Add times in whole milliseconds to the shared headers."""
+    """Build the shared headers, with all times of TEI in whole milliseconds."""
     timings = response.result.timings
     times_s = {
         "x-compute-time": response.total_s,

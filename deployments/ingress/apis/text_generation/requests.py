@@ -45,7 +45,7 @@ TGI_FIELD_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDefaults:
-    """Properties of a route. Some are fixed, others are defaults that the body may replace."""
+    """Properties of a route. The body may replace only `full_text`."""
 
     full_text: bool = False  # default of `return_full_text`
     many: bool = False  # accepts several prompts and several sequences per prompt
@@ -198,7 +198,7 @@ def parse_sampling(parameters: GenerateParameters) -> SamplingParams:
 def parse_grammar(grammar: GrammarParameter) -> Grammar:
     """Parse `parameters.grammar`. Raises InvalidField.
 
-    A JSON schema is an object, JSON text of one, or an object with `name` and `schema`.
+    A JSON schema is an object, an object as JSON text, or an object with `name` and `schema`.
     """
     value = grammar.value
     if grammar.type == "regex":

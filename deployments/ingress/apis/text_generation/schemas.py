@@ -155,8 +155,9 @@ class TgiErrorEvent(TypedDict):
 def parse_generate_parameters(raw: Mapping[str, Any]) -> GenerateParameters:
     """Parse parameters. Raises UnknownParameter, EmptyInput or InvalidField naming the key.
 
-    Unknown keys are rejected, because ignoring them would hide typing errors. huggingface_hub
-    sends unknown keys only if its user does. It parses the error message and retries without them.
+    Unknown keys are rejected, because ignoring them would hide misspelled keys. huggingface_hub
+    sends an unknown key only if the user sets it. After the error, it retries without the unknown
+    keys, which it reads from the error message.
     """
     unknown = [key for key in raw if key not in GenerateParameters.model_fields]
     if unknown:

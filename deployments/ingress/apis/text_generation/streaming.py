@@ -75,7 +75,7 @@ async def read_batches_until(
 async def complete_before(
     pipeline: RequestPipeline, generation_request: GenerationRequest, max_time_s: float
 ) -> GenerationResponse:
-    """Return the tokens generated within `max_time_s`. Raises ServeError."""
+    """Generate for at most `max_time_s`, then return what was generated. Raises ServeError."""
     started_s = time.perf_counter()
     deadline_s = deadline_after(max_time_s)
     stream = await start_stream_before(pipeline, generation_request, deadline_s)
@@ -117,7 +117,10 @@ def encode_error_event(error: ServeError) -> bytes:
 async def encode_events(
     batches: AsyncIterator[list[ChoiceChunk]], started: Started, tgi_request: GenerateRequest
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of each batch as one piece of bytes. Raises ServeError with TGI's fields."""
+    """Yield the events of each batch as one piece of bytes.
+
+    Raises ServeError with the field names of TGI.
+    """
     builder = EventBuilder(started, tgi_request)
     with rename_error_fields(TGI_FIELD_NAMES):
         async for parts in batches:

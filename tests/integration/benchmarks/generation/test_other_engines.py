@@ -129,7 +129,10 @@ def test_genai_directory_is_built_from_the_source(
 
 
 class TalkingLlama:
-    """A fake llama.cpp that generates the ids after the last prompt token and keeps its state."""
+    """A fake llama.cpp that counts up from the last prompt token.
+
+    It keeps the prompt until `reset`, and fails if the next prompt comes without a reset.
+    """
 
     def __init__(self) -> None:
         self.read: list[int] = []

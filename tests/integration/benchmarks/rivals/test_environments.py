@@ -45,7 +45,7 @@ def test_open_environment_states_why_pip_failed(tmp_path: Path) -> None:
     (lists / "broken.txt").write_text(f"missing @ file://{tmp_path}/missing.whl\n")
     with pytest.raises(BenchmarkError, match=r"pip cannot install broken\.txt: .*missing\.whl"):
         open_environment("broken", tmp_path, lists)
-    # Without this mark, the next run installs the environment again.
+    # Without the file `complete`, the next run installs the environment again.
     assert not list(tmp_path.glob("broken-*/complete"))
 
 

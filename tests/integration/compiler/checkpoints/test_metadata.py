@@ -140,6 +140,12 @@ def test_chat_template_in_tokenizer_config_is_read(directory: Path, settings: ob
     assert read_chat_template(directory) == "the file"
 
 
+def test_chat_templates_that_are_no_objects_are_refused(directory: Path) -> None:
+    write_json(directory / "tokenizer_config.json", {"chat_template": ["a template"]})
+    with pytest.raises(UnsupportedModel, match=r"`chat_template` is not a text or a list"):
+        read_chat_template(directory)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -57,8 +57,8 @@ pytestmark = pytest.mark.slow
 SOURCE = ModelSource(ref="tiny", revision="0")
 T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
 
-# Low limits, because these tests check the flow of a build and quantized random weights are
-# inaccurate.
+# LENIENT has low limits, because these tests check the flow of a build and quantized random weights
+# are inaccurate. No model passes HOPELESS, which requires half of the original perplexity.
 LENIENT = Gate(next_token_agreement=0.5, perplexity_increase=0.5)
 HOPELESS = Gate(next_token_agreement=0.5, perplexity_increase=-0.5)
 

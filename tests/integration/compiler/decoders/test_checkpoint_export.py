@@ -52,7 +52,7 @@ PROMPT = list(range(20, 60))
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # A multiple of 64, the block size of bitsandbytes.
+    # `inner` must be a multiple of 64, the block size of bitsandbytes.
     return tiny_llama(tmp_path_factory.mktemp("source") / "llama", inner=128)
 
 
@@ -239,7 +239,7 @@ def _forked_processes() -> Iterator[None]:
 def built(
     llama: Path, tmp_path_factory: pytest.TempPathFactory, _forked_processes: None
 ) -> BuildResult:
-    """A build on a simulated machine with two GPUs. The CPU does the work."""
+    """A build on a simulated machine with two GPUs. All graphs run on the CPU."""
     store = tmp_path_factory.mktemp("store")
     spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
     recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)

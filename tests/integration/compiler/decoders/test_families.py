@@ -26,14 +26,14 @@ from tests.support.decoder_artifacts import write_byte_tokenizer
 from tests.support.tiny_encoders import write_json
 
 TOKENS, WINDOW = 96, 32
-# The hidden size is a square number. Gemma scales by its root, and the model builder would round a
-# root that is no integer to two decimals.
+# The hidden size is a square number. Gemma scales embeddings by the square root of this size. The
+# model builder would round a root that is no integer to two decimals.
 SIZES = {
     "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "pad_token_id": 0,
     "eos_token_id": 7,
 }  # fmt: skip
-# Properties that distinguish the architectures.
+# Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": None},
     "Qwen3ForCausalLM": {"head_dim": 32},

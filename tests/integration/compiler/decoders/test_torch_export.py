@@ -53,7 +53,7 @@ def logits_of(checkpoint: Path) -> np.ndarray:
 
 
 def check(spec: DecoderSpec, expected: np.ndarray) -> None:
-    """Compare logits of a prefill in two chunks and two decode steps, while another slot runs."""
+    """Check the logits of two prefill chunks and two decode steps while another slot runs."""
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=2, context=128)
     try:
         decoder.prefill(0, PROMPT[::-1], 0)
@@ -68,7 +68,7 @@ def check(spec: DecoderSpec, expected: np.ndarray) -> None:
 
 
 def check_step(decoder: DecoderEngine) -> None:
-    """Check that a decode step of two slots equals the prefill of the same tokens."""
+    """Check that a decode step of two slots gives the logits of a prefill of the same tokens."""
     expected = decoder.prefill(1, [5, 6, 7], 0).copy()
     decoder.prefill(0, [5, 6], 0)
     result = decoder.decode(np.array([7, 7]), np.array([2, 2]))
@@ -149,7 +149,7 @@ def built(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accuracy_gate, "has_device", lambda device: True)
         patch.setattr(decoder_family, "has_device", lambda device: True)
-        # With more threads than free cores, torch's threads wait for each other.
+        # With more threads than free cores, torch is slow, because its threads wait for each other.
         patch.setattr(decoder_candidates, "usable_cores", lambda: 1)
         return build(request_of(llama, store, *recipes, gate=LENIENT), BuildProgress(io.StringIO()))
 

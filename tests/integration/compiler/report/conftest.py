@@ -65,7 +65,7 @@ def pruned_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pruned_build(tmp_path_factory: pytest.TempPathFactory, pruned_source: Path) -> BuildResult:
-    """A shared build. Tests that modify it copy its store first."""
+    """A build that tests share. Tests that modify it copy its store first."""
     request = BuildRequest(
         ref=str(pruned_source),
         store=tmp_path_factory.mktemp("store"),
@@ -83,7 +83,7 @@ def report_run(tmp_path_factory: pytest.TempPathFactory, pruned_build: BuildResu
     lines += [f"{text}\tthe lovely train\t{i}" for i, text in enumerate(texts)]
     data.write_text("\n".join(lines), encoding="utf-8")
     report_run = ReportRun(pruned_build, data, "")
-    # A separate process shows the output of libraries, too.
+    # Run a separate process, because its stdout includes the output of libraries.
     command = [sys.executable, "-m", "build_artifacts", *report_run.command()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return ReportRun(pruned_build, data, done.stdout)

@@ -123,7 +123,7 @@ def test_damaged_or_forced_report_is_measured_again(
     assert main(command) == 0
     assert f"measuring again: {path} cannot be used: " in capfd.readouterr().err
 
-    # Without unmeasured stages the stored report is valid.
+    # A stored report without unmeasured stages is reused.
     whole = Report.model_validate_json(path.read_bytes()).model_copy(update={"unmeasured": {}})
     path.write_bytes(whole.to_json())
     assert main(command) == 0

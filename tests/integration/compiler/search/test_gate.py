@@ -30,9 +30,9 @@ from tests.support.prepared_build import (
     unreadable,
 )
 
-# Rejects int8 of all MatMuls (mean cosine 0.79) and accepts it with two MatMuls excluded (0.95).
+# Rejects int8 of all MatMuls (mean cosine 0.79). Accepts int8 with two MatMuls excluded (0.95).
 INT8_WITH_EXCLUSIONS_GATE = Gate(cosine_mean=0.9, cosine_worst=-2, batched_cosine_worst=-2)
-# Rejects int8 with any exclusions.
+# Rejects int8, even with MatMuls excluded.
 FP32_GATE = Gate(cosine_mean=0.9999)
 
 
@@ -179,10 +179,10 @@ def test_failed_fallback_is_skipped(prepared_build: PreparedBuild, runner: Recor
 
 
 def prepare_with_data(prepared_build: PreparedBuild, directory: Path) -> PreparedModel:
-    """Return the prepared model with evaluation data that its graphs fail.
+    """Return the prepared model with evaluation data that lets its graphs fail the gate.
 
     The data has two scored pairs, whose order the graphs reverse. The stored score of the
-    reference model is perfect.
+    reference model is perfect, so the metric drops by 200 points.
     """
     directory.mkdir()
     for file in prepared_build.prepared.reference_dir.iterdir():

@@ -81,7 +81,7 @@ def test_screening_keys_are_graph_names(
     specs["spinning"] = replace(specs["spinning"], options=options)
     screening = screen(prepared_build, specs)
     assert list(screening.times_ms) == ["plain", "spinning"]
-    # Four shapes become three after truncation to the 64 tokens of the model.
+    # Four shapes are timed, but two of them are equal after truncation to 64 tokens.
     assert {len(times) for times in screening.times_ms.values()} == {3}
 
 

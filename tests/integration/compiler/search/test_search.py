@@ -52,8 +52,9 @@ def files(
 ) -> Mapping[str, Path]:
     """Graphs by name.
 
-    `fast`, `slow` and `slower` have equal outputs. Each exceeds the slowdown limit of the search
-    relative to the previous one. `broken` is unreadable, and `nan` outputs NaN.
+    `fast`, `slow` and `slower` have equal outputs. `slow` exceeds the slowdown limit of the search
+    relative to `fast`, and `slower` relative to `slow`. `broken` is unreadable, and `nan` outputs
+    NaN.
     """
     root = tmp_path_factory.mktemp("graphs")
     fast = prepared_build.graphs.graph(CPU_FP32)
@@ -140,7 +141,7 @@ def no_gpu() -> None:
 
 
 def as_gpu(*candidates: CandidateRecipe) -> list[CandidateRecipe]:
-    """Return the candidates for the GPU. Without a GPU, a search evaluates them in this order."""
+    """Return the candidates for the GPU. Without a GPU, a search keeps their order."""
     return [replace(recipe, device=Device.GPU) for recipe in candidates]
 
 
@@ -161,7 +162,7 @@ def test_missing_device_uses_first_accepted_candidate(
 def test_search_evaluates_at_most_keep_candidates(
     prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
-    # The same file with another option is neither a duplicate nor slower.
+    # `twin` is no duplicate, because its options differ. It is no slower, as its file is the same.
     duplicate = replace(FAST, name="twin", options=EngineOptions(spinning=True))
     graph_files = FixedGraphs({**files, "twin": files["fast"]})
     accepted = search(prepared_build, runner, graph_files, FAST, duplicate, keep=1).select_for(

@@ -27,9 +27,10 @@ from deployments.tuning.parity import cosines
 from tests.support.prepared_build import PreparedBuild, op_counts, unreadable
 from tests.support.tiny_encoders import tiny_checkpoint
 
-POOLING = 1  # number of MatMuls for mean pooling, which multiply the mask with the tokens
+POOLING = 1  # number of MatMuls in mean pooling: the mask times the token vectors
 WITHOUT_VNNI = CpuInfo("Xeon", "6-79-1", ("avx2",), "x86_64")
-PRODUCTS = 12  # MatMuls with constant weights: four projections and two feed-forward, in two layers
+# Number of MatMuls with constant weights: four in attention and two feed-forward, in two layers.
+PRODUCTS = 12
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_dynamic_int8_quantizes_matmuls_and_tables(plain: PreparedBuild, tmp_pat
     counts = op_counts(graph)
     assert counts["MatMulInteger"] == PRODUCTS
     assert counts["MatMul"] == POOLING
-    # Embedding tables of tokens, positions and token types.
+    # Three embedding tables: tokens, positions and token types.
     assert (counts["Gather"], counts["DequantizeLinear"]) == (3, 3)
     # `Attention` of opset 23 stays float, because no engine runs it quantized.
     assert counts["Attention"] == 2
@@ -80,7 +81,7 @@ def test_static_int8_uses_calibrated_ranges(
     graph = quantized(plain, StaticInt8(calibration=calibration), tmp_path / "graph.onnx")
     counts = op_counts(graph)
     assert counts["MatMul"] == PRODUCTS + POOLING
-    # Every MatMul has dequantized activations and weights.
+    # Every MatMul except the one of pooling reads dequantized activations and weights.
     assert count_readers("DequantizeLinear", "MatMul", graph) == 2 * PRODUCTS
     assert counts["QuantizeLinear"] > 0
     assert graph.stat().st_size < 0.9 * plain.graphs.float_graph(CPU_FP32).stat().st_size
@@ -146,7 +147,7 @@ def test_excluded_nodes_keep_float_activations(
     assert {a.i for n in blocks for a in n.attribute if a.name == "block_size"} == {
         EXCLUDED_BLOCK_SIZE
     }
-    # The weights remain int8: the graph is hardly larger and not less accurate.
+    # The excluded nodes still have int8 weights, so the graph is hardly larger.
     assert graph.stat().st_size < 1.2 * every.stat().st_size
     assert worst_cosine(plain, graph) > worst_cosine(plain, every) - 0.001
 
@@ -155,9 +156,9 @@ def test_excluded_nodes_keep_float_activations(
 def test_shared_weights_run_without_vnni(
     tmp_path: Path, scheme: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All layers of ALBERT share one set of weights.
+    """The layers of ALBERT share their weights, and ONNX Runtime must handle that without VNNI.
 
-    On CPUs without VNNI, ONNX Runtime uses a precise mode, which copies int8 weights.
+    On CPUs without VNNI, it runs in a precise mode, which copies int8 weights.
     """
     monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: WITHOUT_VNNI)
     source = tiny_checkpoint(tmp_path / "model", model_type="albert")

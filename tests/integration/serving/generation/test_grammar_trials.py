@@ -16,8 +16,8 @@ from deployments.generation.grammar_trials import FULL, QUICK, GrammarTrials, Tr
 from tests.support.fakes import wait_until
 from tests.support.small_tokenizers import byte_level
 
-# Without limits, compilation takes minutes and gigabytes. llguidance's own limit, its fuel, does
-# not stop it in time.
+# Without limits, the compilation of COSTLY takes minutes and gigabytes. llguidance's own limit, its
+# fuel, does not stop it in time.
 COSTLY = LLMatcher.grammar_from_json_schema('{"type": "integer", "multipleOf": 9999991}')
 SIMPLE = LLMatcher.grammar_from_json_schema('{"type": "boolean"}')
 ENDLESS = TrialLimits(cpu_s=100.0, memory_bytes=16 << 30, nice=19)

@@ -65,10 +65,10 @@ def prepared(directory: Path, prompt: Prompt, *, encoder: bool = False, **said: 
 def preparation(
     directory: Path, *, encoder: bool = False, slots: int = 4, unknown: int = 0
 ) -> RequestPreparer:
-    """Return the preparer of a decoder with CONTEXT tokens.
+    """Return the preparer of a decoder with a context of CONTEXT tokens.
 
-    With `encoder`, the model has an encoder for SOURCE tokens. The model's vocabulary lacks the
-    last `unknown` tokens of its tokenizer.
+    With `encoder`, the model also has an encoder that reads up to SOURCE tokens. The model's
+    vocabulary lacks the last `unknown` tokens of its tokenizer.
     """
     manifest = ArtifactManifest.model_validate_json((directory / "manifest.json").read_bytes())
     assert manifest.generation_config is not None

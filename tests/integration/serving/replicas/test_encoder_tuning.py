@@ -52,7 +52,7 @@ def target(tmp_path: Path) -> TuningTarget:
 
 
 class TuningEncoderHarness:
-    """A running encoder replica. Requests have one text of three tokens."""
+    """A running encoder replica, and its client, which sends one text of three tokens."""
 
     def __init__(
         self, store: Path, version: str, *, is_pinned: bool = True, **encoder: object
@@ -83,7 +83,7 @@ class TuningEncoderHarness:
         while answers[-1].compute_type != compute_type:
             assert time.monotonic() < give_up_s, "it was not tuned"
             answers += await asyncio.gather(*(self.ask() for _ in range(4)))
-            await asyncio.sleep(0.02)  # the tuning process has the lowest priority
+            await asyncio.sleep(0.02)  # leave CPU time to tuning, which has the lowest priority
         return answers
 
 
@@ -149,7 +149,7 @@ async def test_second_replica_uses_the_table_of_the_first(
     async with running(target) as first, running(target) as second:
         await asyncio.gather(first.ask_until(TUNED), second.ask_until(TUNED))
         kept = target.costs_path.read_bytes()
-        # A second measurement would have changed the figures in the file.
+        # If both replicas had measured, the second would have changed the figures in the file.
         await wait_until(lambda: tuning_threads() == 0)
         assert target.costs_path.read_bytes() == kept
     async with running(target) as third:

@@ -27,7 +27,7 @@ def target(tmp_path: Path) -> TuningTarget:
 
 @pytest.fixture
 def suspended_process(target: TuningTarget) -> Iterator[subprocess.Popen[bytes]]:
-    """A suspended tuning process, started like that of a replica."""
+    """A suspended tuning process, started as a replica starts it."""
     with process.start(target) as child:
         psutil.Process(child.pid).suspend()
         yield child

@@ -18,7 +18,7 @@ from tests.support.fakes import wait_until
 
 @dataclass
 class SmallServer:
-    """Server that sends `body` once `may_answer` is set. If `body` is empty, it only closes."""
+    """Server that sends `body`, if any, and closes the connection, once `may_answer` is set."""
 
     body: bytes = b"[1]"
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)

@@ -92,7 +92,8 @@ def test_crash_fails_one_case_and_the_others_continue(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("scripted")
 def test_time_limit_leaves_cases_for_the_next_run(tmp_path: Path) -> None:
     assert set(run_cases(["first", "hang", "last"], tmp_path / "out.json", 1.0)) == {"first"}
-    # The first case of a run would exceed the limit in every run: it counts as failed.
+    # A case that runs first and still exceeds the limit would do so in every run, so it counts as
+    # failed.
     (result,) = run_cases(["hang", "last"], tmp_path / "out.json", 1.0).values()
     assert (result.case, result.state) == ("hang", "failed")
 

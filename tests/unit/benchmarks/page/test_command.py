@@ -28,7 +28,7 @@ RESULTS = PageResults(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[PageResults]:
-    """Fake the browser and the measurement, which returns the last item of the returned list."""
+    """Fake the browser. Return a list whose last item is the result of the fake measurement."""
     results = [RESULTS]
     monkeypatch.setattr(command, "find_browser", lambda: "chromium")
     monkeypatch.setattr(command, "open_browser", nullcontext)

@@ -112,9 +112,9 @@ def test_batch_dependent_engine_is_rejected(graph: Path, reference: DecoderRefer
 
 
 class NonfiniteSingleDecoder(SlotSwappingDecoder):
-    """Engine that returns the logit `wrong` for the first token of a slot decoded alone.
+    """Engine with the logit `wrong` after the first token of a text, if it decodes one slot.
 
-    Steps with several slots are correct.
+    Decode steps with several slots are correct.
     """
 
     def __init__(self, inner: OnnxDecoder, wrong: float) -> None:

@@ -34,7 +34,7 @@ def tables() -> dict[str, FloatArray]:
 
 @pytest.fixture(scope="module")
 def graph(tables: dict[str, FloatArray], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a float graph: embeddings, a gated MLP, and two heads.
+    """Write a float graph: embeddings, a gated MLP, and the two output heads `head` and `small`.
 
     The MatMuls `up` and `gate` share an input. `head` has the weights of the embeddings.
     """

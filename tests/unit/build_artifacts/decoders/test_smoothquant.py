@@ -37,7 +37,7 @@ def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, FloatArra
 
 
 def spread_of(values: FloatArray) -> float:
-    """Return the largest channel over the median channel, by maximum absolute value."""
+    """Return the ratio of the largest to the median of the maximum absolute values of channels."""
     sizes = np.abs(values).max(axis=0)
     return float(sizes.max() / np.median(sizes))
 

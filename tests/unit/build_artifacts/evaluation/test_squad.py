@@ -48,7 +48,7 @@ def test_answer_normalization(answer: str, normalized: str) -> None:
         ("the Vistula", ["Vistula", "Vistula River"], 1, 1),
         ("on Vistula River banks", ["Vistula", "Vistula River"], 0, 2 * 2 / (4 + 2)),
         ("Oder", ["Vistula"], 0, 0),
-        # The answers share one `New`: a word counts as often as in the text that has fewer of it.
+        # The answers share one `New`: the smaller count of a repeated word applies.
         ("New New York", ["New Jersey"], 0, 2 * 1 / (3 + 2)),
         ("", ["Vistula"], 0, 0),
         ("", [], 1, 1),

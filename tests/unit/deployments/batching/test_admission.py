@@ -142,7 +142,7 @@ async def test_interactive_calls_go_before_batch_calls_which_do_not_starve() -> 
 
 
 async def test_call_that_cannot_end_any_more_is_dropped_before_its_pass() -> None:
-    """The first passes show that the call cannot end before its deadline.
+    """The call is accepted, but measured passes then show that it cannot end by its deadline.
 
     A real case was a question over 911,000 tokens, with 46 s of work.
     """

@@ -38,7 +38,7 @@ def test_plan_batch_selects_similar_lengths_within_the_budget(
 
 
 def test_plan_batch_limits_padding_to_the_pass_overhead() -> None:
-    # Items of 10 and 20 tokens need 10 padding tokens. An overhead of 10 allows them, 9 does not.
+    # Items of 10 and 20 tokens make 10 padding tokens. An overhead of 10 allows them, 9 does not.
     assert plan_batch([10, 20], build_settings(pass_overhead_tokens=10)) == [0, 1]
     assert plan_batch([10, 20], build_settings(pass_overhead_tokens=9)) == [0]
 

@@ -96,7 +96,7 @@ def test_engine_and_times_are_kept_in_the_host_folder(graph: Path, tmp_path: Pat
     folder = Path(options["trt_engine_cache_path"])
     assert folder.is_dir()
     assert folder.parents[2] == tmp_path / "hosts" / "f00"
-    # Engines of other onnxruntime versions are invalid.
+    # An engine of another onnxruntime version is invalid, so each version has its own folder.
     assert folder.parent.name == f"onnxruntime-{ort.__version__}"
     assert folder.name == "gpu-fp16-tensorrt"
     assert options["trt_timing_cache_path"] == str(folder)
@@ -143,7 +143,7 @@ def test_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_session_gets_the_options_and_computes(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session runs on the CPU, but `get_providers` reports the GPU providers."""
+    """FakeSession computes on the CPU, but reports the GPU providers, which a host may lack."""
     given: list[Any] = []
 
     class FakeSession:

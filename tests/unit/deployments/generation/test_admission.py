@@ -23,7 +23,7 @@ PROMPT_TOKENS = 32
 
 
 def capacity(new_tokens: float) -> float:
-    """Return the answers per second with all slots used, without prompt prefixes from the cache."""
+    """Return the answers per second if all slots are used and the prefix cache has no effect."""
     decode_s = (STEP_S + STEP_SLOT_S * SLOTS) * new_tokens / SLOTS
     return 1 / (decode_s + PROMPT_TOKENS * PREFILL_TOKEN_S)
 
@@ -44,8 +44,8 @@ def test_overload_keeps_goodput(
 ) -> None:
     """The goodput stays near the capacity at every overload factor.
 
-    With a queue in order of arrival, it was 0.75, 0.04 and 0.00 of the capacity at the three
-    factors, for answers of 500 tokens.
+    With a queue in order of arrival, the goodput for answers of 500 tokens was 0.75, 0.04 and 0.00
+    of the capacity at the three factors.
     """
     loop = VirtualLoop(monkeypatch)
     outcomes = loop.replay(
@@ -93,7 +93,7 @@ def test_idle_decoder_admits_what_cannot_end_in_time(monkeypatch) -> None:
 
 
 def test_low_load_rejects_nothing(monkeypatch) -> None:
-    """The token limit is high, and the scheduler has not yet seen the length of an answer."""
+    """Before the first answer, the forecast must not expect answers as long as the token limit."""
     loop = VirtualLoop(monkeypatch, end_probability=0.01)
     arrivals = poisson_arrivals(
         0.5 * capacity(100), 40, 3, prompt_tokens=32, new_tokens=4_000, timeout_s=120.0
@@ -113,7 +113,7 @@ def test_quiet_client_is_served_beside_a_greedy_one(monkeypatch) -> None:
     outcomes = VirtualLoop(monkeypatch).replay(arrivals)
     of_quiet = [each for each in outcomes if each.arrival.client == "quiet"]
     assert all(each.is_in_time for each in of_quiet)
-    # A quiet request waits for a free slot only. Greedy requests queue for most of their 10 s.
+    # A quiet request only waits for a free slot. Greedy requests queue for most of their 10 s.
     assert max(each.first_token_s - each.arrival.at_s for each in of_quiet) < 2.0
     assert goodput(outcomes, 10, 40) >= 0.95 * capacity(50)
 

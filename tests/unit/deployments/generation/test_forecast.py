@@ -78,7 +78,7 @@ def test_prediction_of_an_idle_decoder_is_the_job_alone() -> None:
 
 
 def test_prediction_waits_for_slots_in_order() -> None:
-    """Two jobs run, with 10 and 20 steps left. A job of 5 steps waits before the new one."""
+    """Two jobs run, with 10 and 20 steps left. A job of 5 steps waits ahead of the new job."""
     running = [demand(10), demand(30, generated=10)]
     predicted = measured().predict_end_s(demand(20), running, [demand(5)], 0.1)
     # The waiting job runs from step 10 to step 15. Then the new job gets its slot.

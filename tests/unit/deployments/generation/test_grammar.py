@@ -68,7 +68,7 @@ def regex(pattern: str) -> Grammar:
 
 
 def written(constraint: Constraint, seed: int, most: int = 400) -> str:
-    """Generate text from random allowed tokens, up to an allowed end."""
+    """Generate text from random allowed tokens. End at random where the grammar allows an end."""
     draw = random.Random(seed)
     closing = [i for i in range(KNOWN) if set(TOKENIZER.decode([i])) & set('"}]')]
     ids: list[int] = []

@@ -119,7 +119,7 @@ def test_system_message_replaces_the_template_default(tmp_path: Path) -> None:
 def test_chat_gets_no_additional_special_tokens(tmp_path: Path) -> None:
     ids = reader(tmp_path).tokenize(HELLO)
     assert ids[0] == START_ID
-    assert ids.count(START_ID) == 3  # one each of system, user and assistant
+    assert ids.count(START_ID) == 3  # one for each of the system, user and assistant turns
     assert ids.count(END_ID) == 2
 
 

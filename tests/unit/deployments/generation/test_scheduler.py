@@ -192,7 +192,7 @@ def test_expired_jobs_end(make_harness) -> None:
     waiting = harness.job([3, 4], deadline_s=time.monotonic() + 0.1)
     harness.run_jobs(running, waiting)
     assert isinstance(harness.collector.events[running.number][-1], DeadlineExceeded)
-    # Overloaded: the scheduler noticed before the deadline that the job cannot keep it.
+    # Overloaded, if the scheduler predicted before the deadline that the job would miss it.
     last = harness.collector.events[waiting.number][-1]
     assert isinstance(last, (DeadlineExceeded, Overloaded))
 

@@ -178,7 +178,10 @@ def test_several_jobs_are_not_drafted(make_harness) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_other_jobs_do_not_change_answers(seed: int) -> None:
-    """Requests start and end at random times, with and without concurrent requests."""
+    """Answers with drafts at random arrival times equal answers without drafts.
+
+    Drafts are made only while a single job runs, so drafting starts and stops at random.
+    """
     chance = random.Random(seed)
     prompts = [chance.choices(range(END), k=chance.randint(2, 20)) for _ in range(16)]
     orders = [

@@ -85,7 +85,7 @@ def test_text_after_a_stop_string_is_dropped() -> None:
 
 
 def ended(text: str, stop: tuple[str, ...], *, keep: bool) -> tuple[str, bool]:
-    """Reference implementation: test every prefix of the text."""
+    """Return the expected text and whether a stop string ended it. Test every prefix."""
     for end in range(1, len(text) + 1):
         lengths = [len(string) for string in stop if text[:end].endswith(string)]
         if lengths:

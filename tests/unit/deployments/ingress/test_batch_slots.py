@@ -89,7 +89,7 @@ async def test_client_does_not_wait_for_the_slots_of_another() -> None:
 
 
 async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:
-    """The calls wait in the replicas instead, whose queues are fair to clients."""
+    """Its calls wait in the queues of the replicas instead, which are fair to clients."""
     encoder = HeldEncoder()
     submit = collect_by_turn(encoder.send, max_batch_size=4)
     calls = [asyncio.ensure_future(submit(text)) for text in "abcdefg"]

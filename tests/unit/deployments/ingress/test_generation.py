@@ -206,7 +206,7 @@ async def test_one_client_may_have_half_of_the_generations(writing_store: Path) 
 
 
 def refuse_long_prompts(call: GenerationCall) -> ScriptedReply:
-    """Refuse prompts of more than 10 characters, predicted to take 1,000 s. Others hang."""
+    """Refuse prompts of more than 10 characters, predicted to take 1,000 s. Hang on others."""
     if len(str(call.prompt)) > 10:
         return ScriptedReply(refusal=build_overloaded("full", 5.0, needed_s=1_000.0))
     return ScriptedReply(hangs=True)

@@ -315,7 +315,7 @@ async def test_refusal_of_one_model_is_not_repeated_for_another(tiny_store: Path
 
 async def test_idle_server_asks_the_replica_after_a_refusal(tiny_store: Path) -> None:
     encoder = RefusingEncoder()
-    encoder.batches = 1  # skips the micro-batch that is held
+    encoder.batches = 1  # as if the first micro-batch, which is held, had ended
     async with InProcess(tiny_store, encoder=encoder).client() as http:
         for _ in range(2):
             assert (await http.post(EMBED, json={"inputs": "same"})).status_code == 429

@@ -44,7 +44,7 @@ def forecast(device: Device, *, price: float, **seconds: float) -> PoolForecast:
         # The time to load the model makes the GPU too late, or more expensive than the CPU.
         ([forecast(CPU, price=1), forecast(GPU, price=0.1, load_s=20)], 1, CPU),
         ([forecast(CPU, price=1), forecast(GPU, price=0.1, load_s=20)], 60, CPU),
-        # None answers in time: the faster one is chosen.
+        # Neither answers in time: the faster one is chosen.
         ([forecast(CPU, price=1, queue_s=30), forecast(GPU, price=10, load_s=20)], 1, GPU),
         ([forecast(CPU, price=1, queue_s=10), forecast(GPU, price=10, load_s=20)], 1, CPU),
         ([forecast(CPU, price=1)], 0, CPU),

@@ -247,7 +247,7 @@ async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered(
 async def test_model_header_of_clients_splits_no_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # This check reads the options of a Serve replica, but the test runs outside of replicas.
+    # Disable a check of @serve.batch that reads the options of the current replica: there is none.
     warning = "_warn_if_max_batch_size_exceeds_max_ongoing_requests"
     monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
     encoder, release = EchoEncoder(), asyncio.Event()

@@ -17,7 +17,7 @@ def count_admitted(
 ) -> tuple[list[float], list[tuple[float, int]]]:
     """Let a key send 50 requests/s to random replicas, each in flight for 1 s.
 
-    Return the times of the admitted requests and of the used tokens.
+    Return the times of the admitted requests, and (time, tokens) of each finished request.
     """
     clock, choice = FakeClock(), random.Random(7)
     meters = [KeyMeter("noisy", limits, clock) for _ in range(replicas)]

@@ -210,7 +210,7 @@ async def test_grammars_of_one_client_do_not_delay_another(
     quiet = call(refs[DECODER], grammar=Grammar("regex", "quiet"))._replace(client="quiet")
     async with replica(store) as running:
         tasks = [asyncio.create_task(running.complete(one)) for one in (*loud, quiet)]
-        await wait_until(lambda: len(running._quick_grammars._queue) == 5)  # two run in the threads
+        await wait_until(lambda: len(running._quick_grammars._queue) == 5)  # the others run
         may_start.set()
         outcomes = await asyncio.gather(*tasks)
     assert all(isinstance(outcome, Completion) for outcome in outcomes)

@@ -193,7 +193,7 @@ async def test_full_pool_of_leased_models_sends_calls_elsewhere(
     assert raised.value.elsewhere
     for lease in leases:
         await lease.__aexit__(None, None, None)
-    await harness.use(3)  # at once: a lack of memory is not kept as a failure
+    await harness.use(3)  # at once: a full pool, unlike a failed load, causes no quarantine
 
 
 async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> None:

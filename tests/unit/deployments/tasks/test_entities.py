@@ -194,7 +194,7 @@ def group(start: int, end: int, score: float = 0.5, kind: str = "PER") -> Entity
         (
             [group(0, 4), group(3, 8), group(7, 9)],
             [group(3, 8)],
-        ),  # each is compared with the last one that stayed
+        ),  # each group is compared with the last group that was kept
         ([group(2, 2), group(2, 5)], [group(2, 2), group(2, 5)]),
     ],
 )

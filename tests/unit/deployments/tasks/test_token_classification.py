@@ -132,7 +132,7 @@ def test_text_without_tokens_has_no_entities(strategy: str, directory: Path) -> 
 def test_several_windows_find_the_entities_of_one_window(
     strategy: str, stride: int, directory: Path
 ) -> None:
-    """Here labels depend only on the token, and windows overlap by more than every entity."""
+    """Labels depend only on the token here. The overlap of windows is longer than any entity."""
     text = " ".join(np.random.default_rng(5).choice(WORDS, 90))
     whole = ask(directory, text, most=1000, aggregation_strategy=strategy)
     windows = ask(directory, text, most=22, aggregation_strategy=strategy, stride=stride)

@@ -24,7 +24,7 @@ OTHER = ModelRef("tiny/other", "0123456789ab")
 
 
 class FakeProcesses:
-    """Starter of a shell script in place of the tuning process. It calls `before` first."""
+    """Starter that calls `before`, then runs a shell script in place of the tuning process."""
 
     def __init__(
         self, script: str, before: Callable[[TuningTarget], object] = lambda _: None

@@ -19,7 +19,7 @@ from tests.support.tuning_artifacts import seal_tunable, write_table
 MODEL = ModelRef("tiny/embedder", "0123456789ab")
 OTHER = ModelRef("tiny/other", "0123456789ab")
 THREADS = 2
-OPENING_S = 0.1  # more than opening a tiny graph takes
+OPENING_S = 0.1  # longer than the opening of a tiny graph
 ONE_THREAD_MS = {"1x16": 1.0, "1x128": 4.0}
 ALL_CORES_MS = {"1x16": 1.2, "1x128": 2.0}  # only long texts gain from all cores
 

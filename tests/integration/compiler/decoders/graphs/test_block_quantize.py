@@ -30,7 +30,7 @@ def quantized(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel:
 
 
 def prompt_logits(written: ExportedModel) -> np.ndarray:
-    """Return the logits [T, V] after each token of a prompt; the last token is a decode step."""
+    """Return the logits [tokens, vocabulary] of a prompt. Its last token runs as a decode step."""
     rows = SlotDriver(written)
     if written.encoder is None:
         read = rows.prefill(0, PROMPT[:-1], all_logits=True)

@@ -1,4 +1,4 @@
-"""Tests of the header that marks refusals which HAProxy repeats to requests with equal headers."""
+"""Tests of REFUSAL_HEADER. HAProxy repeats refusals with this header to similar requests."""
 
 from __future__ import annotations
 

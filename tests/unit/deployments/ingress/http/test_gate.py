@@ -193,7 +193,7 @@ async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_fi
         assert (await http.get(f"/models/{CLASSIFIER}")).status_code == 403
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == [EMBEDDER]
-        # The default of /predict is a permitted classifier, and the key permits no classifier.
+        # /predict defaults to the first classifier that the key permits, but this key permits none.
         refused = await http.post("/predict", json={"inputs": "a"})
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field")
 

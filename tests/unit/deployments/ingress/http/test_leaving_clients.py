@@ -43,7 +43,7 @@ async def test_client_that_leaves_ends_the_block_only(of_client: dict[str, Any])
         await asyncio.sleep(60)
         reached.append("end of the block")
     assert reached == []
-    await asyncio.sleep(0)  # the task is no longer cancelled
+    await asyncio.sleep(0)  # does not raise: the cancellation ended with the block
 
 
 async def test_client_that_stays_sees_the_end_of_the_block() -> None:
@@ -65,7 +65,7 @@ async def test_finished_watch_is_freed_without_a_garbage_collection() -> None:
                 await asyncio.sleep(0)
         freed = weakref.ref(client)
         del client, watch
-        for _ in range(3):  # the task that watches ends
+        for _ in range(3):  # let the watching task end
             await asyncio.sleep(0)
         assert freed() is None
     finally:

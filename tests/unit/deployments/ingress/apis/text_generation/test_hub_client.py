@@ -37,7 +37,7 @@ async def hub_client(store: Path, url: str = URL, **arguments: Any) -> AsyncIter
     server = InProcess(store, models=MODELS, generator=ScriptedGenerator(**arguments))
     async with server.application() as app:
         transport = httpx2.ASGITransport(app)
-        # The default client has this hook too. It reads the body of an error response to a
+        # This hook, which the default client also has, reads the body of an error response to a
         # stream request.
         hooks = {"response": [async_hf_response_event_hook]}
         set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport, event_hooks=hooks))
