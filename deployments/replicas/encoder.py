@@ -179,20 +179,21 @@ class EncoderReplica:
         loaded. Closing the generator drops the items still in the queue.
         """
         async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
-            items = iter(batch.items())
-            submitted = [self._submit(batch.key, call, items, loaded) for call in batch.calls]
-            done = _DoneCalls(submitted)
-            answered = 0
-            try:
-                while answered < len(submitted):
-                    indices = await done.take()
-                    yield {
-                        index: await self._finish(batch, submitted[index], loaded)
-                        for index in indices
-                    }
-                    answered += len(indices)
-            finally:
-                self._drop(submitted)
+            with self._lone_passes.overlaps:
+                items = iter(batch.items())
+                submitted = [self._submit(batch.key, call, items, loaded) for call in batch.calls]
+                done = _DoneCalls(submitted)
+                answered = 0
+                try:
+                    while answered < len(submitted):
+                        indices = await done.take()
+                        yield {
+                            index: await self._finish(batch, submitted[index], loaded)
+                            for index in indices
+                        }
+                        answered += len(indices)
+                finally:
+                    self._drop(submitted)
 
     def _drop(self, submitted: Sequence[_Submitted | ServeError]) -> None:
         """Cancel the calls that are not computed yet, and release the space for large outputs."""

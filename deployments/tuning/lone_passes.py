@@ -9,7 +9,9 @@ of all second sessions. A second session is opened in the background when a pass
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,10 +45,36 @@ MAX_LOSS = 0.1
 # Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
 # Passing the work to a thread and the result back would take 0.3 ms.
 BRIEF_MS = 5.0
+# Passes use one thread for this many seconds after two calls overlapped. With few clients a pass
+# often finds the replica idle, but the next call arrives during it and would wait for its cores.
+OVERLAP_S = 1.0
 _CACHED_SHAPES = 4_096
 
 
 _USUAL = LonePass()
+
+
+class RecentOverlaps:
+    """Is true if calls overlapped in the last OVERLAP_S seconds. Each call enters it once."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._latest_s = -math.inf
+
+    def __enter__(self) -> None:
+        self._calls += 1
+        self._note()
+
+    def __exit__(self, *_: object) -> None:
+        self._note()
+        self._calls -= 1
+
+    def __bool__(self) -> bool:
+        return time.monotonic() < self._latest_s + OVERLAP_S
+
+    def _note(self) -> None:
+        if self._calls > 1:
+            self._latest_s = time.monotonic()
 
 
 class LonePassPlanner:
@@ -57,6 +85,7 @@ class LonePassPlanner:
     """
 
     def __init__(self, *, threads: int, max_bytes: int) -> None:
+        self.overlaps = RecentOverlaps()
         self._threads = threads
         self._times: dict[ModelRef, _LoneTimes] = {}
         self._unopened: dict[ModelRef, _Unopened] = {}
@@ -112,6 +141,7 @@ class LonePassPlanner:
         if times is None:
             return _USUAL
         uses_all_cores, is_brief = times.at(items, tokens)
+        uses_all_cores = uses_all_cores and not self.overlaps
         lone = self._engines.get(model) if uses_all_cores else None
         if uses_all_cores and lone is None and model in self._unopened:
             self._open_if_it_fits(model)

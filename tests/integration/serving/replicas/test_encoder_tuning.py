@@ -132,6 +132,22 @@ async def test_replica_with_tables_of_another_host_measures_one_thread_and_all_c
         assert encoder.plan().is_brief, "the tables of this host are used"
 
 
+async def test_pass_after_calls_that_overlapped_leaves_a_core_to_others(
+    target: TuningTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.encoder.usable_cores", lambda: 2)
+    settings = target.settings.model_copy(update={"intra_op_threads": 2})
+    for each in (target, replace(target, settings=settings)):
+        write_table(each, {"1x16": "slow"})
+    async with running(target, lone_pass_bytes=1 << 30) as encoder:
+        await encoder.ask()
+        await wait_until(lambda: encoder.plan().engine is not None)
+        await encoder.ask()
+        assert encoder.plan().engine is not None, "the calls came one after the other"
+        await asyncio.gather(encoder.ask(), encoder.ask())
+        assert encoder.plan().engine is None
+
+
 async def test_model_that_is_loaded_on_demand_is_tuned_while_it_is_used(
     target: TuningTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from deployments.artifacts.types import Device
 from deployments.batching.scheduler import LonePass
 from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
+from deployments.tuning import lone_passes
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import BRIEF_MS, LonePassPlanner, measure_graphs
 from tests.support.cost_tables import row
@@ -72,6 +73,24 @@ async def test_tie_goes_to_all_cores_but_not_at_shapes_that_they_were_not_measur
     lone = planner(target)
     assert await open_for(lone, 1, 16) is await open_for(lone, 1, 128) is not None
     assert lone.plan(MODEL, 1, 512).engine is None
+    lone.close()
+
+
+async def test_calls_that_overlap_leave_each_other_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = seal_tunable(tmp_path)
+    write_times(target, ONE_THREAD_MS)
+    write_times(with_all_cores(target), ALL_CORES_MS)
+    lone = planner(target)
+    engine = await open_for(lone, 1, 120)
+    with lone.overlaps:
+        assert lone.plan(MODEL, 1, 120).engine is engine, "one call is alone"
+        with lone.overlaps:
+            pass
+    assert lone.plan(MODEL, 1, 120) == LonePass(is_brief=True), "two calls overlapped just now"
+    monkeypatch.setattr(lone_passes, "OVERLAP_S", 0.0)
+    assert lone.plan(MODEL, 1, 120).engine is engine, "that was long ago"
     lone.close()
 
 
