@@ -59,7 +59,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Runs replicas with normal priority. With Ray's default niceness of 15, any other process
         # on the host, such as a log rotation, takes cores from the replicas.
         "RAY_worker_niceness": "0",
-        # Turns off reports of every HAProxy request to an actor, which cost 3 % of the throughput
+        # Otherwise HAProxy reports every request to an actor, which costs 3 % of the throughput
         # of two cores. `GET /metrics` counts the same requests by model and status.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         # Milliseconds between flushes of Serve's counters. Prometheus scrapes every few seconds.

@@ -71,7 +71,7 @@ class ShapeTiming:
     medians_ms: list[float] = field(default_factory=list)
 
     def run_round(self) -> None:
-        """Time passes for about TIMING_S s after a warm-up pass. Append the median to `medians_ms`.
+        """Measure passes for about TIMING_S s after a warm-up pass; append their median.
 
         Threads of the previous system spin for some milliseconds after its last pass. The method
         therefore first waits until the process is idle.

@@ -34,7 +34,7 @@ def model_name(number: int) -> str:
 
 
 def write_tiny_models(store: Path, count: int) -> int:
-    """Write artifacts of `count` models with WORDS word vectors. Return the bytes of a graph."""
+    """Write artifacts of `count` models with WORDS word vectors. Return the size of a graph."""
     first = model_directory(store, model_name(0)) / VERSION
     _write_tokenizer(first / TOKENIZER_NAME)
     _write_graph(first / GRAPH_NAME)

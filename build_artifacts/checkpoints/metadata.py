@@ -46,7 +46,7 @@ from deployments.tasks import find_head, list_task_names
 from deployments.tasks.zero_shot import has_entailment_label
 
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
-# Tasks that a model with a single score supports.
+# Tasks of a model whose output is one score per text.
 LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)
 
 ProblemType = Literal["single_label", "multi_label", "regression"]

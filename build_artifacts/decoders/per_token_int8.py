@@ -48,9 +48,9 @@ _MAX_NOISE = 0.05
 def quantize_per_token(
     graph: Path, into: Path, calibration: CalibrationTexts | None = None
 ) -> None:
-    """Write an int8 copy of `graph` to `into` in another directory, with its weights next to it.
+    """Write an int8 copy of `graph` to `into`, and its weights to the same directory.
 
-    With `calibration`, the rewrite smooths activations and uses static scales where they are
+    `into` must not be in the directory of `graph`. With `calibration`, the rewrite smooths activations and uses static scales where they are
     precise enough.
     """
     import onnx

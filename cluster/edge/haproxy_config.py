@@ -104,7 +104,7 @@ def _write_error(directory: Path, status: int) -> Path:
 
 
 def has_routes(text: str) -> bool:
-    """Return whether the configuration of Ray Serve routes to an application."""
+    """Return whether Ray Serve's configuration `text` sends requests to an application."""
     return "\n    use_backend " in text
 
 
@@ -207,8 +207,8 @@ def _limit_refusals(refusals: int) -> str:
 
     The ingress marks its refusals with REFUSAL_HEADER. A marked refusal sets the limit of similar
     requests in flight to the number that the ingress had accepted at that time. The limit applies
-    above `refusals` marked refusals per second. Between a quarter of this rate and the full rate,
-    one more request may be in flight, which tests whether the ingress accepts more now. HAProxy's
+    above `refusals` marked refusals per second. From a quarter of this rate on, one request above
+    the limit may be in flight, which tests whether the ingress accepts more now. HAProxy's
     own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
     headers = (f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)
@@ -240,7 +240,7 @@ def _deny(condition: str) -> str:
 
 
 def build_starting_config(paths: EdgePaths, limits: ClientLimits) -> str:
-    """Build the configuration until Ray Serve has routes: every request gets 503."""
+    """Build the configuration for the time before Ray Serve has routes: all requests get 503."""
     return (
         f"global\n{_admin_socket(paths)}"
         "    maxconn 4096\n    nbthread 1\n    hard-stop-after 5s\n"

@@ -1,4 +1,4 @@
-"""Names and settings in the applications of a Serve config that this project reads."""
+"""The names and settings of a Serve config's applications that this project reads."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class QueuedCall:
     forward_s: float = 0.0
     batch_items: int = 0
     price: float = 0.0  # sum over the items that still wait; see prices.py
-    measured_at: int = 0  # once the model has this many passes, predictions may drop the call
+    measured_at: int = 0  # predictions may drop the call once the model has this many passes
 
 
 @dataclass(slots=True)

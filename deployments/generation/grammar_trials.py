@@ -201,7 +201,8 @@ def serve_trials(control: socket.socket) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the replica ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes dead children
-    with suppress(OSError):  # on low memory the kernel kills this process first
+    with suppress(OSError):
+        # If memory runs out, the kernel kills the process with the highest score.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     size = int.from_bytes(control.recv(LENGTH_BYTES, socket.MSG_WAITALL))
     text, eos_token_ids = orjson.loads(control.recv(size, socket.MSG_WAITALL))

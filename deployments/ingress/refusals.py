@@ -21,8 +21,8 @@ class _RefusedRequest(NamedTuple):
 class RecentRefusals:
     """The last refusal per queue. Use from one event loop.
 
-    The key of a queue has everything that determines order of service and cost, except the size:
-    model, device, priority, client and so on. The size is the characters or token ids of a request.
+    The key of a queue has what determines order of service and cost: model, device, priority,
+    client and so on. It lacks the size of a request, its number of characters or token ids.
 
     A replica predicts the end of a request from its own queue, the costs and the other clients. If
     the deadline is earlier, the replica refuses the request. This class then refuses later requests

@@ -43,7 +43,7 @@ class TaskInput:
     options: Any
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
-    many: str = "inputs"  # request path that the error about too many items names
+    many: str = "inputs"  # request path for the error about too many items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 METERED_KEY = "hundredfold.metered"  # set in the scope of a request whose API key has limits
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
-# Returns if the handler should run again after an error, else raises.
+# Gets the error of a handler. Returns to let the handler run again, or raises the final error.
 Recover = Callable[[ServeError, Request], Awaitable[None]]
 
 

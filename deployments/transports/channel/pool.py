@@ -29,9 +29,9 @@ MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 
 
-# Seconds that a call waits while Serve lists only lost replicas. A Serve handle would send the call
-# to a lost replica. Together with LOST_S of client.py, a stopped replica costs its callers up to
-# 10 s.
+# Seconds that a call waits for a new replica while Serve lists only lost replicas. A Serve handle
+# is no alternative: it would send the call to a lost replica. Together with LOST_S of client.py, a
+# stopped replica costs its callers up to 10 s.
 SUCCESSOR_S = 4.0
 
 

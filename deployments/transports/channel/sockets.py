@@ -27,7 +27,7 @@ class SocketDirectory(NamedTuple):
 
     @property
     def socket_path(self) -> str:
-        """The path. If it is too long for a socket, "", and the replica listens on TCP only."""
+        """The path, or "" if it is too long for a socket: the replica then listens on TCP only."""
         path = str(self.path / _SOCKET)
         return path if len(os.fsencode(path)) <= _MAX_PATH_BYTES else ""
 

@@ -106,7 +106,7 @@ def test_sealed_graph_matches_checkpoint(
         hidden = [model(torch.from_numpy(i.ids.astype(np.int64))[None])[0][0] for i in items]
     expected = [h.mean(0).numpy() for h in hidden]
     assert float(cosines(answers, expected).min()) > 0.98
-    # The server normalizes vectors, not the graph.
+    # The graph does not normalize vectors; the server does.
     assert abs(np.linalg.norm(answers[0]) - np.linalg.norm(expected[0])) < 0.1
     assert abs(np.linalg.norm(answers[0]) - 1) > 0.1
 

@@ -91,7 +91,7 @@ def offered_tools(body: ChatBody) -> Sequence[Tool]:
 def forced_tools(body: ChatBody) -> Sequence[Tool]:
     """Return the tools from which the model must call one; empty if a call is optional.
 
-    Raises InvalidField if `tool_choice` selects none of the offered tools.
+    Raises InvalidField if `tool_choice` names a tool that is not offered.
     """
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
