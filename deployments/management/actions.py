@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +22,7 @@ from deployments.errors import (
 )
 from deployments.management.listing import ModelEntry, describe_model
 from deployments.plan import changes
-from deployments.plan.resolution import split_name
+from deployments.plan.resolution import NO_VERSIONS, split_name
 
 
 class Arguments(BaseModel):
@@ -46,6 +46,15 @@ class NoArguments(Arguments):
     """Arguments of an action that needs only a model."""
 
 
+class ChangedModel(NamedTuple):
+    """The model that an action changes."""
+
+    store: Path
+    id: str
+    selector: str  # after `@` in the name, `latest` without one
+    configured: Mapping[str, str]  # versions that the configuration names, by model id
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """A change of one model's plan, by `hundredfold models NAME` or `POST /models/{id}/NAME`."""
@@ -53,32 +62,40 @@ class Action:
     name: str
     summary: str
     arguments: type[Arguments]
-    # Takes the store, the model id, the selector after `@` in the name, and the arguments.
-    change: Callable[[Path, str, str, Any], object]
+    change: Callable[[ChangedModel, Any], object]
 
-    def run(self, store: Path, name: str, arguments: Arguments) -> ModelEntry:
+    def run(
+        self,
+        store: Path,
+        name: str,
+        arguments: Arguments,
+        configured: Mapping[str, str] = NO_VERSIONS,
+    ) -> ModelEntry:
         """Change the plan; return the model's entry after the change.
+
+        `configured` maps model ids to the versions that the configuration names.
 
         Raises UnknownModel for an unknown model or version, InvalidField if the plan does not allow
         the change, or StoreNotWritable if the plan cannot be read or written.
         """
         model_id, selector = split_name(name)
         try:
-            self.change(store, model_id, selector or LATEST_NAME, arguments)
+            model = ChangedModel(store, model_id, selector or LATEST_NAME, configured)
+            self.change(model, arguments)
         except ManifestInvalid as exc:
             raise UnknownModel(exc.message, field="model") from exc
         except BadSetting as exc:
             if isinstance(exc.__cause__, OSError):
                 raise StoreNotWritable(exc.message) from exc
             raise InvalidField(exc.message, field=self.name) from exc
-        return describe_model(store, model_id)
+        return describe_model(store, model_id, configured)
 
 
-def _alias(store: Path, model_id: str, selector: str, arguments: AliasArguments) -> None:
+def _alias(model: ChangedModel, arguments: AliasArguments) -> None:
     if arguments.remove:
-        changes.remove_alias(store, model_id, arguments.alias)
+        changes.remove_alias(model.store, model.id, arguments.alias)
     else:
-        changes.set_alias(store, model_id, arguments.alias, selector)
+        changes.set_alias(model.store, model.id, arguments.alias, model.selector)
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -89,41 +106,41 @@ ACTIONS: Mapping[str, Action] = {
             "promote",
             "Let a version answer all requests that name none",
             NoArguments,
-            lambda store, model_id, selector, _: changes.promote(store, model_id, selector),
+            lambda model, _: changes.promote(model.store, model.id, model.selector),
         ),
         Action(
             "rollback",
             "Undo the last promotion",
             NoArguments,
-            lambda store, model_id, _, __: changes.rollback(store, model_id),
+            lambda model, _: changes.rollback(model.store, model.id, model.configured),
         ),
         Action(
             "split",
             "Let a version answer a share of the requests",
             PercentArguments,
-            lambda store, model_id, selector, arguments: changes.set_split(
-                store, model_id, selector, arguments.percent
+            lambda model, arguments: changes.set_split(
+                model.store, model.id, model.selector, arguments.percent
             ),
         ),
         Action(
             "shadow",
             "Let a version compute a share of the requests again, to compare",
             PercentArguments,
-            lambda store, model_id, selector, arguments: changes.set_shadow(
-                store, model_id, selector, arguments.percent
+            lambda model, arguments: changes.set_shadow(
+                model.store, model.id, model.selector, arguments.percent
             ),
         ),
         Action(
             "pin",
             "Keep a model in the memory of the replicas",
             NoArguments,
-            lambda store, model_id, _, __: changes.set_pinned(store, model_id, pinned=True),
+            lambda model, _: changes.set_pinned(model.store, model.id, pinned=True),
         ),
         Action(
             "unpin",
             "Let the replicas forget a model while it is unused",
             NoArguments,
-            lambda store, model_id, _, __: changes.set_pinned(store, model_id, pinned=False),
+            lambda model, _: changes.set_pinned(model.store, model.id, pinned=False),
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel
 from deployments.plan.plan import Plan, Shadow
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import (
+    NO_VERSIONS,
     list_refused,
     resolve_name,
     resolve_selector,
@@ -63,10 +65,15 @@ def list_default_versions(store: Path) -> dict[str, str]:
     return versions
 
 
-def describe_model(store: Path, model_id: str) -> ModelEntry:
-    """Describe a model. Raises UnknownModel if the store has no version and no build of it."""
+def describe_model(
+    store: Path, model_id: str, configured: Mapping[str, str] = NO_VERSIONS
+) -> ModelEntry:
+    """Describe a model. `configured` maps model ids to the versions that the configuration names.
+
+    Raises UnknownModel if the store has no version and no build of it.
+    """
     try:
-        entry = _describe(store, read_plan(store), model_id)
+        entry = _describe(store, read_plan(store), model_id, configured)
     except ManifestInvalid as exc:
         raise UnknownModel(exc.message, field="model") from exc
     if not entry.versions and entry.build is None:
@@ -74,7 +81,7 @@ def describe_model(store: Path, model_id: str) -> ModelEntry:
     return entry
 
 
-def _describe(store: Path, plan: Plan, model_id: str) -> ModelEntry:
+def _describe(store: Path, plan: Plan, model_id: str, configured: Mapping[str, str]) -> ModelEntry:
     entry = plan.find(model_id)
     aliases: dict[str, list[str]] = {}
     for alias in (LATEST_NAME, *entry.aliases):
@@ -83,7 +90,7 @@ def _describe(store: Path, plan: Plan, model_id: str) -> ModelEntry:
         except UnknownModel:
             continue
         aliases.setdefault(version, []).append(alias)
-    shares = _shares(store, plan, model_id)
+    shares = _shares(store, plan, model_id, configured)
     refused = list_refused(store, model_id, entry)
     return ModelEntry(
         id=model_id,
@@ -102,10 +109,12 @@ def _describe(store: Path, plan: Plan, model_id: str) -> ModelEntry:
     )
 
 
-def _shares(store: Path, plan: Plan, model_id: str) -> dict[str, float]:
+def _shares(
+    store: Path, plan: Plan, model_id: str, configured: Mapping[str, str]
+) -> dict[str, float]:
     """Return, by version, the percent that it answers of the requests that name no version."""
     try:
-        traffic = resolve_name(store, plan, model_id)
+        traffic = resolve_name(store, plan, model_id, configured)
     except UnknownModel:
         return {}
     shares = dict(traffic.splits)

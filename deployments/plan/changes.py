@@ -6,6 +6,7 @@ the store has no such version. All functions raise BadSetting if the plan cannot
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from deployments.errors import BadSetting
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
 from deployments.plan.plan_file import change_model_plan
 from deployments.plan.resolution import (
+    NO_VERSIONS,
     list_rollback_versions,
     resolve_name,
     resolve_selector,
@@ -67,17 +69,19 @@ def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
     return change_model_plan(store, model_id, change)
 
 
-def rollback(store: Path, model_id: str) -> Plan:
+def rollback(store: Path, model_id: str, configured: Mapping[str, str] = NO_VERSIONS) -> Plan:
     """Undo the last promotion, and end splits and the shadow.
 
-    Without an earlier promotion, the version sealed before the present version becomes stable.
-    Raises BadSetting if there is no such version.
+    If `stable` named no version before, the version that `configured` states for the model id
+    becomes stable, else the version sealed before the present one. Raises BadSetting if there is no
+    such version.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
-        candidates = list_rollback_versions(store, model_id, entry)
+        candidates = list_rollback_versions(store, model_id, entry, configured)
         if not candidates:
-            present = resolve_name(store, Plan(models={model_id: entry}), model_id).version
+            plan = Plan(models={model_id: entry})
+            present = resolve_name(store, plan, model_id, configured).version
             raise BadSetting(f"{model_id} has no version before {present} to roll back to")
         former = entry.former.get(STABLE, ())
         return _replace(

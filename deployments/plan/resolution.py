@@ -101,17 +101,21 @@ def list_substitutes(
     return [v for v in _list_usable(store, entry, model_id, alias) if v != version]
 
 
-def list_rollback_versions(store: Path, model_id: str, entry: ModelPlan) -> list[str]:
+def list_rollback_versions(
+    store: Path, model_id: str, entry: ModelPlan, configured: Mapping[str, str] = NO_VERSIONS
+) -> list[str]:
     """Return the versions to which a rollback may return, the best first.
 
-    These are the versions that `stable` named before, else the versions that were sealed before the
-    present one. Raises UnknownModel if the store lacks the present version.
+    These are the versions that `stable` named before, else the configured version that `stable`
+    replaced, else the versions that were sealed before the present one. Raises UnknownModel if the
+    store lacks the present version.
     """
-    present = resolve_name(store, Plan(models={model_id: entry}), model_id).version
+    present = resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
     sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
     former = [v for v in entry.former.get(STABLE, ()) if v in sealed and v != present]
+    replaced = [v for v in sealed if v == configured.get(model_id) and v != present]
     older = sealed[sealed.index(present) + 1 :] if present in sealed else []
-    return [v for v in former or older if v not in refused]
+    return [v for v in former or replaced or older if v not in refused]
 
 
 def find_named(store: Path, plan: Plan, name: str) -> Path:

@@ -141,7 +141,9 @@ class ManagementRoutes:
 
     async def versions(self, request: Request) -> Response:
         model_id = self._permitted_name(request)
-        return _entry_response(await asyncio.to_thread(describe_model, self._store, model_id))
+        configured = self._pipeline.registry.configured
+        entry = await asyncio.to_thread(describe_model, self._store, model_id, configured)
+        return _entry_response(entry)
 
     async def remove(self, request: Request) -> Response:
         name = self._permitted_name(request)
@@ -153,7 +155,9 @@ class ManagementRoutes:
         name = self._permitted_name(request)
         raw = await read_body(request, self._pipeline.settings.limits)
         arguments = parse_body(action.arguments, parse_json(raw) if raw.strip() else {})
-        return _entry_response(await asyncio.to_thread(action.run, self._store, name, arguments))
+        configured = self._pipeline.registry.configured
+        entry = await asyncio.to_thread(action.run, self._store, name, arguments, configured)
+        return _entry_response(entry)
 
     def _permitted_name(self, request: Request) -> str:
         """Return the model name in the path. Raises Forbidden if the key forbids the model."""

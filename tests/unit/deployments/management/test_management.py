@@ -28,8 +28,11 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def act(store: Path, action: str, name: str = MODEL, **fields: object) -> ModelEntry:
-    return ACTIONS[action].run(store, name, ACTIONS[action].arguments(**fields))
+def act(
+    store: Path, action: str, name: str = MODEL, configured: str = "latest", **fields: object
+) -> ModelEntry:
+    arguments = ACTIONS[action].arguments(**fields)
+    return ACTIONS[action].run(store, name, arguments, {MODEL: configured})
 
 
 def facts(entry: ModelEntry) -> dict[str, tuple[list[str], float]]:
@@ -64,6 +67,16 @@ def test_promotion_and_rollback_move_all_requests(store: Path) -> None:
     }
     assert facts(act(store, "promote"))[NEW] == (["latest", "stable"], 100.0)
     assert facts(act(store, "rollback"))[OLD] == (["stable"], 100.0)
+
+
+def test_configured_version_has_the_requests_until_another_is_promoted(store: Path) -> None:
+    newest = "000000000003"
+    seal_tiny_version(store, MODEL, newest)
+    assert facts(describe_model(store, MODEL, {MODEL: OLD}))[OLD] == ([], 100.0)
+    with pytest.raises(InvalidField, match=f"no version before {OLD}"):
+        act(store, "rollback", configured=OLD)
+    assert facts(act(store, "promote", configured=OLD))[newest] == (["latest", "stable"], 100.0)
+    assert facts(act(store, "rollback", configured=OLD))[OLD] == (["stable"], 100.0)
 
 
 def test_split_shadow_alias_and_pin_are_told(store: Path) -> None:
