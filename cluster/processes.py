@@ -1,4 +1,4 @@
-"""Processes of one run of the server, identified by their process session, and ports.
+"""The processes of one run of the server, found by their process session; free and used ports.
 
 The launcher leads a session (cluster/new_session.py). All processes that it or Ray starts stay in
 this session, and keep the session id when their parents end. Command lines and environments do not

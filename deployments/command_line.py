@@ -1,4 +1,4 @@
-"""Trees of subcommands with lazy imports, error hints and exit codes.
+"""Trees of subcommands with lazy imports, error hints and exit codes, and types for numbers.
 
 Exit codes of every command: 0 success; 1 the command failed and printed the reason; 2 the command
 line is wrong; 130 interrupted.

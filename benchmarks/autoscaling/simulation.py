@@ -81,12 +81,10 @@ class Simulation:
         self._queue: deque[_Arrivals] = deque()
         self._queued = 0.0  # seconds that one replica would need for the queue
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
-        # One value per second since the start: busy share of each replica, queue that each replica
-        # reports (in s of work), and calls of the whole deployment. The controller gets the means
-        # over its look-back period.
-        self._busy: list[float] = []
-        self._visible: list[float] = []
-        self._calls: list[float] = []
+        # One value per second. The controller gets the means over its look-back period.
+        self._busy: list[float] = []  # share of the replicas' time
+        self._visible: list[float] = []  # queue that each replica reports, in s of work
+        self._calls: list[float] = []  # of the whole deployment
         self.trace = Trace()
 
     def run(self) -> Trace:

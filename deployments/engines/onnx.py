@@ -37,7 +37,7 @@ _SPINNING_US = "500"
 _BLOCKS = "16"
 # "captured": CUDA records the first call with each graph id and replays the record in later calls.
 # "balanced": a thread that is done takes the next block of the operator, so that no thread waits
-# for a slow thread. "plain": neither of these.
+# for a slow thread. "plain": neither of these, and no thread spins after a call.
 SessionMode = Literal["plain", "captured", "balanced"]
 
 

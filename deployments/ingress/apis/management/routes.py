@@ -13,7 +13,7 @@ A name is an id, or `id@selector` with a version or an alias.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -141,23 +141,24 @@ class ManagementRoutes:
 
     async def versions(self, request: Request) -> Response:
         model_id = self._permitted_name(request)
-        configured = self._pipeline.registry.configured
-        entry = await asyncio.to_thread(describe_model, self._store, model_id, configured)
+        entry = await asyncio.to_thread(describe_model, self._store, model_id, self._configured)
         return _entry_response(entry)
 
     async def remove(self, request: Request) -> Response:
         name = self._permitted_name(request)
-        configured = self._pipeline.registry.configured
-        removed = await asyncio.to_thread(remove, self._store, name, configured)
+        removed = await asyncio.to_thread(remove, self._store, name, self._configured)
         return json_response({"id": split_name(name)[0], "versions": removed})
 
     async def change(self, action: Action, request: Request) -> Response:
         name = self._permitted_name(request)
         raw = await read_body(request, self._pipeline.settings.limits)
         arguments = parse_body(action.arguments, parse_json(raw) if raw.strip() else {})
-        configured = self._pipeline.registry.configured
-        entry = await asyncio.to_thread(action.run, self._store, name, arguments, configured)
+        entry = await asyncio.to_thread(action.run, self._store, name, arguments, self._configured)
         return _entry_response(entry)
+
+    @property
+    def _configured(self) -> Mapping[str, str]:
+        return self._pipeline.registry.configured
 
     def _permitted_name(self, request: Request) -> str:
         """Return the model name in the path. Raises Forbidden if the key forbids the model."""
