@@ -9,6 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from cluster.default_config import CONFIG_HELP, find_config
+from cluster.linting.document import UnreadableConfig, read_document
+from cluster.serve_config import read_args
+from deployments.artifacts.store import LATEST_NAME
 from deployments.command_line import OK
 from deployments.config import default_store
 from deployments.console import add_json_option, print_json
@@ -44,7 +48,8 @@ class ActionCommand:
             raise BadSetting(
                 f"`{error['loc'][-1]}`: {error['msg']}, not {error['input']!r}"
             ) from exc
-        entry = self.action.run(arguments.store, arguments.name, given)
+        configured = _read_configured(find_config(arguments.config))
+        entry = self.action.run(arguments.store, arguments.name, given, configured)
         if arguments.json:
             return print_json(entry.model_dump(mode="json"))
         print("\n".join(describe(entry)))
@@ -59,7 +64,8 @@ class RemoveCommand:
         _add_common(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        removed = remove(arguments.store, arguments.name)
+        configured = _read_configured(find_config(arguments.config))
+        removed = remove(arguments.store, arguments.name, configured)
         if arguments.json:
             return print_json({"name": arguments.name, "versions": removed})
         print(f"removed {arguments.name}: {', '.join(removed) or 'the record of its build'}")
@@ -86,10 +92,31 @@ def describe(entry: ModelEntry) -> list[str]:
     return lines
 
 
+def _read_configured(config: Path) -> dict[str, str]:
+    """Return the versions that a Serve config names, by model id. Raises BadSetting."""
+    try:
+        document = read_document(config.read_text(encoding="utf-8")).value
+    except (OSError, UnicodeDecodeError, UnreadableConfig) as exc:
+        raise BadSetting(f"cannot read `{config}`: {exc}") from exc
+    listed = (args.get("models") for args in read_args(document))
+    models = (model for each in listed if isinstance(each, list) for model in each)
+    return {
+        str(model.get("id")): str(model.get("version", LATEST_NAME))
+        for model in models
+        if isinstance(model, dict)
+    }
+
+
 def _find_type(field: FieldInfo) -> type[str] | type[float]:
     return float if field.annotation is float else str
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, default=default_store(), help="default: %(default)s")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"whose versions of the models count; {CONFIG_HELP}",
+    )
     add_json_option(parser)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, chain, islice, takewhile
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -84,19 +84,17 @@ class FairQueue(Generic[T]):
         return max(self._cost, 0.0) if self._entries else 0.0
 
     def count_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> int:
-        """Return how many items would be served before an item that is pushed now."""
+        """Return how many items precede an item that is pushed now, in the order of iteration."""
         position = (priority, self._finish(cost, client, priority), self._pushed + 1)
         return bisect(self._entries, position, key=lambda each: each.position)
 
     def ahead(self, *, cost: float, client: str = "", priority: int = 0) -> list[T]:
         """Return the items that would be served before an item that is pushed now, in order."""
-        count = self.count_ahead(cost=cost, client=client, priority=priority)
-        return [entry.item for entry in self._entries[:count]]
+        return [entry.item for entry in self._entries_ahead(cost, client, priority)]
 
     def cost_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> float:
         """Return the cost of the items that would be served before an item that is pushed now."""
-        count = self.count_ahead(cost=cost, client=client, priority=priority)
-        return sum(entry.cost for entry in islice(self._entries, count))
+        return sum(entry.cost for entry in self._entries_ahead(cost, client, priority))
 
     def peek(self, count: int) -> list[T]:
         """Return up to `count` items, starting with the one to serve next."""
@@ -156,13 +154,34 @@ class FairQueue(Generic[T]):
             self._forget(removed)
         return [entry.item for entry in removed]
 
+    def _entries_ahead(self, cost: float, client: str, priority: int) -> Iterable[_WaitingItem[T]]:
+        """Return the entries that would be served before an item that is pushed now.
+
+        An item of a lower priority does not wait for all items of the highest one, because the
+        lower priorities get LOWER_SHARE. The result ignores what these turns cost the highest one.
+        """
+        count = self.count_ahead(cost=cost, client=client, priority=priority)
+        if not count or self._entries[0].priority == priority:
+            return islice(self._entries, count)
+        start = self._find_lower()
+        lower = self._entries[start:count]
+        overtaking = (sum(entry.cost for entry in lower) + cost) / LOWER_SHARE - self._overtaken
+        served = accumulate((entry.cost for entry in islice(self._entries, start)), initial=0.0)
+        higher = sum(1 for _ in takewhile(lambda before: before < overtaking, served))
+        return chain(islice(self._entries, min(higher, start)), lower)
+
     def _turn(self) -> int:
         """Return the index of the item to serve next: 0, or the first of a lower priority."""
         entries = self._entries
         if not entries or entries[0].priority == entries[-1].priority:
             return 0
-        lower = bisect(entries, (entries[0].priority, inf, 0), key=lambda each: each.position)
+        lower = self._find_lower()
         return lower if self._overtaken * LOWER_SHARE >= entries[lower].cost else 0
+
+    def _find_lower(self) -> int:
+        """Return the index of the first item below the highest queued priority."""
+        highest = self._entries[0].priority
+        return bisect(self._entries, (highest, inf, 0), key=lambda each: each.position)
 
     def _pass_turn(self, first: _WaitingItem[T], cost: float) -> None:
         is_highest = first.priority == self._entries[0].priority

@@ -25,6 +25,7 @@ from benchmarks.autoscaling.results import (
     summarize_trace,
 )
 from benchmarks.autoscaling.simulation import ServerSettings, Simulation
+from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
 from benchmarks.common.report import log_progress, publish, start_run
 from cluster.default_config import CONFIG_HELP, find_config
@@ -106,6 +107,8 @@ def replay(arguments: argparse.Namespace) -> AutoscalingResults:
         burst_work=arguments.burst_work,
     )
     day = draw_day(day_settings, arguments.seed)
+    if not day.requests.any():
+        raise BenchmarkError("the day has no requests", hint="raise --base-work or --hours")
     server = ServerSettings(arguments.start_seconds, arguments.deadline_seconds)
     return AutoscalingResults(
         deployment=arguments.deployment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,20 +117,19 @@ class LocalModel:
         """
         tokenizer = self._open_tokenizer()
         vocabulary = TokenVocabulary(self.directory) if self.task.needs_vocabulary else None
-        engine = engine or self.open_engine(threads=threads)
         values = []
-        for text in texts:
-            parsed = self._parse(text)
-            tokenized = self._tokenize(tokenizer, parsed)
-            context = DecodeContext(
-                rows=[engine.run(collate([item])).items[0] for item in tokenized.items],
-                items=tokenized.items,
-                token_offsets=tokenized.token_offsets,
-                manifest=self.manifest,
-                vocabulary=vocabulary,
-            )
-            values.append(self.task.decode(context, parsed.options))
-        engine.close()
+        with closing(engine or self.open_engine(threads=threads)) as opened:
+            for text in texts:
+                parsed = self._parse(text)
+                tokenized = self._tokenize(tokenizer, parsed)
+                context = DecodeContext(
+                    rows=[opened.run(collate([item])).items[0] for item in tokenized.items],
+                    items=tokenized.items,
+                    token_offsets=tokenized.token_offsets,
+                    manifest=self.manifest,
+                    vocabulary=vocabulary,
+                )
+                values.append(self.task.decode(context, parsed.options))
         return values
 
     def _open_tokenizer(self) -> CachingTokenizer:

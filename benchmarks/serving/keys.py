@@ -220,7 +220,7 @@ def ask_status(address: ServerAddress) -> int:
     try:
         connection.request("GET", f"{address.prefix}/v1/models?limit=1")
         return connection.getresponse().status
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0
     finally:
         connection.close()

@@ -59,9 +59,11 @@ class AdmissionQueue:
         if not running and not self._jobs:
             return Prediction(0.0, left_s, demand.deadline_s)
         cost = self._forecast.price(demand)
-        ahead = self._jobs.ahead(cost=cost, client=demand.client, priority=demand.priority)
-        if len(ahead) >= settings.max_waiting_requests:
+        client, priority = demand.client, demand.priority
+        count = self._jobs.count_ahead(cost=cost, client=client, priority=priority)
+        if count >= settings.max_waiting_requests:
             raise self._full(demand, settings)
+        ahead = self._jobs.ahead(cost=cost, client=client, priority=priority)
         predicted_s = self._forecast.predict_end_s(
             demand,
             (job.demand for job in running),

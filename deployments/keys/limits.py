@@ -183,7 +183,7 @@ def build_rate_limited(
 
 def format_seconds(seconds: float) -> str:
     """Format as OpenAI does: `20ms`, `1.5s`, `6m0s`."""
-    if seconds < 1:
-        return f"{math.ceil(seconds * 1e3)}ms"
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
+    if (milliseconds := math.ceil(seconds * 1e3)) < 1_000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{seconds:.3g}s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
@@ -14,6 +15,9 @@ from deployments.request_headers import ADDRESS_HEADER, KEY_HEADERS
 
 # Shorter keys are placeholders such as `Bearer -`. Some clients send one where no key is needed.
 MIN_KEY_CHARS = 16
+
+# Some proxies append the port of the client, which differs in every connection.
+WITH_PORT = re.compile(r"\[([^]]+)\](?::\d+)?|([\d.]+):\d+")
 
 # Headers of the request that the current task handles.
 CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None)
@@ -46,6 +50,8 @@ def identify_client(headers: Headers, trusted_proxies: int) -> str:
 
 @lru_cache(4_096)
 def _identify_host(address: str) -> str:
+    if found := WITH_PORT.fullmatch(address):
+        address = found[1] or found[2]
     try:
         parsed = IPv6Address(address)
     except AddressValueError:

@@ -58,6 +58,22 @@ def test_commands_print_json(store: Path, capsys: pytest.CaptureFixture[str]) ->
     assert removed == {"name": f"{MODEL}@{NEW}", "versions": [NEW]}
 
 
+def test_commands_know_the_versions_of_the_configuration(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "own.yaml"
+    args = {"models": [{"id": MODEL, "version": OLD}]}
+    application = {"import_path": "deployments.app:build_app", "args": args}
+    config.write_text(json.dumps({"applications": [application]}))
+    assert run(store, "rm", f"{MODEL}@{OLD}", "--config", str(config)) == 1
+    assert "is used by requests that name no version" in capsys.readouterr().err
+    assert run(store, "promote", f"{MODEL}@{NEW}", "--config", str(config)) == 0
+    assert run(store, "rollback", MODEL, "--config", str(config)) == 0
+    assert read_plan(store).find(MODEL).aliases["stable"] == OLD
+    assert run(store, "pin", MODEL, "--config", str(tmp_path / "none.yaml")) == 1
+    assert "none.yaml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

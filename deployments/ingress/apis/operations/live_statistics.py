@@ -6,6 +6,7 @@ which collect metrics every few seconds.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections import defaultdict, deque
@@ -138,15 +139,17 @@ class LiveStatisticsReader:
         self._answer_expires_s = 0.0
         self._load: Mapping[str, Mapping[str, Sequence[float]]] = {}
         self._load_expires_s = 0.0
+        self._reading = asyncio.Lock()
 
     async def read(self) -> LiveStatistics:
-        if self._answer is None or self._clock() >= self._answer_expires_s:
-            self._answer_expires_s = self._clock() + MAX_AGE_S
-            if self._clock() >= self._load_expires_s:
-                self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
-                self._load = read_load(await self._scrape())
-            self._answer = self._build()
-        return self._answer
+        async with self._reading:
+            if self._answer is None or self._clock() >= self._answer_expires_s:
+                if self._clock() >= self._load_expires_s:
+                    self._load = read_load(await self._scrape())
+                    self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
+                self._answer = self._build()
+                self._answer_expires_s = self._clock() + MAX_AGE_S
+            return self._answer
 
     def _build(self) -> LiveStatistics:
         requests, seconds = self._recent.read()

@@ -40,6 +40,8 @@ def test_invalid_settings_are_reported(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no autoscaling_config of `Ingress`" in capsys.readouterr().err
     assert main(["autoscaling", "--min-replicas", "2", "--max-replicas", "1", *config]) == 1
     assert "max_replicas (1) must be greater" in capsys.readouterr().err
+    assert main(["autoscaling", "--base-work", "1e-9", "--bursts", "0", *config]) == 1
+    assert "the day has no requests" in capsys.readouterr().err
 
 
 def test_weighted_percentile() -> None:

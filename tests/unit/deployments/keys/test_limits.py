@@ -137,7 +137,15 @@ def test_every_refusal_names_all_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0ms"), (0.0201, "21ms"), (1.5, "1.5s"), (360.0, "6m0s")]
+    ("seconds", "text"),
+    [
+        (0.0, "0ms"),
+        (0.0201, "21ms"),
+        (0.9999, "1s"),
+        (1.5, "1.5s"),
+        (360.0, "6m0s"),
+        (419.7, "7m0s"),
+    ],
 )
 def test_seconds_are_formatted_as_openai_does(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

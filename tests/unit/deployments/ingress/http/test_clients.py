@@ -28,6 +28,9 @@ def headers(*pairs: tuple[str, str]) -> Headers:
         ([("x-forwarded-for", "10.0.0.7")], 2, "10.0.0.7"),
         ([("authorization", "Bearer -"), ("x-forwarded-for", "10.0.0.7")], 0, "10.0.0.7"),
         ([("x-forwarded-for", "::ffff:10.0.0.7")], 0, "10.0.0.7"),
+        ([("x-forwarded-for", "10.0.0.7:51234, 10.0.0.1")], 1, "10.0.0.7"),
+        ([("x-forwarded-for", "[2001:db8::7]:51234")], 0, "2001:db8::/64"),
+        ([("x-forwarded-for", "[2001:db8::7]")], 0, "2001:db8::/64"),
     ],
 )
 def test_client_without_a_key_is_its_address(

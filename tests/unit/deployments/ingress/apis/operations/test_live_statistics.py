@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,14 @@ def record(model: str = EMBEDDER, total_s: float = 0.01, **fields: object) -> Re
 
 
 class Scraped:
-    """A scrape that returns EXPOSITION and counts its calls."""
+    """A scrape that returns EXPOSITION later and counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0
 
     async def __call__(self) -> str:
         self.count += 1
+        await asyncio.sleep(0)
         return EXPOSITION
 
 
@@ -143,6 +145,15 @@ async def test_answers_are_computed_once_a_second(
     clock.now_s += MAX_LOAD_AGE_S
     await reader.read()
     assert scraped.count == 2
+
+
+async def test_requests_during_the_first_scrape_wait_for_its_load(
+    reader: LiveStatisticsReader, scraped: Scraped
+) -> None:
+    first, second = await asyncio.gather(reader.read(), reader.read())
+    assert second is first
+    assert second["deployments"]["CpuEncoder"]["busy_ratio"] == 0.5
+    assert scraped.count == 1
 
 
 def test_old_requests_are_forgotten(recent: RecentRequests, clock: FakeClock) -> None:
