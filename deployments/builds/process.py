@@ -42,13 +42,23 @@ def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]
         *(sys.executable, "-m", "build_artifacts", "drain", "--store", str(store.resolve())),
         *("--for-server", "--max-memory-bytes", str(max_memory_bytes)),
     ]
-    paths = (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
             cwd=directory,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=_builder_environment(),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
         )
+
+
+def _builder_environment() -> dict[str, str]:
+    """Return the server's environment, with this package importable and the model hub allowed.
+
+    Replicas run with HF_HUB_OFFLINE, because they read sealed artifacts only.
+    """
+    environment = {**os.environ}
+    environment.pop("HF_HUB_OFFLINE", None)
+    paths = (str(_PACKAGES), environment.get("PYTHONPATH", ""))
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

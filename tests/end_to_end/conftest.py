@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deployments.artifacts.store import LATEST_NAME
+from tests.support.model_hub import ModelHub, serve_hub
 from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.served_models import DAMAGED, LONG_CONTEXT, SOUND, fill
 
@@ -72,10 +73,19 @@ def config() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelHub]:
+    """The hub of the cluster's builders. It has the models that tests write to its directory."""
+    with serve_hub(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="session")
 def cluster(
-    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], store: Path
+    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], store: Path, hub: ModelHub
 ) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), config, store)
+    cache = tmp_path_factory.mktemp("hub-cache")
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache)}
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), config, store, environment)
     try:
         cluster.start()
         yield cluster

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.artifacts import seal_tiny_version
+from tests.support.model_hub import ModelHub
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.tiny_encoders import tiny_checkpoint
 
@@ -80,11 +81,11 @@ def test_versions_are_loaded_routed_and_removed(http: httpx.Client, store: Path)
     assert http.get(f"/models/{MODEL}/versions").status_code == 404
 
 
-def test_checkpoint_is_pulled_answers_and_is_removed(
-    http: httpx.Client, pulling: None, tmp_path: Path
+def test_model_of_the_hub_is_pulled_answers_and_is_removed(
+    http: httpx.Client, pulling: None, hub: ModelHub
 ) -> None:
-    source = tiny_checkpoint(tmp_path / "checkpoint", layers=1)
-    body = {"source": str(source), "id": PULLED}
+    tiny_checkpoint(hub.root / PULLED, layers=1)
+    body = {"source": PULLED}
     wait_for(lambda: http.post("/models", json=body).status_code == 200, FOLLOWS_S)
 
     def state() -> str:

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -26,7 +27,13 @@ GPUS = 2  # passed to Ray as the number of GPUs: one for the encoder, one for th
 class Cluster:
     """`hundredfold serve` as a child process, with its run directory next to the config."""
 
-    def __init__(self, directory: Path, config: dict[str, Any], store: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: dict[str, Any],
+        store: Path,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.store = store
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -37,6 +44,7 @@ class Cluster:
             **os.environ,
             "HUNDREDFOLD_STORE": str(store),
             "RAY_metrics_report_interval_ms": "1000",  # tests wait for metrics; default 10 s
+            **environment,
         }
         self._launcher: subprocess.Popen[bytes] | None = None
 
