@@ -1,6 +1,6 @@
 """A model hub on a free port of this host, with the routes that huggingface_hub calls.
 
-https://huggingface.co/docs/hub/api describes the list of files. Downloads are redirect-free.
+https://huggingface.co/docs/hub/api describes the list of files.
 """
 
 from __future__ import annotations

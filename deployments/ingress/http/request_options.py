@@ -6,16 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.requests import Request
 
 from deployments.artifacts.types import Device
 from deployments.config import Compute
 from deployments.deadlines import deadline_after
 from deployments.errors import InvalidField
+from deployments.ingress.http.api import build_schema
 from deployments.ingress.http.bodies import BODY_KEY
 from deployments.messages import PRIORITIES, Priority
 from deployments.request_headers import OPTION_HEADERS, SDK_TIMEOUT_HEADERS
@@ -74,6 +75,8 @@ class RequestOptions(BaseModel):
 
 
 NO_OPTIONS = RequestOptions()
+# The field `options` of a body. `read_options` validates it together with the headers.
+RawOptions = Annotated[Any, WithJsonSchema(build_schema(RequestOptions))]
 
 HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware", "compute"}
 # Allowed words for each option whose header takes one of several words.

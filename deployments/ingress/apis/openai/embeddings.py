@@ -11,7 +11,7 @@ from pydantic import BaseModel, WithJsonSchema
 from typing_extensions import TypedDict
 
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.http.request_options import RawOptions
 from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
 
@@ -31,13 +31,14 @@ class EmbeddingsRequest(EmbeddingParameters):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
-    options: Annotated[Any, WithJsonSchema(build_schema(RequestOptions))] = None
+    options: RawOptions = None
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters of the task. `normalize` is true by default."""
+        """Parameters of the task. `normalize` and `truncate` are true by default."""
         names = set(EmbeddingParameters.model_fields)
-        return {"normalize": True, **self.model_dump(include=names, exclude_none=True)}
+        given = self.model_dump(include=names, exclude_none=True)
+        return {"normalize": True, "truncate": True, **given}
 
 
 class EmbeddingObject(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonS
 from typing_extensions import TypedDict
 
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.http.request_options import RawOptions
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -51,7 +51,7 @@ class GenerationBody(BaseModel):
     logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
     response_format: Annotated[Any, WithJsonSchema(build_schema(dict[str, Any] | None))] = None
-    options: Annotated[Any, WithJsonSchema(build_schema(RequestOptions))] = None
+    options: RawOptions = None
 
     @property
     def includes_usage(self) -> bool:

@@ -174,7 +174,7 @@ class RerankRoutes:
                 model_id=model_in_path(request) or model_in_body(body.model),
                 task=TaskName.TEXT_RANKING,
                 parameters={"truncate": True, **parameters},
-                options=read_options(None, request.headers),
+                options=read_options(body.options, request.headers),
             )
         )
 
@@ -190,7 +190,7 @@ class RerankRoutes:
                     model_id=model_in_path(request) or model_in_body(body.model),
                     task=TaskName.TEXT_CLASSIFICATION,
                     parameters={"truncate": True, **function},
-                    options=read_options(None, request.headers),
+                    options=read_options(body.options, request.headers),
                 )
             )
         envelope = build_rerank_envelope(response)

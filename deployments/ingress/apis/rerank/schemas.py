@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.openai.embeddings import Usage
 from deployments.ingress.http.api import LENIENT
+from deployments.ingress.http.request_options import RawOptions
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, text_or
 from deployments.tasks.ranking import RankedText, RankingParameters
 from deployments.tasks.text_classification import LabelScore
@@ -22,6 +23,7 @@ class TextsBody(RankingParameters):
     query: NonEmptyText
     texts: Many[NonEmptyText]
     model: str | None = None
+    options: RawOptions = None
 
 
 class RerankDocument(BaseModel):
@@ -40,6 +42,7 @@ class DocumentsBody(BaseModel):
     query: NonEmptyText
     documents: Many[text_or(RerankDocument)]  # type: ignore[valid-type]
     model: str | None = None
+    options: RawOptions = None
     top_n: Annotated[int, Field(ge=1)] | None = None  # default: all
     return_documents: bool | None = None
     raw_scores: bool | None = None
@@ -54,6 +57,7 @@ class ClassifyBody(BaseModel):
 
     input: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # built by a function
     model: str | None = None
+    options: RawOptions = None
     raw_scores: bool | None = None
 
 

@@ -193,7 +193,7 @@ class TextEmbeddingsRoutes:
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
                 request,
-                body.model,
+                body,
                 TaskName.FEATURE_EXTRACTION,
                 parse_token_ids(body.inputs),
                 {"normalize": True, **task_parameters(body, EmbeddingParameters)},
@@ -206,7 +206,7 @@ class TextEmbeddingsRoutes:
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
                 request,
-                body.model,
+                body,
                 TaskName.TOKEN_EMBEDDINGS,
                 parse_token_ids(body.inputs),
                 task_parameters(body, SimilarityParameters),
@@ -227,7 +227,7 @@ class TextEmbeddingsRoutes:
         with rename_error_fields(TEI_FIELD_NAMES):
             response = await self._infer(
                 request,
-                body.model,
+                body,
                 TaskName.TEXT_CLASSIFICATION,
                 list(map(text_or_pair, inputs)) if is_batch else text_or_pair(inputs),
                 {**task_parameters(body, TextParameters), **function},
@@ -242,7 +242,7 @@ class TextEmbeddingsRoutes:
         parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
         response = await self._infer(
             request,
-            body.model,
+            body,
             TaskName.SENTENCE_SIMILARITY,
             body.inputs.model_dump(),
             {"truncate": True, **parameters},
@@ -256,7 +256,7 @@ class TextEmbeddingsRoutes:
             inputs=body.inputs,
             model_id=select_model_id(request, body.model),
             parameters={"prompt_name": body.prompt_name},
-            options=read_options(None, request.headers),
+            options=read_options(body.options, request.headers),
         )
         with rename_error_fields(TEI_FIELD_NAMES):
             tokenized = await self._pipeline.tokenize(
@@ -272,7 +272,7 @@ class TextEmbeddingsRoutes:
         inference_request = InferenceRequest(
             inputs=build_token_id_inputs(body.ids, path="ids"),
             model_id=select_model_id(request, body.model),
-            options=read_options(None, request.headers),
+            options=read_options(body.options, request.headers),
         )
         skip = body.skip_special_tokens is not False
         return json_response(await self._pipeline.decode(inference_request, skip_special=skip))
@@ -308,7 +308,7 @@ class TextEmbeddingsRoutes:
     async def _infer(
         self,
         request: Request,
-        model: str | None,
+        body: EmbedBody | EmbedAllBody | PredictBody | SimilarityBody,
         task: str,
         inputs: Any,
         parameters: Mapping[str, Any],
@@ -316,10 +316,10 @@ class TextEmbeddingsRoutes:
         return await self._pipeline.infer(
             InferenceRequest(
                 inputs=inputs,
-                model_id=select_model_id(request, model),
+                model_id=select_model_id(request, body.model),
                 task=task,
                 parameters=parameters,
-                options=read_options(None, request.headers),
+                options=read_options(body.options, request.headers),
             )
         )
 

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
 from deployments.ingress.http.api import LENIENT
+from deployments.ingress.http.request_options import RawOptions
 from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
@@ -57,6 +58,7 @@ class EmbedBody(EmbeddingParameters):
 
     inputs: TextsOrIds
     model: str | None = None
+    options: RawOptions = None
 
 
 class EmbedAllBody(SimilarityParameters):
@@ -66,6 +68,7 @@ class EmbedAllBody(SimilarityParameters):
 
     inputs: TextsOrIds
     model: str | None = None
+    options: RawOptions = None
 
 
 class PredictBody(TextParameters):
@@ -76,6 +79,7 @@ class PredictBody(TextParameters):
     inputs: Predictions
     raw_scores: bool | None = None
     model: str | None = None
+    options: RawOptions = None
 
 
 class SimilarityBody(BaseModel):
@@ -84,6 +88,7 @@ class SimilarityBody(BaseModel):
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
     model: str | None = None
+    options: RawOptions = None
 
 
 class TokenizeBody(BaseModel):
@@ -93,6 +98,7 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool | None = None  # default: true
     prompt_name: str | None = None
     model: str | None = None
+    options: RawOptions = None
 
 
 class DecodeBody(BaseModel):
@@ -103,6 +109,7 @@ class DecodeBody(BaseModel):
     ids: IdsOrMany
     skip_special_tokens: bool | None = None  # default: true
     model: str | None = None
+    options: RawOptions = None
 
 
 class SimpleToken(TypedDict):

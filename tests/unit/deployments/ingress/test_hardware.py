@@ -150,6 +150,31 @@ async def test_required_gpu_without_a_gpu_is_rejected(
     assert open_inference.json()["error"] == renamed
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": "a"}),
+        ("/embed_all", {"inputs": "a"}),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("/predict", {"inputs": "a", "model": CLASSIFIER}),
+        ("/rerank", {"query": "a", "texts": ["b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/classify", {"input": "a", "model": CLASSIFIER}),
+    ],
+)
+async def test_bodies_of_other_servers_take_options(
+    path: str, body: dict[str, Any], tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, gpus=0).client() as http:
+        default = await http.post(path, json=body)
+        required = await http.post(path, json={**body, "options": {"require_gpu": True}})
+        unknown = await http.post(path, json={**body, "options": {"gpu": True}})
+    assert default.status_code == 200
+    assert required.status_code in (400, 422)  # text-embeddings-inference knows only 422
+    assert "this cluster runs no model on `gpu`" in required.text
+    assert "options.gpu" in unknown.text
+
+
 async def test_model_without_a_gpu_graph_falls_back_unless_the_gpu_is_required(
     tmp_path: Path,
 ) -> None:

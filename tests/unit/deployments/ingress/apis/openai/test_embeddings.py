@@ -13,6 +13,7 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH
 from tests.support.in_process import InProcess
 
 PATH = "/v1/embeddings"
+WHOLE = {"model": EMBEDDER, "truncate": False}
 TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 
 
@@ -101,8 +102,8 @@ async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
             "invalid_field",
             "encoding_format",
         ),
-        ({"input": TOO_LONG, "model": EMBEDDER}, 422, "input_too_long", "input"),
-        ({"input": ["a", TOO_LONG], "model": EMBEDDER}, 422, "input_too_long", "input[1]"),
+        ({"input": TOO_LONG, **WHOLE}, 422, "input_too_long", "input"),
+        ({"input": ["a", TOO_LONG], **WHOLE}, 422, "input_too_long", "input[1]"),
         ({"input": ["a"] * 5, "model": EMBEDDER}, 422, "too_many_items", "input"),
     ],
 )
@@ -142,7 +143,7 @@ async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: P
     # Both requests share one computation and therefore one exception object.
     async with InProcess(tiny_store).client() as http:
         openai, hugging_face = await asyncio.gather(
-            http.post(PATH, json={"input": TOO_LONG, "model": EMBEDDER}),
+            http.post(PATH, json={"input": TOO_LONG, **WHOLE}),
             http.post(f"/models/{EMBEDDER}", json={"inputs": TOO_LONG}),
         )
     assert openai.json()["error"]["param"] == "input"
@@ -150,8 +151,8 @@ async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: P
     assert "`inputs`" in hugging_face.json()["error"]
 
 
-async def test_truncate_truncates_the_text(tiny_store: Path) -> None:
-    body = {"input": TOO_LONG, "model": EMBEDDER, "truncate": True}
+async def test_long_texts_are_truncated_by_default(tiny_store: Path) -> None:
+    body = {"input": TOO_LONG, "model": EMBEDDER}
     async with InProcess(tiny_store).client() as http:
         response = await http.post(PATH, json=body)
     assert response.json()["usage"]["prompt_tokens"] == 16
