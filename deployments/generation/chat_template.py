@@ -69,7 +69,7 @@ class ChatTemplate:
     def _pieces(self, chat: Chat) -> Iterator[str]:
         try:
             yield from self._template.generate(
-                **self._special_tokens,
+                {**dict(chat.variables), **self._special_tokens},
                 messages=list(chat.messages),
                 tools=list(chat.tools) or None,
                 documents=None,

@@ -112,7 +112,7 @@ def _check_prompt(prompt: Prompt, path: str, limits: LimitSettings) -> int:
         total += _check_size(len(message["content"]), "characters", content, limits)
         if "tool_calls" in message:
             total += len(orjson.dumps(message["tool_calls"]))
-    total += len(orjson.dumps(prompt.tools)) if prompt.tools else 0
+    total += sum(len(orjson.dumps(more)) for more in (prompt.tools, prompt.variables) if more)
     return _check_size(total, "characters in total", path, limits)
 
 

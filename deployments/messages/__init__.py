@@ -34,6 +34,7 @@ from deployments.messages.encoder import (
     count_characters,
 )
 from deployments.messages.generation import (
+    TEMPLATE_ARGUMENTS,
     BeamSearchParams,
     Chat,
     Chunk,
@@ -69,6 +70,7 @@ from deployments.messages.shared import (
 
 __all__ = [
     "PRIORITIES",
+    "TEMPLATE_ARGUMENTS",
     "BatchKey",
     "BeamSearchParams",
     "Call",

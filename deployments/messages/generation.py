@@ -14,12 +14,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from deployments.errors import ServeError
 from deployments.messages.shared import ModelRef, Truncation
 
+# Variables of a chat template that the server sets.
+TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
 
 class Chat(NamedTuple):
     """A conversation. The chat template of the model renders it as a prompt."""
 
     messages: tuple[dict[str, Any], ...]  # {"role", "content", ...} with string contents
     tools: tuple[dict[str, Any], ...] = ()  # function declarations in OpenAI's format
+    variables: tuple[tuple[str, Any], ...] = ()  # further variables of the template, JSON values
 
 
 # Text, token ids (no special tokens are added), or a conversation.

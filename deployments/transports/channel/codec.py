@@ -80,6 +80,7 @@ class _Outcomes(NamedTuple):
 class _Chat(NamedTuple):
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...]
+    variables: tuple[tuple[str, Any], ...]
 
 
 class _GenerationCall(NamedTuple):

@@ -125,7 +125,9 @@ class HuggingFaceRoutes:
                 "/pipeline/{task}/{id:path}",
             ),
             self._get_operation(
-                "List all configured models, including rejected ones", "/models", self.models
+                "List the models of the store in pages, including rejected ones",
+                "/models",
+                self.models,
             ),
             self._get_operation("Health of a model", "/models/{id:path}/health", self.health),
             Operation(

@@ -64,11 +64,12 @@ class IndexEntry(TypedDict):
     reason: str
 
 
-def model_metadata(model: RegisteredModel) -> ModelMetadata:
+def model_metadata(model: RegisteredModel, versions: Sequence[str]) -> ModelMetadata:
+    """Describe a model. `versions` are all its usable ones."""
     tasks = [_task_metadata(task) for task in model.tasks]
     return {
         "name": model.ref.id,
-        "versions": [model.ref.version],
+        "versions": list(versions),
         "platform": model.manifest.candidates[0].engine,
         "inputs": tasks[0]["inputs"],
         "outputs": tasks[0]["outputs"],

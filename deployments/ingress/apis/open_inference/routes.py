@@ -131,7 +131,7 @@ class OpenInferenceRoutes:
                 "Readiness of the cluster", self.ready, "/v2/health/ready", access=Access.PUBLIC
             ),
             _get_operation(
-                "Statistics of every model",
+                "Statistics of the configured models",
                 self.all_stats,
                 "/v2/models/stats",
                 response=StatisticsResponse,
@@ -233,7 +233,9 @@ class OpenInferenceRoutes:
         return json_response(content, status=200 if content["ready"] else 503)
 
     async def metadata(self, request: Request) -> Response:
-        return json_response(model_metadata(self._model_of_tensors(request)))
+        model = self._model_of_tensors(request)
+        usable = self._pipeline.registry.list_versions(model.ref.id)
+        return json_response(model_metadata(model, [one.ref.version for one in usable]))
 
     async def config(self, request: Request) -> Response:
         limits = self._pipeline.settings.limits

@@ -24,7 +24,13 @@ from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.ingress.requests import GenerationRequest
 from deployments.ingress.tokenization import TEXTS_OR_IDS
-from deployments.messages import Chat, GenerationOptions, Grammar, SamplingParams
+from deployments.messages import (
+    TEMPLATE_ARGUMENTS,
+    Chat,
+    GenerationOptions,
+    Grammar,
+    SamplingParams,
+)
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
@@ -136,7 +142,7 @@ def parse_chat_request(
         options = options._replace(grammar=call_grammar(forced))
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     return GenerationRequest(
-        prompt=Chat(messages, tuple(tools)),
+        prompt=Chat(messages, tuple(tools), parse_template_variables(body)),
         options=options._replace(
             max_new_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -145,6 +151,19 @@ def parse_chat_request(
         choices=body.n or 1,
         request_options=request_options,
     )
+
+
+def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
+    """Return the variables that the request adds to the chat template. Raises InvalidField."""
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    variables = {**effort, **(body.chat_template_kwargs or {})}
+    if owned := TEMPLATE_ARGUMENTS.intersection(variables):
+        name = min(owned)
+        raise InvalidField(
+            f"`chat_template_kwargs` cannot set `{name}`, which the server sets",
+            field=f"chat_template_kwargs.{name}",
+        )
+    return tuple(variables.items())
 
 
 def parse_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:

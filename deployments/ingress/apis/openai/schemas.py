@@ -142,6 +142,9 @@ class ChatBody(GenerationBody):
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
+    # Variables of the chat template, such as `enable_thinking`, as in vLLM.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # a variable of the same name
 
 
 FinishReasonWord = Literal["stop", "length", "tool_calls"]

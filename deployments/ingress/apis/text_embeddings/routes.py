@@ -182,7 +182,7 @@ class TextEmbeddingsRoutes:
                 method="GET",
                 paths=("/info",),
                 handler=self.info,
-                summary="Default model and list of all models",
+                summary="Default model and the configured models",
                 access=Access.INFER,
                 response=build_schema(TeiInfo),
             ),
@@ -278,7 +278,7 @@ class TextEmbeddingsRoutes:
         return json_response(await self._pipeline.decode(inference_request, skip_special=skip))
 
     async def info(self, request: Request) -> Response:
-        """Describe the default model as a TEI server does, and list all models."""
+        """Describe the default model as a TEI server does, and list the configured models."""
         model = self._pipeline.resolver.select(InferenceRequest(inputs=None)).model
         limits = self._pipeline.settings.limits
         return json_response(

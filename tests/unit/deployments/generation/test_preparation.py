@@ -123,6 +123,13 @@ def test_chat_gets_no_additional_special_tokens(tmp_path: Path) -> None:
     assert ids.count(END_ID) == 2
 
 
+def test_template_receives_variables_of_the_request_except_its_own(tmp_path: Path) -> None:
+    template = "{% if enable_thinking is false %}<think></think>{% endif %}{{ bos_token }}"
+    quiet = HELLO._replace(variables=(("enable_thinking", False), ("bos_token", "other")))
+    thinking = render_prompt(tmp_path, HELLO, template)
+    assert render_prompt(tmp_path, quiet, template) == "<think></think>" + thinking
+
+
 def test_template_receives_tools(tmp_path: Path) -> None:
     template = (
         "{% if tools is none %}none{% else %}"

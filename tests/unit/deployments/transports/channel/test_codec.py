@@ -209,7 +209,8 @@ def test_generation_calls_and_answers_round_trip() -> None:
         languages=Languages(1, 2),
     )
     chat = Chat(({"role": "user", "content": "Hi", "parts": [1, 2.5]},), ({"name": "f"},))
-    for prompt in ("text", (1, 2, 3), chat, chat._replace(tools=())):
+    varied = chat._replace(tools=(), variables=(("enable_thinking", False), ("depth", {"n": 1})))
+    for prompt in ("text", (1, 2, 3), chat, varied):
         call = GenerationCall(MODEL, prompt, options, DEADLINE_S - 1)
         body = codec.encode_generation_call(call, DEADLINE_S)
         assert codec.decode_generation_call(body, DEADLINE_S) == call

@@ -11,7 +11,14 @@ import pytest
 
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.config import IngressUserConfig, LimitSettings
-from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny, tiny_manifest
+from tests.support.artifacts import (
+    CLASSIFIER,
+    EMBEDDER,
+    WIDTH,
+    seal_tiny,
+    seal_tiny_version,
+    tiny_manifest,
+)
 from tests.support.in_process import InProcess
 
 VERSION = tiny_manifest(EMBEDDER).version
@@ -60,6 +67,15 @@ async def test_metadata_has_the_tensors_of_each_task(tiny_store: Path) -> None:
     assert "dimensions" in tasks["feature-extraction"]["parameters"]
     assert [one["name"] for one in classifier["outputs"]] == ["label", "score"]
     assert classifier["inputs"][1]["optional"] is True
+
+
+async def test_metadata_lists_all_versions_of_a_model(tmp_path: Path) -> None:
+    for version in ("0000000000a1", "0000000000a2"):
+        seal_tiny_version(tmp_path, EMBEDDER, version)
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        default = (await http.get(MODEL)).json()
+        older = (await http.get(f"{MODEL}/versions/0000000000a1")).json()
+    assert default["versions"] == older["versions"] == ["0000000000a2", "0000000000a1"]
 
 
 async def test_token_embeddings_are_rows_of_json(tiny_store: Path) -> None:

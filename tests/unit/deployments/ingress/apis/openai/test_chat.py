@@ -72,6 +72,17 @@ async def test_defaults_do_not_change_the_distribution(writing_store: Path) -> N
     assert harness.call.model.id == DECODER
 
 
+async def test_variables_of_the_template_reach_the_generator(writing_store: Path) -> None:
+    harness = ChatHarness(writing_store)
+    sent = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
+    assert (await harness.post(CHAT, CHAT_BODY | sent)).status_code == 200
+    variables = (("reasoning_effort", "low"), ("enable_thinking", False))
+    assert harness.call.prompt == Chat((USER,), variables=variables)
+    refused = await harness.post(CHAT, CHAT_BODY | {"chat_template_kwargs": {"messages": []}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template_kwargs.messages"
+
+
 OWN_WAY = GenerationDefaults(
     temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, typical_p=0.9, repetition_penalty=1.1
 )
