@@ -35,7 +35,7 @@ WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """All loopback ports of a run. The port for clients is not one of them."""
+    """All ports of a run but that for clients, on loopback unless `--metrics-host` is given."""
 
     gcs: int
     raylet: int

@@ -39,6 +39,7 @@ class RayHost:
     children: ChildProcesses
     config: dict[str, Any]
     ports: LocalPorts
+    metrics_address: str
     environment: dict[str, str]
     num_gpus: int
     start_timeout_s: float
@@ -49,7 +50,7 @@ class RayHost:
         ensure_token(self.environment)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
-            f"metrics on 127.0.0.1:{self.ports.metrics})"
+            f"metrics on {self.metrics_address})"
         )
         command = build_ray_command(self.ports, self.num_gpus)
         self.children.start("ray", command, self.environment)

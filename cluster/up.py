@@ -34,7 +34,7 @@ from cluster.access import (
     use_key_file,
 )
 from cluster.default_config import CONFIG_HELP, find_config
-from cluster.edge.haproxy_config import ClientLimits
+from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
 from cluster.gpu_support import read_gpu_support
@@ -70,6 +70,7 @@ class UpSettings:
     run_dir: Path  # logs, lock and session id; each cluster needs its own directory
     host: str | None = None  # None: from the config
     port: int | None = None  # None: from the config
+    metrics_host: str = METRICS_HOST
     metrics_port: int | None = None  # None: 9101 if it is free, else a free port
     key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
     no_auth: bool = False  # serve other hosts without keys
@@ -98,7 +99,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-port",
         type=int,
-        help="port of /metrics on 127.0.0.1 (default: 9101 or a free one)",
+        help="port of /metrics (default: 9101 or a free one)",
+    )
+    parser.add_argument(
+        "--metrics-host",
+        default=METRICS_HOST,
+        metavar="ADDRESS",
+        help="address of /metrics, for Prometheus on another host (default: %(default)s)",
     )
     parser.add_argument(
         "--connections-per-client",
@@ -138,6 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         key_file=arguments.keys,
         no_auth=arguments.no_auth,
+        metrics_host=arguments.metrics_host,
         metrics_port=arguments.metrics_port,
         connections_per_client=arguments.connections_per_client,
         max_requests=arguments.max_requests,
@@ -193,10 +201,10 @@ def serve_until_stopped(settings: UpSettings) -> int:
             progress.report(f"killed {killed} remaining processes of the previous run")
         config = read_effective_config(settings)
         host, port = config["http_options"]["host"], config["http_options"]["port"]
-        check_access(config, host, no_auth=settings.no_auth)
-        ports = choose_ports(host, port, settings.metrics_port)
-        limits = ClientLimits(settings.connections_per_client, settings.max_requests)
-        with run_edge(run_dir, (host, port), limits, progress) as edge:
+        for opened in (host, settings.metrics_host):
+            check_access(config, opened, no_auth=settings.no_auth)
+        ports = choose_ports(host, port, settings.metrics_host, settings.metrics_port)
+        with run_edge(settings, (host, port), progress) as edge:
             return serve_at_edge(edge, ports, config, settings, progress)
 
 
@@ -215,6 +223,7 @@ def serve_at_edge(
         children=ChildProcesses(settings.run_dir),
         config=move_behind_edge(config),
         ports=ports,
+        metrics_address=format_address(settings.metrics_host, ports.metrics),
         environment=os.environ
         | local_environment(ports, edge.directory)
         | key_file_environment(settings.key_file),
@@ -254,14 +263,17 @@ def count_gpus(requested: int | None, progress: StartupProgress) -> int:
 
 @contextmanager
 def run_edge(
-    run_dir: Path, address: tuple[str, int], limits: ClientLimits, progress: StartupProgress
+    settings: UpSettings, address: tuple[str, int], progress: StartupProgress
 ) -> Iterator[Edge]:
     """Run the edge, which listens for clients, until the end of the block.
 
     Raises StartError if HAProxy does not start.
     """
-    with private_directory(run_dir) as directory, open_listener(*address) as listener:
-        edge = Edge(directory, listener, find_haproxy(), progress.report, limits)
+    limits = ClientLimits(settings.connections_per_client, settings.max_requests)
+    with private_directory(settings.run_dir) as directory, open_listener(*address) as listener:
+        edge = Edge(
+            directory, listener, find_haproxy(), progress.report, limits, settings.metrics_host
+        )
         try:
             edge.start()
             yield edge
@@ -321,15 +333,15 @@ def reject_problems(config: Path) -> None:
         raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
-def choose_ports(host: str, port: int, metrics: int | None) -> LocalPorts:
-    """Choose the ports on loopback. Raises StartError if `port` or `metrics` cannot be used."""
+def choose_ports(host: str, port: int, metrics_host: str, metrics: int | None) -> LocalPorts:
+    """Choose the other ports. Raises StartError if `port` or `metrics` cannot be used."""
     check_port(host, port, "--port")
     if metrics == port:
         raise StartError(
             f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
         )
     ports = LocalPorts.choose(reserved=port, metrics=metrics)
-    check_port("127.0.0.1", ports.metrics, "--metrics-port")
+    check_port(metrics_host, ports.metrics, "--metrics-port")
     return ports
 
 

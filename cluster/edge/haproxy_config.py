@@ -35,6 +35,7 @@ ERRORS: Mapping[int, tuple[str, str]] = {
     504: ("deadline_exceeded", "the server did not answer in time"),
 }
 RETRYABLE = {429, 502, 503, 504}
+METRICS_HOST = "127.0.0.1"  # address of the metrics port, unless the launcher names another
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are similar if client address, path and these headers are equal. If a queue was just too
 # long for a request, it is too long for similar requests, unless their bodies differ in model or
@@ -131,19 +132,22 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
     return _apply(edits, text)
 
 
-def edit_for_host(text: str, paths: EdgePaths, limits: ClientLimits) -> str:
+def edit_for_host(
+    text: str, paths: EdgePaths, limits: ClientLimits, metrics_host: str = METRICS_HOST
+) -> str:
     """Apply `edit`, then adapt the result to the edge of a host. Raises UnknownTemplate too.
 
-    HAProxy inherits the listening socket for clients. All other ports are on loopback, and the
-    admin socket is private. The metrics port serves the applications' metrics. HAProxy's own
-    metrics move to the path HAPROXY_METRICS_PATH of this port.
+    HAProxy inherits the listening socket for clients. All ports but that of the metrics are on
+    loopback, and the admin socket is private. The metrics port serves the applications' metrics.
+    HAProxy's own metrics move to the path HAPROXY_METRICS_PATH of this port.
     """
+    host = f"[{metrics_host}]" if ":" in metrics_host else metrics_host
     metrics = find_metrics_paths(text)
     edits = (
         # No program receives HAProxy's log on this host; the ingress counts and logs requests.
         (r"^    log \S+ local0 info\n", ""),
         (r"^    stats socket .*\n", _admin_socket(paths)),
-        (r"^(frontend prometheus\n)    bind :(\d+)\n", r"\1    bind 127.0.0.1:\2\n"),
+        (r"^(frontend prometheus\n)    bind :(\d+)\n", rf"\1    bind {host}:\2\n"),
         (r"prometheus-exporter if { path /metrics }\n", _metrics_rules(text, metrics)),
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
         (

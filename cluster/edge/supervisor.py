@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.edge.haproxy_config import (
+    METRICS_HOST,
     ClientLimits,
     EdgePaths,
     build_starting_config,
@@ -63,12 +64,14 @@ class Edge:
         haproxy: str,
         report: Callable[[str], None],
         limits: ClientLimits,
+        metrics_host: str = METRICS_HOST,
     ) -> None:
         self.directory = directory  # private; holds sockets, configurations and HAProxy's log
         self._listener = listener
         self._haproxy = haproxy
         self._report = report
         self._limits = limits
+        self._metrics_host = metrics_host
         self._errors = write_errors(directory)
         self._generation = 0
         self._routes = ""  # last configuration from Ray Serve
@@ -161,7 +164,9 @@ class Edge:
 
     async def _apply(self, text: str) -> None:
         if has_routes(text) and text != self._routes:
-            await self._replace(lambda paths: edit_for_host(text, paths, self._limits))
+            await self._replace(
+                lambda paths: edit_for_host(text, paths, self._limits, self._metrics_host)
+            )
             self._routes = text
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

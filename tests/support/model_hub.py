@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -18,32 +17,30 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "c" * 40
 
 
-@dataclass(frozen=True)
-class ModelHub:
-    """A running hub. It has the models in `root`: `root/owner/name/...`."""
+class ModelHub(ThreadingHTTPServer):
+    """A hub with the models in `root`: `root/owner/name/...`."""
 
-    url: str
-    root: Path
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _HubRequest)
+        self.root = root
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
 
 
 @contextmanager
 def serve_hub(root: Path) -> Iterator[ModelHub]:
-    class Handler(_Handler):
-        models = root
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield ModelHub(f"http://127.0.0.1:{server.server_port}", root)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with ModelHub(root) as hub:
+        thread = threading.Thread(target=hub.serve_forever, daemon=True)
+        thread.start()
+        yield hub
+        hub.shutdown()
         thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    models: Path
+class _HubRequest(BaseHTTPRequestHandler):
+    server: ModelHub
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -51,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
         if parts[:2] == ["api", "models"]:
             self._describe("/".join(parts[2:4]), is_tree=parts[4:5] == ["tree"])
         else:  # owner/name/resolve/commit/file
-            self._send_file(self.models.joinpath(*parts[:2], *parts[4:]))
+            self._send_file(self.server.root.joinpath(*parts[:2], *parts[4:]))
 
     do_HEAD = do_GET
 
@@ -59,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the output of the tests short."""
 
     def _describe(self, model_id: str, *, is_tree: bool) -> None:
-        directory = self.models / model_id
+        directory = self.server.root / model_id
         if not directory.is_dir():
             return self._send(404, b"{}", {"x-error-code": "RepoNotFound"})
         content: object

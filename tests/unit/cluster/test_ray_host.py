@@ -64,6 +64,7 @@ def host(children: RecordedChildren, open_port: int) -> RayHost:
         children=children,
         config={},
         ports=LocalPorts(*[open_port] * 8),
+        metrics_address="127.0.0.1:9101",
         environment={"RAY_AUTH_TOKEN": "secret"},
         num_gpus=0,
         start_timeout_s=0,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster.edge.haproxy_config import METRICS_HOST
 from cluster.processes import find_free_port, open_listener
 from cluster.progress import StartError
 from cluster.serve_config import IMPORT_PATH
@@ -70,10 +71,10 @@ def test_replicas_behind_the_edge_listen_on_loopback() -> None:
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_ipv6_address_is_served(host: str) -> None:
     port = find_free_port(8000)
-    assert choose_ports(host, port, None).metrics != port
+    assert choose_ports(host, port, METRICS_HOST, None).metrics != port
     with open_listener(host, port):
         with pytest.raises(StartError, match=f"port {port} on {host} is in use by pid "):
-            choose_ports(host, port, None)
+            choose_ports(host, port, METRICS_HOST, None)
         for address in ("::1", "127.0.0.1") if host == "::" else ("::1",):
             socket.create_connection((address, port), 5).close()
 
@@ -95,7 +96,7 @@ def test_port_that_cannot_be_used_is_rejected(
     host: str, port: int | None, metrics: int | None, message: str
 ) -> None:
     with pytest.raises(StartError, match=message):
-        choose_ports(host, find_free_port(8000) if port is None else port, metrics)
+        choose_ports(host, find_free_port(8000) if port is None else port, METRICS_HOST, metrics)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_edit_binds_the_listener_and_loopback_only(paths: EdgePaths) -> None:
     assert binds == ["127.0.0.1:9101", "fd@7", "127.0.0.1:8404"]
 
 
+@pytest.mark.parametrize(
+    ("host", "bound"), [("0.0.0.0", "0.0.0.0:9101"), ("fd00::1", "[fd00::1]:9101")]
+)
+def test_metrics_may_have_another_address(host: str, bound: str, paths: EdgePaths) -> None:
+    edited = edit_for_host(SERVE, paths, ClientLimits(), host)
+    assert f"frontend prometheus\n    bind {bound}\n" in edited
+    assert "bind 127.0.0.1:8404\n" in edited
+
+
 def test_edit_makes_the_admin_socket_private(paths: EdgePaths) -> None:
     edited = edit_for_host(SERVE, paths, ClientLimits())
     assert f"stats socket {paths.admin_socket} mode 600 level admin\n" in edited
