@@ -7,6 +7,9 @@ this output only on request. Batch, length and number of masks are dynamic.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +80,8 @@ def export(
     )
     try:
         rows = wrap_for_export(model, metadata.head, metadata.pooling, with_tokens=True)
-        program = OnnxExporter().export(rows, inputs, config=config).program
+        with paused_garbage_collection():
+            program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # tracing runs model code, which may raise any exception
         raise UnsupportedModel(
             f"`{metadata.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
@@ -89,6 +93,20 @@ def export(
         answer.name, tokens.name = MAIN_OUTPUT, TOKENS_OUTPUT
     onnx_ir.save(program, str(graph))
     return graph
+
+
+@contextmanager
+def paused_garbage_collection() -> Iterator[None]:
+    """Collect no cyclic garbage within the block.
+
+    Tracing allocates millions of objects, and most of them stay until its end. Collections would
+    take 15 % of its time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def build_example_inputs(

@@ -18,12 +18,16 @@ ROWS = 4  # KV slots of a generator: sequences that it generates at a time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.slow)
-            # In seconds. The first test also builds the demo models and starts the cluster.
-            item.add_marker(pytest.mark.timeout(1_200))
+    own = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in own:
+        item.add_marker(pytest.mark.ray)
+        item.add_marker(pytest.mark.slow)
+        # In seconds. The first test also builds the demo models and starts the cluster.
+        item.add_marker(pytest.mark.timeout(1_200))
+    # Tests with a store of their own come first, because `make test` still builds the models.
+    own.sort(key=lambda item: "store" in getattr(item, "fixturenames", ()))
+    others = [item for item in items if item not in own]
+    items[:] = [*others, *own]
 
 
 @pytest.fixture(scope="session")

@@ -127,9 +127,9 @@ def test_start_after_crash_works_and_stop_leaves_no_process(own_cluster: Cluster
 
 
 @pytest.fixture
-def new_cluster(tmp_path: Path, config: dict[str, Any], store: Path) -> Cluster:
+def new_cluster(tmp_path: Path, config: dict[str, Any]) -> Cluster:
     """A cluster that is never started."""
-    return Cluster(tmp_path, config, store)
+    return Cluster(tmp_path, config, store=tmp_path)
 
 
 def test_occupied_port_error_names_the_process(new_cluster: Cluster) -> None:

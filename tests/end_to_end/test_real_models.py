@@ -3,46 +3,71 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
 from huggingface_hub import InferenceClient
 
+from tests.end_to_end.reference_answers import (
+    CLAIMS,
+    DESCRIPTIONS,
+    LETTERS,
+    PASSAGES,
+    QUERIES,
+    RECORD,
+)
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import MINILM_NLI, MINILM_RERANK, NUMBER_WORDS, RAMPART
 
 DATE, DATE_WORDS = "21 june 1984 14:30", "june twenty-first, nineteen eighty-four, fourteen thirty"
 
 
-def test_entities_of_a_letter_are_found(cluster: Cluster) -> None:
+# Maximum difference of a score from transformers in float32. The graphs are int8.
+TOLERANCE = 0.05
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    """The answers of transformers, written by `reference_answers.py`."""
+    answers: dict[str, Any] = json.loads(RECORD.read_bytes())
+    return answers
+
+
+def test_entities_equal_those_of_transformers(cluster: Cluster, record: dict[str, Any]) -> None:
     client = InferenceClient(f"{cluster.url}/models/{RAMPART}")
-    letter = "My name is Maria Castillo and I moved to Denver, Colorado."
-    found = client.token_classification(letter, aggregation_strategy="simple")
-    kinds = {letter[entity.start : entity.end]: entity.entity_group for entity in found}
-    assert kinds["Maria"] == "GIVEN_NAME"
-    assert kinds["Castillo"] == "SURNAME"
-    assert kinds["Denver"] == "CITY"
-    assert kinds["Colorado"] == "STATE"
+    for letter, entities in zip(LETTERS, record["entities"], strict=True):
+        found = client.token_classification(letter, aggregation_strategy="simple")
+        kept = ("entity_group", "word", "start", "end")
+        assert [[one[key] for key in kept] for one in found] == [
+            [one[key] for key in kept] for one in entities
+        ]
+        scores = [one["score"] for one in entities]
+        assert [one.score for one in found] == pytest.approx(scores, abs=TOLERANCE)
 
 
-def test_claim_that_follows_from_a_description_is_chosen(cluster: Cluster) -> None:
+def test_scores_of_claims_equal_those_of_transformers(
+    cluster: Cluster, record: dict[str, Any]
+) -> None:
     client = InferenceClient(f"{cluster.url}/models/{MINILM_NLI}")
-    description = "Two boys in red shirts are kicking a ball on a wet field."
-    claims = ["Nobody is outside.", "Children are playing a sport.", "The boys are asleep in bed."]
-    ranked = client.zero_shot_classification(description, claims, hypothesis_template="{}")
-    assert ranked[0].label == "Children are playing a sport."
-    assert ranked[0].score > 0.5
+    for description, scores in zip(DESCRIPTIONS, record["claims"], strict=True):
+        ranked = client.zero_shot_classification(
+            description, list(CLAIMS), multi_label=True, hypothesis_template="{}"
+        )
+        found = {one.label: one.score for one in ranked}
+        assert found == pytest.approx(scores, abs=TOLERANCE)
+        assert ranked[0].label == max(scores, key=scores.get)
 
 
-def test_passage_that_answers_is_ranked_first(cluster: Cluster) -> None:
-    texts = [
-        "The harbour is full of fishing boats.",
-        "Martha Kell was the first keeper of the lighthouse and lived there for nineteen years.",
-        "The lighthouse was built of grey granite.",
-    ]
-    body = {"query": "Who was the first keeper of the lighthouse?", "texts": texts}
-    response = httpx.post(f"{cluster.url}/models/{MINILM_RERANK}/rerank", json=body, timeout=60)
-    assert response.json()[0]["index"] == 1
+def test_scores_of_passages_equal_those_of_transformers(
+    cluster: Cluster, record: dict[str, Any]
+) -> None:
+    url = f"{cluster.url}/models/{MINILM_RERANK}/rerank"
+    for query, scores in zip(QUERIES, record["scores"], strict=True):
+        response = httpx.post(url, json={"query": query, "texts": PASSAGES}, timeout=60)
+        found = {one["index"]: one["score"] for one in response.json()}
+        assert found == pytest.approx(dict(enumerate(scores)), abs=TOLERANCE)
+        assert response.json()[0]["index"] == scores.index(max(scores))
 
 
 @pytest.mark.parametrize("beams", [1, 4])

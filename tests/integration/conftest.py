@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import forked_programs
-from tests.support.shared_exports import SharedExports
+from tests.support.shared_exports import KEPT_EXPORTS, SharedExports, digest_exporter
 
 
 def pytest_configure() -> None:
@@ -25,16 +25,14 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedExports]:
+def shared_exports() -> Iterator[SharedExports]:
     """Replace `export` in builds, so that all tests export equal models only once.
 
-    Tests of `export` itself call the original.
+    Later runs use the graphs too, until the code changes. Tests of `export` itself call the
+    original.
     """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # shared by all workers
-    directory = root / "exports"
-    directory.mkdir(exist_ok=True)
+    directory = KEPT_EXPORTS / digest_exporter()
+    directory.mkdir(parents=True, exist_ok=True)
     shared = SharedExports(directory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("build_artifacts.search.graphs.export", shared)

@@ -57,8 +57,10 @@ class BuildExit:
 class BuildForkServer:
     """Client of the process that forks builds."""
 
-    def __init__(self, root: Path, *prefix: str) -> None:
+    def __init__(self, root: Path, exports: Path, *prefix: str) -> None:
+        """Builds share exported graphs with all tests in `exports`; `prefix` runs the server."""
         self._root = root
+        self._exports = exports
         self._count = 0
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.support.killable_builds"],
@@ -79,6 +81,7 @@ class BuildForkServer:
         request = {
             "arguments": arguments,
             "output": str(output),
+            "exports": str(self._exports),
             "die_after": die_after,
             "die_in": die_in,
         }
@@ -178,6 +181,7 @@ def _run_build(request: dict[str, object]) -> int:
     from build_artifacts.storage import workspace
     from deployments.artifacts import store
     from tests.support.prepared_build import SMALL
+    from tests.support.shared_exports import SharedExports
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     output = os.open(str(request["output"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -189,6 +193,7 @@ def _run_build(request: dict[str, object]) -> int:
         stream = cast("TextIO", _KillingStream(stream, lines))
     setattr(BuildProgress, "on_stderr", lambda: nullcontext(BuildProgress(stream)))  # noqa: B010
     recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
+    setattr(graphs, "export", SharedExports(Path(str(request["exports"]))))  # noqa: B010
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,
         "the export": lambda: setattr(graphs, "export", _interrupt_self),

@@ -14,8 +14,12 @@ from build_artifacts.recipes import ExportRecipe
 from build_artifacts.steps.export import export
 from deployments.artifacts.locks import exclusive_lock
 
+REPOSITORY = Path(__file__).parents[2]
+KEPT_EXPORTS = REPOSITORY / "build" / "test-exports"  # `make clean` removes it
 # Fields of the config that do not affect the graph.
 _UNUSED = ("_name_or_path", "id2label", "label2id")
+# What decides the graph of a model, besides the model: our code and the pinned packages.
+_EXPORTER = ("build_artifacts/**/*.py", "deployments/engines/*.py", "constraints.txt")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ class SharedExports:
                 stored.with_suffix(".new").rename(stored)
         shutil.copyfile(stored, graph)
         return graph
+
+
+def digest_exporter() -> str:
+    """Digest everything besides the model that a graph depends on."""
+    digest = hashlib.sha256()
+    for pattern in _EXPORTER:
+        for path in sorted(REPOSITORY.glob(pattern)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _digest(model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecipe) -> str:

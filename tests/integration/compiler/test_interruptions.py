@@ -6,6 +6,7 @@ together take little longer than one build.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ import pytest
 from cluster.store_list import list_versions
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
+from deployments.builds.queue import BuildQueue
+from deployments.builds.record import BuildState
 from deployments.errors import ArtifactError
 from tests.support.killable_builds import BuildExit, BuildForkServer
+from tests.support.shared_exports import SharedExports
 from tests.support.tiny_encoders import tiny_checkpoint
 
 # First steps of every build of these tests. A second `verify` follows if both candidates are
@@ -45,10 +49,13 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 @pytest.fixture(scope="module")
 def fork_server(
-    tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None
+    tmp_path_factory: pytest.TempPathFactory,
+    small_disk: Path | None,
+    shared_exports: SharedExports,
 ) -> Iterator[BuildForkServer]:
     prefix = small_disk_command(small_disk) if small_disk else []
-    made = BuildForkServer(tmp_path_factory.mktemp("outputs"), *prefix)
+    outputs = tmp_path_factory.mktemp("outputs")
+    made = BuildForkServer(outputs, shared_exports.directory, *prefix)
     yield made
     made.close()
 
@@ -236,3 +243,23 @@ def test_build_resumes_after_full_disk(
     assert again.status == 0, again.output
     assert again.resumed[:2] == ["reference", "export"]
     assert " is built: " in again.output
+
+
+def test_killed_builder_of_the_queue_is_resumed_by_the_next(
+    fork_server: BuildForkServer, source: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    build = fork_server.start("pull", str(source), "--store", str(store))
+    build.wait_for("  reference")
+    os.kill(build.pid, signal.SIGKILL)
+    assert build.ended().status == -signal.SIGKILL
+    status = BuildQueue(store).status("local/mortal")
+    assert status is not None
+    assert status.state is BuildState.QUEUED
+    assert "its builder ended" in status.reason
+    resumed = fork_server.start("drain", "--store", str(store)).ended()
+    assert resumed.status == 0, resumed.output
+    assert resumed.resumed, resumed.output
+    record = BuildQueue(store).read("local/mortal")
+    assert record is not None
+    assert (record.state, record.attempts) == (BuildState.READY, 2)

@@ -1,14 +1,11 @@
-"""Builds from the build queue: recorded states, failures, killed and resumed builds."""
+"""Builds from the build queue: recorded states, failures, waiting processes."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,6 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.builds.queue import BuildQueue
 from deployments.builds.record import BuildState
-from tests.support.killable_builds import BuildForkServer
 from tests.support.ray_cluster import wait_for
 from tests.support.tiny_encoders import tiny_checkpoint
 
@@ -34,13 +30,6 @@ MODEL = "local/mortal"
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("sources") / "mortal", layers=1)
-
-
-@pytest.fixture(scope="module")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildForkServer]:
-    made = BuildForkServer(tmp_path_factory.mktemp("outputs"))
-    yield made
-    made.close()
 
 
 def broken_checkpoint(directory: Path) -> Path:
@@ -65,27 +54,6 @@ def test_drain_builds_what_waits_and_records_failures(tmp_path: Path, source: Pa
         file.stat().st_size for file in source.rglob("*") if file.is_file()
     )
     assert {state.value for state in durations.seconds} == {"pulling", "building", "verifying"}
-
-
-def test_killed_builder_is_resumed_by_the_next(
-    tmp_path: Path, source: Path, fork_server: BuildForkServer
-) -> None:
-    store = tmp_path / "store"
-    arguments = ("pull", str(source), "--store", str(store))
-    build = fork_server.start(*arguments)
-    build.wait_for("  reference")
-    os.kill(build.pid, signal.SIGKILL)
-    assert build.ended().status == -signal.SIGKILL
-    status = BuildQueue(store).status(MODEL)
-    assert status is not None
-    assert status.state is BuildState.QUEUED
-    assert "its builder ended" in status.reason
-    resumed = fork_server.start("drain", "--store", str(store)).ended()
-    assert resumed.status == 0, resumed.output
-    assert resumed.resumed, resumed.output
-    record = BuildQueue(store).read(MODEL)
-    assert record is not None
-    assert (record.state, record.attempts) == (BuildState.READY, 2)
 
 
 def test_pull_of_a_broken_checkpoint_says_why(
