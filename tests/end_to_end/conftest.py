@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def quick_config() -> dict[str, Any]:
     }
     autoscaling["policy"]["policy_kwargs"]["cores_per_replica"] = 1  # for two replicas
     return config
+
+
+def encoder_config(config: dict[str, Any], models: list[dict[str, str]]) -> dict[str, Any]:
+    """Copy the config with these models and without generators, which also need time to start."""
+    copied = copy.deepcopy(config)
+    application = copied["applications"][0]
+    application["args"] |= {"models": models, "generators": {}}
+    application["deployments"] = [
+        each for each in application["deployments"] if "Generator" not in each["name"]
+    ]
+    return copied
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import pytest
 
 from deployments.artifacts.store import LATEST_NAME
 from deployments.tuning.costs import TuningTarget, read_costs
+from tests.end_to_end.conftest import encoder_config
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, read_title, wait_for
 from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable
@@ -38,12 +38,11 @@ def own_cluster(
     It listens on all network interfaces, without API keys, so that a test can check which ports
     other hosts reach.
     """
-    tuning = copy.deepcopy(config)
+    tuning = encoder_config(config, [{"id": EMBEDDER, "version": LATEST_NAME}])
     tuning["http_options"]["host"] = "0.0.0.0"
     ingress = next(d for d in tuning["applications"][0]["deployments"] if d["name"] == "Ingress")
     ingress["user_config"]["no_auth"] = True
     arguments = tuning["applications"][0]["args"]
-    arguments["models"] = [{"id": EMBEDDER, "version": LATEST_NAME}]
     arguments["encoders"]["cpu"] |= {"tune": "background", "tune_seconds": 1}
     store = placement.artifact.parents[1]
     cluster = Cluster(tmp_path_factory.mktemp("own"), tuning, store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.end_to_end.conftest import encoder_config
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import Cluster, port_is_open, read_title, wait_for
 
@@ -23,8 +23,7 @@ def own_cluster(
     tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], tiny_store: Path
 ) -> Iterator[Cluster]:
     """A separate cluster with one tiny model, because these tests kill its processes."""
-    small = copy.deepcopy(config)
-    small["applications"][0]["args"]["models"] = [{"id": EMBEDDER}]
+    small = encoder_config(config, [{"id": EMBEDDER}])
     cluster = Cluster(tmp_path_factory.mktemp("supervised"), small, tiny_store)
     try:
         cluster.start()

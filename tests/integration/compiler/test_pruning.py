@@ -22,7 +22,7 @@ from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.importance import measure
 from build_artifacts.pruning.prune import Pruning, prune
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, QUICK, BuildRecipe
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, QUICK, SEARCH_PRESETS, BuildRecipe
 from build_artifacts.report.stages import rebuild_prepared
 from build_artifacts.search.preparation import COMPACTION_NAME
 from build_artifacts.sources.hub import HuggingFaceHub
@@ -33,7 +33,7 @@ from deployments.engines import GraphSpec, open_engine
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import ReferenceOutputs, cosines, run_probes
 from tests.support.in_process import InProcess
-from tests.support.prepared_build import ANYTHING, LITTLE, RecordingRunner, op_counts
+from tests.support.prepared_build import ANYTHING, LITTLE, SMALL, RecordingRunner, op_counts
 from tests.support.pruned_checkpoints import (
     ATTENTION_HEADS,
     HIDDEN,
@@ -268,7 +268,10 @@ def test_gate_rejects_what_costs_too_much(source: Path, tmp_path: Path) -> None:
     assert "--gate metric_drop=POINTS" in caught.value.hint
 
 
-def test_metric_decides_with_data(source: Path, tmp_path: Path) -> None:
+def test_metric_decides_with_data(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SEARCH_PRESETS, "quick", SMALL)
     data = tmp_path / "pairs.tsv"
     data.write_text("score\tsentence1\tsentence2\n1\tgood\tbad\n2\tthe river\ta train\n"
                     "3\tgood\tlovely film\n", encoding="utf-8")  # fmt: skip
