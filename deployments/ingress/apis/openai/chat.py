@@ -25,7 +25,12 @@ from deployments.ingress.apis.openai.schemas import (
     ResponseToolCall,
 )
 from deployments.ingress.apis.openai.streaming import encode_stream
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
+from deployments.ingress.apis.openai.tools import (
+    FunctionCall,
+    ToolCallParser,
+    find_mark,
+    offered_tools,
+)
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse
 from deployments.messages import Chunk, Completion, FinishReason, Token, TopLogprob
@@ -69,9 +74,14 @@ def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
 def build_choice(
     index: int, completion: Completion, parser: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
-    """Build a choice. If the text consists only of tool calls, they replace the content."""
-    calls = parser.parse_tool_calls(completion.text) if parser is not None else ()
-    message = ChatMessage(role="assistant", content=None if calls else completion.text)
+    """Build a choice. If the text ends with tool calls, the content is what precedes them."""
+    text: str | None = completion.text
+    calls: Sequence[FunctionCall] = ()
+    if parser is not None:
+        end = parser.count_content(completion.text)
+        if calls := parser.parse_tool_calls(completion.text[end:]):
+            text = completion.text[:end].rstrip() or None
+    message = ChatMessage(role="assistant", content=text)
     if calls:
         message["tool_calls"] = [build_tool_call(call) for call in calls]
     return ChatChoice(
@@ -117,13 +127,14 @@ def build_token_logprob(token: Token | TopLogprob) -> ChatTopLogprob:
 
 
 class ChatStreamChoice:
-    """One choice of a stream. Holds text back as long as it may begin a tool call."""
+    """One choice of a stream. Holds text back as long as it may belong to a tool call."""
 
     def __init__(self, index: int, parser: ToolCallParser | None, *, with_logprobs: bool) -> None:
         self._index = index
-        self._parser = parser  # None as soon as the text cannot be a tool call
+        self._parser = parser
         self._with_logprobs = with_logprobs
-        self._text = ""
+        self._text = ""  # not sent yet
+        self._has_content = False
         self._tokens: list[Token] = []
 
     def open(self) -> Iterator[ChatChunkChoice]:
@@ -133,12 +144,8 @@ class ChatStreamChoice:
         self._text += chunk.text
         if self._with_logprobs:
             self._tokens += [token for token in chunk.tokens if not token.special]
+        yield from self._flush(self._count_content())
         if chunk.finished is None:
-            if self._parser is not None:
-                if self._parser.may_start_tool_call(self._text):
-                    return
-                self._parser = None
-            yield from self._flush()
             return
         calls = self._parser.parse_tool_calls(self._text) if self._parser is not None else ()
         if calls:
@@ -147,15 +154,25 @@ class ChatStreamChoice:
             ]
             yield self._build({"tool_calls": tool_calls})
         else:
-            yield from self._flush()
+            yield from self._flush(len(self._text), is_last=True)
         yield self._build({}, map_finish_reason(chunk.finished.reason, calls))
 
-    def _flush(self) -> Iterator[ChatChunkChoice]:
-        if self._text or self._tokens:
-            choice = self._build({"content": self._text})
+    def _count_content(self) -> int:
+        """Return how many characters of the unsent text are content, whatever follows."""
+        if self._parser is None:
+            return len(self._text)
+        return (
+            find_mark(self._text) if self._has_content else self._parser.count_content(self._text)
+        )
+
+    def _flush(self, count: int, *, is_last: bool = False) -> Iterator[ChatChunkChoice]:
+        """Send `count` characters with all tokens so far."""
+        if count or (self._tokens and (is_last or self._parser is None)):
+            choice = self._build({"content": self._text[:count]})
             if self._with_logprobs:
                 choice["logprobs"] = build_logprobs(self._tokens)
-            self._text, self._tokens = "", []
+            self._text, self._tokens = self._text[count:], []
+            self._has_content = True
             yield choice
 
     def _build(

@@ -29,10 +29,11 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallParser:
-    """Parser of texts that consist of calls of the named functions.
+    """Parser of calls of the named functions, which are a whole text or its end.
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
-    objects. The marks OPEN and CLOSE may enclose a call. A text with anything else is no call.
+    objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
+    calls between marks count. A text with anything after a call has no call.
     """
 
     names: frozenset[str]
@@ -46,6 +47,10 @@ class ToolCallParser:
         return start.startswith(self._prefixes) or any(
             prefix.startswith(start) for prefix in self._prefixes
         )
+
+    def count_content(self, text: str) -> int:
+        """Return how many first characters cannot belong to a call, whatever follows `text`."""
+        return 0 if self.may_start_tool_call(text) else find_mark(text)
 
     def parse_tool_calls(self, text: str) -> tuple[FunctionCall, ...]:
         """Return the calls of a complete text; empty if the text has anything else."""
@@ -71,6 +76,14 @@ class ToolCallParser:
         if isinstance(arguments, dict):
             return FunctionCall(value["name"], orjson.dumps(arguments).decode())
         return None
+
+
+def find_mark(text: str) -> int:
+    """Return where OPEN or, at the end of the text, a part of it begins; else the length."""
+    if (found := text.find(OPEN)) >= 0:
+        return found
+    begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
+    return len(text) - begun
 
 
 def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:

@@ -87,6 +87,8 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
         "It rains.",
         f"I call {CALL}",
         f"{CALL} as you asked",
+        f"I call <tool_call>{CALL}</tool_call> as you asked",
+        "I call <tool_call> and <tool",
         '{"name": "other", "arguments": {}}',
         '{"name": "weather", "arguments": "Rome"}',
         '{"name": "weather", "arguments": {"city": "Ro',
@@ -104,6 +106,24 @@ async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path
     assert "".join(delta.get("content", "") for delta in deltas) == text
     assert not any("tool_calls" in delta for delta in deltas)
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "before", ["I will look.", "<think>\nRome. 1 < 2, <b>\n</think>", "1 <tool"]
+)
+async def test_text_before_marked_calls_is_content(before: str, writing_store: Path) -> None:
+    text = f"{before}\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>"
+    (choice,) = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == before
+    assert len(choice["message"]["tool_calls"]) == 2
+    for pieces in (letters(text), (text,)):
+        events = await script_text(writing_store, *pieces).events(CHAT, TOOLS)
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content", "") for delta in deltas) == f"{before}\n"
+        (called,) = (delta["tool_calls"] for delta in deltas if "tool_calls" in delta)
+        assert [call["function"]["name"] for call in called] == ["weather", "weather"]
+        assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_several_calls_keep_their_order(writing_store: Path) -> None:
