@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from deployments.artifacts.types import TaskName
 from deployments.metrics import PREFIX
 
 STATUS = re.compile(r'\bstatus="(\d+)"')
@@ -41,8 +42,8 @@ class MetricAlias:
                 yield f"{self.name}{suffix}{{{added}{labels}}} {value}"
 
 
-def add_tei_aliases(exposition: str) -> str:
-    """Append the metrics that text-embeddings-inference has, again under its names."""
+def add_aliases(exposition: str) -> str:
+    """Append the metrics that servers of Hugging Face have, again under their names."""
     lines: list[str] = []
     for alias in ALIASES:
         if samples := list(alias.lines(exposition)):
@@ -70,6 +71,36 @@ def _reason_of_failure(labels: str) -> str | None:
 def _status(labels: str) -> int:
     match = STATUS.search(labels)
     return int(match[1]) if match else 200
+
+
+def _of_task(task: TaskName, *, only_success: bool = False) -> Callable[[str], str | None]:
+    def label(labels: str) -> str | None:
+        if f'task="{task}"' not in labels or (only_success and _status(labels) != 200):
+            return None
+        return ""
+
+    return label
+
+
+def _list_task_aliases(name: str, task: TaskName) -> Iterator[MetricAlias]:
+    """Yield the metrics of one kind of request: `te_embed_count` and so on."""
+    requests, seconds = f"{PREFIX}_requests_total", f"{PREFIX}_request_seconds"
+    about = f"Requests for {task}"
+    yield MetricAlias(f"te_{name}_count", requests, "counter", about, _of_task(task))
+    yield MetricAlias(
+        f"te_{name}_success",
+        requests,
+        "counter",
+        f"{about} with status 200",
+        _of_task(task, only_success=True),
+    )
+    yield MetricAlias(
+        f"te_{name}_duration",
+        seconds,
+        "histogram",
+        f"Seconds of a request for {task} in the ingress",
+        _of_task(task),
+    )
 
 
 ALIASES = (
@@ -102,6 +133,14 @@ ALIASES = (
         f"{PREFIX}_waiting_items",
         "gauge",
         "Queued texts at the end of a forward pass",
+    ),
+    *_list_task_aliases("embed", TaskName.FEATURE_EXTRACTION),
+    *_list_task_aliases("predict", TaskName.TEXT_CLASSIFICATION),
+    MetricAlias(
+        "tgi_queue_size",
+        f"{PREFIX}_waiting_requests",
+        "gauge",
+        "Requests waiting for a KV slot",
     ),
 )
 
@@ -136,7 +175,7 @@ async def scrape_ray() -> str:
     """Return the metrics of all live nodes. Skip nodes whose agent does not respond."""
     urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
-    return add_tei_aliases(merge_expositions(texts))
+    return add_aliases(merge_expositions(texts))
 
 
 def _agent_urls() -> list[str]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.ingress.apis.operations.metrics_text import add_tei_aliases
+from deployments.ingress.apis.operations.metrics_text import add_aliases
 
 OURS = """\
 # HELP hundredfold_requests_total Requests answered, by status
@@ -9,6 +9,8 @@ hundredfold_requests_total{replica="aa",model="org/m",status="200"} 3
 hundredfold_requests_total{replica="aa",model="org/m",status="422",} 2
 hundredfold_requests_total{replica="aa",model="org/m",status="429"} 1
 hundredfold_requests_total{replica="aa",model="org/m",status="500"} 4
+hundredfold_requests_total{model="org/m",task="feature-extraction",status="200"} 5
+hundredfold_requests_total{model="org/m",task="feature-extraction",status="504"} 1
 # HELP hundredfold_request_seconds Whole request inside the ingress
 # TYPE hundredfold_request_seconds histogram
 hundredfold_request_seconds_bucket{le="0.1",model="org/m"} 3
@@ -24,7 +26,7 @@ hundredfold_queue_seconds_count{model="org/m"} 1
 
 
 def added() -> list[str]:
-    text = add_tei_aliases(OURS)
+    text = add_aliases(OURS)
     assert text.startswith(OURS), "the input text must stay"
     return text.removeprefix(OURS).splitlines()
 
@@ -32,15 +34,23 @@ def added() -> list[str]:
 def test_aliases_count_requests_by_outcome() -> None:
     lines = added()
     labels = 'replica="aa",model="org/m"'
+    embed = 'model="org/m",task="feature-extraction"'
     assert [line for line in lines if line.startswith("te_request_success")] == [
-        f'te_request_success{{{labels},status="200"}} 3'
+        f'te_request_success{{{labels},status="200"}} 3',
+        f'te_request_success{{{embed},status="200"}} 5',
     ]
     assert [line for line in lines if line.startswith("te_request_failure")] == [
         f'te_request_failure{{err="validation",{labels},status="422",}} 2',
         f'te_request_failure{{err="overloaded",{labels},status="429"}} 1',
         f'te_request_failure{{err="inference",{labels},status="500"}} 4',
+        f'te_request_failure{{err="inference",{embed},status="504"}} 1',
     ]
-    assert len([line for line in lines if line.startswith("te_request_count")]) == 4
+    assert len([line for line in lines if line.startswith("te_request_count")]) == 6
+    assert [line for line in lines if line.startswith("te_embed")] == [
+        f'te_embed_count{{{embed},status="200"}} 5',
+        f'te_embed_count{{{embed},status="504"}} 1',
+        f'te_embed_success{{{embed},status="200"}} 5',
+    ]
 
 
 def test_aliases_keep_histogram_and_gauge_samples() -> None:
@@ -59,9 +69,11 @@ def test_each_alias_has_one_header_and_samples() -> None:
         "te_request_failure",
         "te_request_duration",
         "te_queue_size",
+        "te_embed_count",
+        "te_embed_success",
     ]
     assert not any("queue_duration" in line for line in lines), "per pass is not per request"
 
 
 def test_aliases_of_nothing_are_empty() -> None:
-    assert add_tei_aliases("\n") == "\n"
+    assert add_aliases("\n") == "\n"
