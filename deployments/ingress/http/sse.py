@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Without these headers, proxies buffer the whole response and caches store it.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+# Proxies close a connection that has been silent for a minute; clients ignore comments.
+KEEP_ALIVE_S = 20.0
+COMMENT = b": waiting for the first token\n\n"
 
 
 class Closable(Protocol):
@@ -50,8 +53,8 @@ class SseResponse(Response):
         self.status_code = 200
         self.background = None
         self.init_headers({**HEADERS, **(headers or {})})
-        self._events = events
-        self._source = source
+        self.events = events
+        self.source = source
         self._encode_error = encode_error
         self._write_timeout_s = stream_write_timeout_s
 
@@ -63,8 +66,8 @@ class SseResponse(Response):
         finally:
             sending.cancel()
             disconnect.cancel()
-            if self._source is not None:
-                await self._source.aclose()
+            if self.source is not None:
+                await self.source.aclose()
             await asyncio.gather(sending, disconnect, return_exceptions=True)
         if not sending.cancelled():
             sending.result()
@@ -75,7 +78,7 @@ class SseResponse(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        async with aclosing(self._events), aclosing(self._read_events()) as events:
+        async with aclosing(self.events), aclosing(self._read_events()) as events:
             try:
                 await send(start)
                 async for body in events:
@@ -88,13 +91,59 @@ class SseResponse(Response):
     async def _read_events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events; a failure becomes the last event."""
         try:
-            async for body in self._events:
+            async for body in self.events:
                 yield body
         except ServeError as error:
             yield self._encode_error(truncate_error(error))
         except Exception:
             log.exception("unexpected failure of a stream")
             yield self._encode_error(ServeError("unexpected failure; see the log of the server"))
+
+
+async def start_stream(
+    start: Coroutine[Any, Any, SseResponse],
+    encode_error: Callable[[ServeError], bytes],
+    *,
+    stream_write_timeout_s: float,
+) -> Response:
+    """Return the result of `start`, or a response that sends comments until `start` is over.
+
+    `start` may wait for a KV slot and for a long prompt. If it raises within KEEP_ALIVE_S, so does
+    this function; later its failure is the only event of the response.
+    """
+    starting = asyncio.create_task(start)
+    try:
+        await asyncio.wait((starting,), timeout=KEEP_ALIVE_S)
+    except asyncio.CancelledError:  # the client has left
+        await _LateStream(starting).aclose()
+        raise
+    if starting.done():
+        return starting.result()
+    late = _LateStream(starting)
+    return SseResponse(
+        late.read_events(), late, encode_error, stream_write_timeout_s=stream_write_timeout_s
+    )
+
+
+class _LateStream:
+    """A stream that starts after its response, and comments before."""
+
+    def __init__(self, starting: asyncio.Task[SseResponse]) -> None:
+        self._starting = starting
+
+    async def read_events(self) -> AsyncGenerator[bytes, None]:
+        while not self._starting.done():
+            yield COMMENT
+            await asyncio.wait((self._starting,), timeout=KEEP_ALIVE_S)
+        async with aclosing(self._starting.result().events) as events:
+            async for body in events:
+                yield body
+
+    async def aclose(self) -> None:
+        self._starting.cancel()
+        (started,) = await asyncio.gather(self._starting, return_exceptions=True)
+        if isinstance(started, SseResponse) and started.source is not None:
+            await started.source.aclose()
 
 
 def build_event(json: bytes) -> bytes:

@@ -8,7 +8,7 @@ GET  /v1/models  /v1/models/{id}
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -60,8 +60,8 @@ from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
-from deployments.ingress.http.sse import SseResponse
-from deployments.ingress.requests import InferenceRequest
+from deployments.ingress.http.sse import SseResponse, start_stream
+from deployments.ingress.requests import GenerationRequest, InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
 from deployments.registry import RegisteredModel
 
@@ -188,10 +188,11 @@ class OpenAIRoutes:
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers, streams=bool(body.stream))
         generation_request = parse_chat_request(body, model, options)
+        if body.stream:
+            return await self._stream(
+                generation_request, body, lambda stream: encode_chat_stream(stream, body)
+            )
         with rename_error_fields(field_names(body)):
-            if body.stream:
-                stream = await self._pipeline.stream(generation_request)
-                return self._build_stream(stream, encode_chat_stream(stream, body), body)
             response = await self._pipeline.complete(generation_request)
         content = build_chat_response(response, body)
         return json_response(content, headers=generation_headers(response))
@@ -201,11 +202,13 @@ class OpenAIRoutes:
         body = parse_body(CompletionBody, raw)
         options = read_options(body.options, request.headers, streams=bool(body.stream))
         generation_request = parse_completion_request(body, model, options)
+        if body.stream:
+            return await self._stream(
+                generation_request,
+                body,
+                lambda stream: encode_completion_stream(stream, generation_request, body),
+            )
         with rename_error_fields(field_names(body)):
-            if body.stream:
-                stream = await self._pipeline.stream(generation_request)
-                events = encode_completion_stream(stream, generation_request, body)
-                return self._build_stream(stream, events, body)
             response = await self._pipeline.complete(generation_request)
         content = build_completion_response(response, generation_request, body)
         return json_response(content, headers=generation_headers(response))
@@ -219,16 +222,27 @@ class OpenAIRoutes:
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
         return raw, await self._pipeline.find_generator(model_id)
 
-    def _build_stream(
-        self, stream: GenerationStream, events: AsyncGenerator[bytes, None], body: GenerationBody
-    ) -> SseResponse:
-        return SseResponse(
-            events,
-            stream,
-            error_encoder(field_names(body)),
-            stream_write_timeout_s=self._pipeline.settings.stream_write_timeout_s,
-            headers=stream_headers(stream),
-        )
+    async def _stream(
+        self,
+        request: GenerationRequest,
+        body: GenerationBody,
+        encode: Callable[[GenerationStream], AsyncGenerator[bytes, None]],
+    ) -> Response:
+        encode_error = error_encoder(field_names(body))
+        write_timeout_s = self._pipeline.settings.stream_write_timeout_s
+
+        async def start() -> SseResponse:
+            with rename_error_fields(field_names(body)):
+                stream = await self._pipeline.stream(request)
+            return SseResponse(
+                encode(stream),
+                stream,
+                encode_error,
+                stream_write_timeout_s=write_timeout_s,
+                headers=stream_headers(stream),
+            )
+
+        return await start_stream(start(), encode_error, stream_write_timeout_s=write_timeout_s)
 
     async def models(self, request: Request) -> Response:
         page = await build_model_list(self._pipeline, self._store, request.query_params)

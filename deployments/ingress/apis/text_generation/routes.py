@@ -55,7 +55,7 @@ from deployments.ingress.http.request_options import (
     model_in_path,
     read_options,
 )
-from deployments.ingress.http.sse import SseResponse
+from deployments.ingress.http.sse import SseResponse, start_stream
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, JsonSchema
@@ -156,7 +156,20 @@ class TextGenerationRoutes:
     async def stream(
         self, tgi_request: GenerateRequest, generation_request: GenerationRequest
     ) -> Response:
-        """Start a stream. Raises ServeError for failures before the first event."""
+        """Start a stream. Raises ServeError for early failures before the first event."""
+        write_timeout_s = self._pipeline.settings.stream_write_timeout_s
+        return await start_stream(
+            self._start(tgi_request, generation_request, write_timeout_s),
+            encode_error_event,
+            stream_write_timeout_s=write_timeout_s,
+        )
+
+    async def _start(
+        self,
+        tgi_request: GenerateRequest,
+        generation_request: GenerationRequest,
+        stream_write_timeout_s: float,
+    ) -> SseResponse:
         max_time_s = tgi_request.parameters.max_time
         with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:
@@ -170,7 +183,7 @@ class TextGenerationRoutes:
             encode_events(batches, stream.started[0], tgi_request),
             stream,
             encode_error_event,
-            stream_write_timeout_s=self._pipeline.settings.stream_write_timeout_s,
+            stream_write_timeout_s=stream_write_timeout_s,
             headers=tgi_stream_headers(stream, tgi_request),
         )
 

@@ -8,7 +8,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from deployments.errors import EngineFailed, ServeError
-from deployments.ingress.http.sse import SseResponse, build_event
+from deployments.ingress.http import sse
+from deployments.ingress.http.sse import COMMENT, SseResponse, build_event, start_stream
 from tests.support.asgi_client import AsgiClient
 from tests.support.fakes import wait_until
 
@@ -164,3 +165,88 @@ async def test_unread_events_are_closed() -> None:
     client.disconnect()
     await client.task
     await wait_until(lambda: source.source_closed == 1)
+
+
+class SlowStart:
+    """A start that waits for `ready`, then returns a stream or raises `error`."""
+
+    def __init__(self, error: ServeError | None = None) -> None:
+        self.ready = asyncio.Event()
+        self.source = EventSource([build_event(b"1"), build_event(b"2")])
+        self.cancelled = False
+        self._error = error
+
+    async def start(self) -> SseResponse:
+        try:
+            await self.ready.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if self._error is not None:
+            raise self._error
+        source = self.source
+        return SseResponse(source.events(), source, encode_error, stream_write_timeout_s=5.0)
+
+    def open(self) -> AsgiClient:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await start_stream(self.start(), encode_error, stream_write_timeout_s=5.0)
+            await response(scope, receive, send)
+
+        return AsgiClient(app, "/", {})
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+
+
+async def test_stream_that_starts_soon_has_no_comment() -> None:
+    slow = SlowStart()
+    slow.ready.set()
+    client = slow.open()
+    await client.task
+    assert client.text == "data: 1\n\ndata: 2\n\n"
+    assert slow.source.is_closed()
+
+
+async def test_comments_are_sent_until_the_stream_starts(impatient: None) -> None:
+    slow = SlowStart()
+    client = slow.open()
+    await client.wait_for_text(2 * COMMENT.decode())
+    slow.ready.set()
+    await client.task
+    assert client.text.replace(COMMENT.decode(), "") == "data: 1\n\ndata: 2\n\n"
+    assert slow.source.is_closed()
+
+
+async def test_late_failure_is_an_event_and_an_early_one_is_raised(impatient: None) -> None:
+    slow = SlowStart(EngineFailed("broken"))
+    client = slow.open()
+    await client.wait_for_text(COMMENT.decode())
+    slow.ready.set()
+    await client.task
+    assert client.text.endswith("data: engine_failed: broken\n\n")
+    early = SlowStart(EngineFailed("broken"))
+    early.ready.set()
+    with pytest.raises(EngineFailed):
+        await early.open().task
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_client_that_leaves_before_the_start_ends_it(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowStart()
+    if is_late:
+        monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    client = slow.open()
+    if is_late:
+        await client.wait_for_text(COMMENT.decode())
+        client.disconnect()
+        await client.task
+    else:
+        await asyncio.sleep(0.01)
+        client.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client.task
+    assert slow.cancelled
