@@ -167,7 +167,7 @@ async def test_unread_events_are_closed() -> None:
     await wait_until(lambda: source.source_closed == 1)
 
 
-class SlowStart:
+class LateStart:
     """A start that waits for `ready`, then returns a stream or raises `error`."""
 
     def __init__(self, error: ServeError | None = None) -> None:
@@ -201,7 +201,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_stream_that_starts_soon_has_no_comment() -> None:
-    slow = SlowStart()
+    slow = LateStart()
     slow.ready.set()
     client = slow.open()
     await client.task
@@ -210,7 +210,7 @@ async def test_stream_that_starts_soon_has_no_comment() -> None:
 
 
 async def test_comments_are_sent_until_the_stream_starts(impatient: None) -> None:
-    slow = SlowStart()
+    slow = LateStart()
     client = slow.open()
     await client.wait_for_text(2 * COMMENT.decode())
     slow.ready.set()
@@ -220,13 +220,13 @@ async def test_comments_are_sent_until_the_stream_starts(impatient: None) -> Non
 
 
 async def test_late_failure_is_an_event_and_an_early_one_is_raised(impatient: None) -> None:
-    slow = SlowStart(EngineFailed("broken"))
+    slow = LateStart(EngineFailed("broken"))
     client = slow.open()
     await client.wait_for_text(COMMENT.decode())
     slow.ready.set()
     await client.task
     assert client.text.endswith("data: engine_failed: broken\n\n")
-    early = SlowStart(EngineFailed("broken"))
+    early = LateStart(EngineFailed("broken"))
     early.ready.set()
     with pytest.raises(EngineFailed):
         await early.open().task
@@ -236,7 +236,7 @@ async def test_late_failure_is_an_event_and_an_early_one_is_raised(impatient: No
 async def test_client_that_leaves_before_the_start_ends_it(
     is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowStart()
+    slow = LateStart()
     if is_late:
         monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
     client = slow.open()
