@@ -98,7 +98,9 @@ def _read_configured(config: Path) -> dict[str, str]:
         document = read_document(config.read_text(encoding="utf-8")).value
     except (OSError, UnicodeDecodeError, UnreadableConfig) as exc:
         raise BadSetting(f"cannot read `{config}`: {exc}") from exc
-    listed = (args.get("models") for args in read_args(document))
+    if not (applications := list(read_args(document))):
+        raise BadSetting(f"`{config}` has no application of this project; name a Serve config")
+    listed = (args.get("models") for args in applications)
     models = (model for each in listed if isinstance(each, list) for model in each)
     return {
         str(model.get("id")): str(model.get("version", LATEST_NAME))

@@ -53,6 +53,7 @@ from cluster.processes import (
 from cluster.progress import StartError, StartupProgress, notify_systemd
 from cluster.ray_host import RayHost
 from cluster.serve_config import read_args
+from deployments.builds.process import HUB_OFFLINE_VARIABLE
 from deployments.command_line import count_from_zero, positive_count, positive_seconds
 from deployments.config import KEY_FILE_VARIABLE
 
@@ -226,7 +227,8 @@ def serve_at_edge(
         metrics_address=format_address(settings.metrics_host, ports.metrics),
         environment=os.environ
         | local_environment(ports, edge.directory)
-        | key_file_environment(settings.key_file),
+        | key_file_environment(settings.key_file)
+        | {HUB_OFFLINE_VARIABLE: os.environ.get("HF_HUB_OFFLINE", "")},
         num_gpus=count_gpus(settings.num_gpus, progress),
         start_timeout_s=settings.start_timeout_s,
         progress=progress,

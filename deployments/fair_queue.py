@@ -15,7 +15,7 @@ from bisect import bisect, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, takewhile
+from itertools import chain, islice
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -165,10 +165,13 @@ class FairQueue(Generic[T]):
             return islice(self._entries, count)
         start = self._find_lower()
         lower = self._entries[start:count]
-        overtaking = (sum(entry.cost for entry in lower) + cost) / LOWER_SHARE - self._overtaken
-        served = accumulate((entry.cost for entry in islice(self._entries, start)), initial=0.0)
-        higher = sum(1 for _ in takewhile(lambda before: before < overtaking, served))
-        return chain(islice(self._entries, min(higher, start)), lower)
+        higher, overtaken = 0, self._overtaken
+        for turn in (*(entry.cost for entry in lower), cost):
+            while higher < start and overtaken * LOWER_SHARE < turn:
+                overtaken += self._entries[higher].cost
+                higher += 1
+            overtaken = 0.0
+        return chain(islice(self._entries, higher), lower)
 
     def _turn(self) -> int:
         """Return the index of the item to serve next: 0, or the first of a lower priority."""

@@ -35,6 +35,7 @@ ERRORS: Mapping[int, tuple[str, str]] = {
     504: ("deadline_exceeded", "the server did not answer in time"),
 }
 RETRYABLE = {429, 502, 503, 504}
+_SCRAPES = 64  # connections of the metrics port, which has no limit per address
 METRICS_HOST = "127.0.0.1"  # address of the metrics port, unless the launcher names another
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are similar if client address, path and these headers are equal. If a queue was just too
@@ -147,7 +148,10 @@ def edit_for_host(
         # No program receives HAProxy's log on this host; the ingress counts and logs requests.
         (r"^    log \S+ local0 info\n", ""),
         (r"^    stats socket .*\n", _admin_socket(paths)),
-        (r"^(frontend prometheus\n)    bind :(\d+)\n", rf"\1    bind {host}:\2\n"),
+        (
+            r"^(frontend prometheus\n)    bind :(\d+)\n",
+            rf"\1    bind {host}:\2\n    maxconn {_SCRAPES}\n",
+        ),
         (r"prometheus-exporter if { path /metrics }\n", _metrics_rules(text, metrics)),
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
         (
@@ -181,12 +185,12 @@ def find_metrics_paths(text: str) -> str:
 def _metrics_rules(text: str, metrics: str) -> str:
     """Build the rules of the metrics port.
 
-    The port returns HAProxy's own metrics at HAPROXY_METRICS_PATH, routes the paths in `metrics`,
-    and denies all others.
+    The port returns HAProxy's own metrics at HAPROXY_METRICS_PATH to this host, because HAProxy
+    checks no API keys, routes the paths in `metrics`, and denies all others.
     """
     routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
     routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
-    own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"
+    own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }} {{ src 127.0.0.0/8 ::1 }}\n"
     return own + _deny(f"unless {{ path {metrics} }}") + "".join(routes)
 
 

@@ -18,6 +18,9 @@ _PACKAGES = Path(deployments.__file__).parents[1]
 _COMPILER = ("build_artifacts", "torch")
 LOG_NAME = "builder.log"
 MAX_LOG_BYTES = 1 << 20  # a larger log is deleted before the next builder starts
+# HF_HUB_OFFLINE as the operator set it. Replicas run with HF_HUB_OFFLINE=1, because they read
+# sealed artifacts only.
+HUB_OFFLINE_VARIABLE = "HUNDREDFOLD_HUB_OFFLINE"
 BUSY = 3  # exit code: another process runs the builds of the queue
 
 
@@ -54,11 +57,10 @@ def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]
 
 
 def _builder_environment() -> dict[str, str]:
-    """Return the server's environment, with this package importable and the model hub allowed.
-
-    Replicas run with HF_HUB_OFFLINE, because they read sealed artifacts only.
-    """
+    """Return the server's environment, with this package importable and HUB_OFFLINE_VARIABLE."""
     environment = {**os.environ}
     environment.pop("HF_HUB_OFFLINE", None)
+    if is_offline := environment.get(HUB_OFFLINE_VARIABLE):
+        environment["HF_HUB_OFFLINE"] = is_offline
     paths = (str(_PACKAGES), environment.get("PYTHONPATH", ""))
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -35,8 +35,8 @@ def count_prompt(prompt: Prompt) -> int:
     if not isinstance(prompt, Chat):
         return len(prompt)
     messages = ((each["content"], each.get("tool_calls", "")) for each in prompt.messages)
-    tools = len(str(prompt.tools)) if prompt.tools else 0
-    return tools + sum(len(content) + len(str(calls)) for content, calls in messages)
+    more = sum(len(str(each)) for each in (prompt.tools, prompt.variables) if each)
+    return more + sum(len(content) + len(str(calls)) for content, calls in messages)
 
 
 class SamplingParams(NamedTuple):

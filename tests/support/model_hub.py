@@ -34,9 +34,11 @@ def serve_hub(root: Path) -> Iterator[ModelHub]:
     with ModelHub(root) as hub:
         thread = threading.Thread(target=hub.serve_forever, daemon=True)
         thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
 
 
 class _HubRequest(BaseHTTPRequestHandler):

@@ -18,8 +18,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Without these headers, proxies buffer the whole response and caches store it.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-# Proxies close a connection that has been silent for a minute; clients ignore comments.
-KEEP_ALIVE_S = 20.0
+# Proxies close a connection that has been silent for a minute; clients ignore comments. Most waits
+# for a starting replica (`cold_start_wait_s`) end before, with a status that clients retry.
+KEEP_ALIVE_S = 30.0
 COMMENT = b": waiting for the first token\n\n"
 
 

@@ -72,6 +72,9 @@ def test_commands_know_the_versions_of_the_configuration(
     assert read_plan(store).find(MODEL).aliases["stable"] == OLD
     assert run(store, "pin", MODEL, "--config", str(tmp_path / "none.yaml")) == 1
     assert "none.yaml" in capsys.readouterr().err
+    config.write_text("serveConfigV2: ''")
+    assert run(store, "pin", MODEL, "--config", str(config)) == 1
+    assert "has no application of this project" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,7 @@ from deployments.ingress.apis.openai.schemas import (
     ResponseToolCall,
 )
 from deployments.ingress.apis.openai.streaming import encode_stream
-from deployments.ingress.apis.openai.tools import (
-    FunctionCall,
-    ToolCallParser,
-    find_mark,
-    offered_tools,
-)
+from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse
 from deployments.messages import Chunk, Completion, FinishReason, Token, TopLogprob
@@ -161,9 +156,9 @@ class ChatStreamChoice:
         """Return how many characters of the unsent text are content, whatever follows."""
         if self._parser is None:
             return len(self._text)
-        return (
-            find_mark(self._text) if self._has_content else self._parser.count_content(self._text)
-        )
+        if self._has_content:
+            return self._parser.find_marked_call(self._text)
+        return self._parser.count_content(self._text)
 
     def _flush(self, count: int, *, is_last: bool = False) -> Iterator[ChatChunkChoice]:
         """Send `count` characters with all tokens so far."""

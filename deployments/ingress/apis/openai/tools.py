@@ -50,7 +50,17 @@ class ToolCallParser:
 
     def count_content(self, text: str) -> int:
         """Return how many first characters cannot belong to a call, whatever follows `text`."""
-        return 0 if self.may_start_tool_call(text) else find_mark(text)
+        return 0 if self.may_start_tool_call(text) else self.find_marked_call(text)
+
+    def find_marked_call(self, text: str) -> int:
+        """Return where a marked call or, at the end, a part of OPEN begins; else the length."""
+        start = 0
+        while (found := text.find(OPEN, start)) >= 0:
+            if self.may_start_tool_call(text[found:]):
+                return found
+            start = found + len(OPEN)
+        begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
+        return len(text) - begun
 
     def parse_tool_calls(self, text: str) -> tuple[FunctionCall, ...]:
         """Return the calls of a complete text; empty if the text has anything else."""
@@ -76,14 +86,6 @@ class ToolCallParser:
         if isinstance(arguments, dict):
             return FunctionCall(value["name"], orjson.dumps(arguments).decode())
         return None
-
-
-def find_mark(text: str) -> int:
-    """Return where OPEN or, at the end of the text, a part of it begins; else the length."""
-    if (found := text.find(OPEN)) >= 0:
-        return found
-    begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
-    return len(text) - begun
 
 
 def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:

@@ -145,11 +145,19 @@ class LiveStatisticsReader:
         async with self._reading:
             if self._answer is None or self._clock() >= self._answer_expires_s:
                 if self._clock() >= self._load_expires_s:
-                    self._load = read_load(await self._scrape())
-                    self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
+                    await self._read_load()
                 self._answer = self._build()
                 self._answer_expires_s = self._clock() + MAX_AGE_S
             return self._answer
+
+    async def _read_load(self) -> None:
+        """Read the load again. A failed scrape is not repeated while the load could be reused."""
+        self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
+        try:
+            self._load = read_load(await self._scrape())
+        except asyncio.CancelledError:  # the client has left; the next one reads
+            self._load_expires_s = 0.0
+            raise
 
     def _build(self) -> LiveStatistics:
         requests, seconds = self._recent.read()

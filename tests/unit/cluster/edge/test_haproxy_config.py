@@ -91,7 +91,7 @@ def test_edit_makes_the_admin_socket_private(paths: EdgePaths) -> None:
 def test_edit_moves_metrics_to_their_own_port(paths: EdgePaths) -> None:
     sections = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")
     own, public = sections[0].partition("frontend prometheus")[2], sections[2]
-    assert "prometheus-exporter if { path /haproxy }" in own
+    assert "prometheus-exporter if { path /haproxy } { src 127.0.0.0/8 ::1 }" in own
     assert "deny deny_status 404 unless { path /app/metrics }" in own
     assert own.index("deny") < own.index("use_backend http-app if is_http-app")
     assert "deny deny_status 404 if { path /app/metrics }" in public

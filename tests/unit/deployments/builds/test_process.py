@@ -7,9 +7,13 @@ import pytest
 from deployments.builds import process
 
 
-def test_builder_may_connect_to_a_hub_although_replicas_may_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_builder_may_connect_to_a_hub_unless_the_operator_forbids_it(
+    is_offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Replicas may not connect."""
+    if is_offline:
+        monkeypatch.setenv(process.HUB_OFFLINE_VARIABLE, "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PYTHONPATH", "/own")
     started: list[dict[str, str]] = []
@@ -18,5 +22,5 @@ def test_builder_may_connect_to_a_hub_although_replicas_may_not(
     )
     process.start_builder(tmp_path, 1 << 30)
     (environment,) = started
-    assert "HF_HUB_OFFLINE" not in environment
+    assert environment.get("HF_HUB_OFFLINE") == ("1" if is_offline else None)
     assert environment["PYTHONPATH"].endswith(":/own")

@@ -109,7 +109,14 @@ async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path
 
 
 @pytest.mark.parametrize(
-    "before", ["I will look.", "<think>\nRome. 1 < 2, <b>\n</think>", "1 <tool"]
+    "before",
+    [
+        "I will look.",
+        "<think>\nRome. 1 < 2, <b>\n</think>",
+        "1 <tool",
+        "<think> a <tool_call> block of </tool_call> </think>",
+        '<tool_call>{"name": "other"}</tool_call>',
+    ],
 )
 async def test_text_before_marked_calls_is_content(before: str, writing_store: Path) -> None:
     text = f"{before}\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>"
@@ -124,6 +131,15 @@ async def test_text_before_marked_calls_is_content(before: str, writing_store: P
         (called,) = (delta["tool_calls"] for delta in deltas if "tool_calls" in delta)
         assert [call["function"]["name"] for call in called] == ["weather", "weather"]
         assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_stream_does_not_hold_back_text_after_a_mark_without_a_call(
+    writing_store: Path,
+) -> None:
+    pieces = ("A <tool_call> is", " a mark.", " So")
+    events = await script_text(writing_store, *pieces).events(CHAT, TOOLS)
+    deltas = [event["choices"][0]["delta"].get("content") for event in events]
+    assert deltas == ["", *pieces, None]
 
 
 async def test_several_calls_keep_their_order(writing_store: Path) -> None:
