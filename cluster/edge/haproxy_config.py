@@ -35,7 +35,7 @@ ERRORS: Mapping[int, tuple[str, str]] = {
     504: ("deadline_exceeded", "the server did not answer in time"),
 }
 RETRYABLE = {429, 502, 503, 504}
-_SCRAPES = 64  # connections of the metrics port, which has no limit per address
+_MAX_SCRAPES = 64  # connections of the metrics port, which has no limit per address
 METRICS_HOST = "127.0.0.1"  # address of the metrics port, unless the launcher names another
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are similar if client address, path and these headers are equal. If a queue was just too
@@ -150,7 +150,7 @@ def edit_for_host(
         (r"^    stats socket .*\n", _admin_socket(paths)),
         (
             r"^(frontend prometheus\n)    bind :(\d+)\n",
-            rf"\1    bind {host}:\2\n    maxconn {_SCRAPES}\n",
+            rf"\1    bind {host}:\2\n    maxconn {_MAX_SCRAPES}\n",
         ),
         (r"prometheus-exporter if { path /metrics }\n", _metrics_rules(text, metrics)),
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
