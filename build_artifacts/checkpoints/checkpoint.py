@@ -194,14 +194,18 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(directory).as_posix(), path
 
 
-def copy_without_weights(directory: Path, into: Path, without: Collection[str] = ()) -> None:
-    """Copy `hashed_files` to `into`, except weights and the names in `without`.
+def copy_without_weights(
+    directory: Path, into: Path, *, weights: Path, without: Collection[str] = ()
+) -> None:
+    """Copy `hashed_files` to `into`, except the weights in `weights` and the names in `without`.
 
-    Raises SourceUnreadable if a file cannot be read.
+    Weights of sentence-transformers modules are in other directories, so they are copied. Raises
+    SourceUnreadable if a file cannot be read.
     """
     for name, path in hashed_files(directory):
         is_weight = name.endswith((".safetensors", ".safetensors.index.json"))
-        if not is_weight and name not in without:
+        is_model = is_weight and path.parent == weights
+        if not is_model and name not in without:
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, into / name)
 

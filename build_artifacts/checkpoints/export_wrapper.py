@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.checkpoints.projection import build_projection
 from build_artifacts.checkpoints.sentences import Pooling
 from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
@@ -18,19 +20,27 @@ OutputFunction = Callable[[Any, Any], Any]
 
 
 def wrap_for_export(
-    model: TorchModel, head: ModelHead, pooling: Pooling | None = None, *, with_tokens: bool = False
+    model: TorchModel, metadata: CheckpointMetadata, *, with_tokens: bool = False
 ) -> TorchModel:
     """Return a copy of `model`, with the same weights, whose forward returns one float32 tensor.
 
     VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W], with M masks
-    and W values per row. Vectors are pooled but not normalized, because the server normalizes them.
-    Other heads return logits. `input_names` lists the inputs. With `with_tokens`, a VECTOR model
-    returns a pair: the pooled [B, W] and the unpooled [B, T, W] in the model's dtype.
+    and W values per row. Vectors are pooled and projected but not normalized, because the server
+    normalizes them. Other heads return logits. `input_names` lists the inputs. With `with_tokens`,
+    a VECTOR model returns a pair: the [B, W] and the unpooled [B, T, hidden size] in the model's
+    dtype.
     """
-    answer = _POOLED[pooling] if head is ModelHead.VECTOR else _OUTPUT_FUNCTIONS[head]
-    if with_tokens and head is ModelHead.VECTOR:
-        answer = _with_token_outputs(answer)
     rows = copy.copy(model)
+    answer = _OUTPUT_FUNCTIONS.get(metadata.head)
+    if answer is None:
+        answer = _POOLED[metadata.pooling]
+        if metadata.projection:
+            projection = build_projection(metadata.projection)
+            # The copy shares all modules. With a table of its own, `model` does not get this one.
+            rows._modules = {**model._modules, "sentence_projection": projection}
+            answer = _project(answer, projection)
+        if with_tokens:
+            answer = _with_token_outputs(answer)
     rows.__class__ = _export_class(type(model), answer)
     return rows
 
@@ -99,6 +109,10 @@ def _select_positions(encoder: TorchModel, positions: Any) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def _project(pool: OutputFunction, projection: Any) -> OutputFunction:
+    return lambda out, mask: projection(pool(out, mask))
 
 
 def _with_token_outputs(pool: OutputFunction) -> OutputFunction:

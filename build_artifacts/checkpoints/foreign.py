@@ -23,7 +23,8 @@ def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
             f"{where} has pickled weights only (`{pickled}`); a pickle can execute any program, so "
             "the build never loads one",
             hint="convert them to safetensors in an isolated environment: "
-            "`AutoModel.from_pretrained(DIR).save_pretrained(OUT)`",
+            "`AutoModel.from_pretrained(DIR).save_pretrained(OUT)`, or "
+            "`SentenceTransformer(DIR).save_pretrained(OUT)`",
         )
     if gguf := _find_first(files, (GGUF_SUFFIX,)):
         return UnsupportedModel(

@@ -32,6 +32,7 @@ from build_artifacts.checkpoints.encoder_decoders import (
     read_encoder_decoder_config,
     read_vocabulary_size,
 )
+from build_artifacts.checkpoints.projection import DenseLayer
 from build_artifacts.checkpoints.sentences import (
     Pooling,
     is_cross_encoder,
@@ -63,6 +64,8 @@ class CheckpointMetadata:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     pooling: Pooling | None = None
+    projection: tuple[DenseLayer, ...] = ()  # of the pooled vectors
+    token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
@@ -250,13 +253,16 @@ def read_encoder_decoder_metadata(
 def _embedding_metadata(
     checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
-    embedding = read_embedding_config(checkpoint)
+    embedding = read_embedding_config(checkpoint, config.hidden_size)
+    projection = embedding.projection
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
         max_tokens=_read_max_tokens(checkpoint, config, read_max_seq_length(checkpoint.weights)),
-        output_width=config.hidden_size,
+        output_width=projection[-1].width if projection else config.hidden_size,
         pooling=embedding.pooling,
+        projection=projection,
+        token_width=config.hidden_size if projection else None,
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,

@@ -16,12 +16,15 @@ from build_artifacts.checkpoints.checkpoint import (
     read_modules,
     read_object,
 )
+from build_artifacts.checkpoints.projection import DenseLayer, read_dense_layer
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
 Pooling = Literal["mean", "cls", "last"]
 SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
+# Module types of sentence-transformers, in the order of their use.
+MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
 # Pooling by its names in configs. Older configs have flags such as `pooling_mode_mean_tokens`, and
 # newer configs have names such as `mean`.
 _POOLINGS: Mapping[str, Pooling] = {
@@ -35,28 +38,35 @@ _POOLINGS: Mapping[str, Pooling] = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """Pooling, normalization and prompts of an embedding model."""
+    """Pooling, projection, normalization and prompts of an embedding model."""
 
     pooling: Pooling
+    projection: tuple[DenseLayer, ...]  # of the pooled vectors, in order
     normalize: bool
     prompts: tuple[tuple[str, str], ...]
     default_prompt: str | None
 
 
-def read_embedding_config(checkpoint: Checkpoint) -> EmbeddingConfig:
+def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> EmbeddingConfig:
     """Read the embedding config; the default pooling is the mean.
 
-    Raises UnsupportedModel for a module or a pooling that the build does not support.
+    Raises UnsupportedModel for a module or a pooling that the build does not support, and the
+    errors of `read_dense_layer`.
     """
-    modules = _modules(checkpoint)
+    modules = _read_modules(checkpoint)
     config_file = checkpoint.directory / SENTENCE_CONFIG_NAME
     prompts = read_field(config_file, "prompts", dict) or {}
     pooling: Pooling = "mean"
-    if "Pooling" in modules:
-        pooling = _pooling(checkpoint.module(modules["Pooling"]) / CONFIG_NAME, bool(prompts))
+    if paths := modules["Pooling"]:
+        pooling = _pooling(checkpoint.module(paths[0]) / CONFIG_NAME, bool(prompts))
+    projection: list[DenseLayer] = []
+    for path in modules["Dense"]:
+        width = projection[-1].width if projection else hidden_size
+        projection.append(read_dense_layer(checkpoint.module(path), width))
     return EmbeddingConfig(
         pooling=pooling,
-        normalize="Normalize" in modules,
+        projection=tuple(projection),
+        normalize=bool(modules["Normalize"]),
         prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
         default_prompt=read_field(config_file, "default_prompt_name", str),
     )
@@ -86,18 +96,28 @@ def is_cross_encoder(checkpoint: Checkpoint) -> bool:
     )
 
 
-def _modules(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the directory of each sentence-transformers module by type."""
-    kinds: dict[str, str] = {}
-    for module in read_modules(checkpoint.directory):
-        kind = module.type.rpartition(".")[2]
-        if kind not in ("Transformer", "Pooling", "Normalize"):
+def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Return the directories of the sentence-transformers modules by type.
+
+    Raises UnsupportedModel for modules of another type or in an order other than MODULE_TYPES.
+    """
+    modules = read_modules(checkpoint.directory)
+    kinds = [module.type.rpartition(".")[2] for module in modules]
+    for kind in kinds:
+        if kind not in MODULE_TYPES:
             raise UnsupportedModel(
                 f"`{MODULES_NAME}` has the unsupported module `{kind}`",
-                hint="supported: Transformer, Pooling, Normalize",
+                hint=f"supported: {', '.join(MODULE_TYPES)}",
             )
-        kinds[kind] = module.path
-    return kinds
+    if kinds != sorted(kinds, key=MODULE_TYPES.index):
+        raise UnsupportedModel(
+            f"`{MODULES_NAME}` has the modules in the unsupported order {', '.join(kinds)}",
+            hint=f"supported: {', '.join(MODULE_TYPES)}",
+        )
+    return {
+        known: [module.path for module, kind in zip(modules, kinds, strict=True) if kind == known]
+        for known in MODULE_TYPES
+    }
 
 
 def _pooling(path: Path, has_prompts: bool) -> Pooling:

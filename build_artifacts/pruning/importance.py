@@ -59,7 +59,7 @@ def measure(
     import torch
 
     generator = torch.Generator().manual_seed(_SEED)
-    wrapped = wrap_for_export(model, metadata.head, metadata.pooling)
+    wrapped = wrap_for_export(model, metadata)
     names = input_names(model, metadata.head)
     observers = [(_Observer(layer.heads), _Observer(layer.ffn_channels)) for layer in layers]
     every = [observer for pair in observers for observer in pair]

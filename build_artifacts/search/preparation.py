@@ -50,7 +50,7 @@ class TorchReferenceEngine:
     ) -> None:
         self.info = EngineInfo(compute_type="cpu-fp32")
         self._metadata = metadata
-        self._model = wrap_for_export(model, metadata.head, metadata.pooling)
+        self._model = wrap_for_export(model, metadata)
         self._names = input_names(model, metadata.head)
         self._threads = threads  # None: the setting of torch
 

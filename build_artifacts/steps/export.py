@@ -79,7 +79,7 @@ def export(
         ort_fusions=recipe.fusions,
     )
     try:
-        rows = wrap_for_export(model, metadata.head, metadata.pooling, with_tokens=True)
+        rows = wrap_for_export(model, metadata, with_tokens=True)
         with paused_garbage_collection():
             program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # tracing runs model code, which may raise any exception

@@ -28,7 +28,8 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
     is_head = find_head(adapter.task) is not ModelHead.VECTOR
     # A head replaces pooling, so the sentence-transformers config no longer applies.
     root = checkpoint.weights if is_head else checkpoint.directory
-    copy_without_weights(root, into, without=(MODULES_NAME,) if is_head else ())
+    outdated = (MODULES_NAME,) if is_head else ()
+    copy_without_weights(root, into, weights=checkpoint.weights, without=outdated)
     target = into / checkpoint.weights.relative_to(root)
     _merged_model(checkpoint.weights, adapter).save_pretrained(target)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)

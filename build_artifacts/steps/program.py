@@ -30,7 +30,7 @@ def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) ->
         names, min_trace_tokens(model.config), metadata.max_tokens
     )
     config = DynamoConfig(dynamic=True, dynamic_shapes=shapes)
-    rows = wrap_for_export(model, metadata.head, metadata.pooling)
+    rows = wrap_for_export(model, metadata)
 
     def trace() -> torch.export.ExportedProgram:
         exported = DynamoExporter().export(rows, inputs, config=config)

@@ -29,5 +29,5 @@ def prune_checkpoint(
     prune(model, fraction, metadata, items)
     model.save_pretrained(into)
     # Copy last, to replace the saved config.json, which may name another class.
-    copy_without_weights(weights, into)
+    copy_without_weights(weights, into, weights=weights)
     return find(model).describe()

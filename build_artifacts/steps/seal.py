@@ -67,6 +67,7 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         architecture=metadata.architecture,
         max_tokens=metadata.max_tokens,
         output_width=metadata.output_width,
+        token_width=metadata.token_width,
         labels=metadata.labels,
         problem_type=metadata.problem_type,
         pooling=metadata.pooling,

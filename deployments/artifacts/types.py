@@ -45,7 +45,8 @@ GENERATIVE_TASKS = (TaskName.TEXT_GENERATION, *TEXT2TEXT_TASKS)
 class ModelHead(StrEnum):
     """Output of a graph for an item of T tokens. W is `output_width` of the manifest."""
 
-    VECTOR = "vector"  # [W], pooled over the item's tokens, not normalized; unpooled: [T, W]
+    # [W], pooled over the item's tokens, not normalized; unpooled: [T, `token_width`]
+    VECTOR = "vector"
     LABELS = "labels"  # [W], logits of the labels
     TOKENS = "tokens"  # [T, W], logits of the labels of each token
     SPAN = "span"  # [T, 2], logits of a span's start and end

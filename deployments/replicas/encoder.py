@@ -375,14 +375,15 @@ def _count_large_values(
     """
     if unpooled:
         tokens = sum(len(item.ids) for item in items)
-        max_tokens = MAX_TOKEN_VALUES // manifest.output_width
+        width = manifest.token_width or manifest.output_width
+        max_tokens = MAX_TOKEN_VALUES // width
         if tokens > max_tokens:
             raise InputTooLong(
                 f"`inputs` has {tokens} tokens; the maximum for token vectors is {max_tokens}. "
                 "Send fewer or shorter texts.",
                 field="inputs",
             )
-        return tokens * manifest.output_width
+        return tokens * width
     if manifest.head is ModelHead.MASKS:
         masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
         max_masks = MAX_MASK_VALUES // manifest.output_width

@@ -59,6 +59,8 @@ def _digest(model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecip
     reads = (type(model).__name__, metadata.head, metadata.pooling, metadata.max_tokens, recipe)
     digest = hashlib.sha256(json.dumps(config, default=str, sort_keys=True).encode())
     digest.update(repr((reads, model.config._attn_implementation)).encode())
+    for layer in metadata.projection:
+        digest.update(f"{layer}".encode() + layer.weight.tobytes())
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.float().numpy().tobytes())

@@ -6,6 +6,9 @@ import json
 import string
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from build_artifacts.checkpoints.models import LOADERS
 from deployments.artifacts.types import ModelHead
 
@@ -15,6 +18,7 @@ WORDS = (
     *("good", "bad", "great", "awful", "lovely", "film", "food", "river", "city", "train", "night"),
 )
 HIDDEN = 32
+_MODULES = "sentence_transformers.models"
 POSITIONS = 64
 
 # Heads of encoder models.
@@ -137,7 +141,7 @@ def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = T
     if normalize:
         kinds.append(("2_Normalize", "Normalize"))
     modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}.{kind}"}
         for i, (path, kind) in enumerate(kinds)
     ]
     write_json(directory / "modules.json", modules)
@@ -151,6 +155,34 @@ def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = T
             "pooling_mode_lasttoken": pooling == "lasttoken",
         },
     )
+
+
+def write_dense(
+    directory: Path, name: str, *, output_width: int, input_width: int = HIDDEN, **settings: object
+) -> dict[str, NDArray[np.float32]]:
+    """Insert a random Dense module of sentence-transformers before Normalize; return its weights.
+
+    `settings` replace fields of its config, whose activation is Tanh. `bias` False omits the bias.
+    """
+    from safetensors.numpy import save_file
+
+    config = {
+        "in_features": input_width,
+        "out_features": output_width,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    } | settings
+    write_json(directory / name / "config.json", config)
+    rng = np.random.default_rng(output_width)
+    weights = {"linear.weight": rng.normal(0, 0.3, (output_width, input_width)).astype(np.float32)}
+    if config["bias"]:
+        weights["linear.bias"] = rng.normal(0, 0.3, output_width).astype(np.float32)
+    save_file(weights, str(directory / name / "model.safetensors"))
+    modules = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+    before = [module for module in modules if not module["type"].endswith(".Normalize")]
+    dense = {"idx": len(before), "name": name, "path": name, "type": f"{_MODULES}.Dense"}
+    write_json(directory / "modules.json", [*before, dense, *modules[len(before) :]])
+    return weights
 
 
 def write_json(path: Path, value: object) -> None:

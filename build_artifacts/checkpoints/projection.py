@@ -1,0 +1,96 @@
+"""Projection of pooled vectors: the Dense modules of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    check_weights,
+    corrupt_file,
+    read_field,
+)
+from build_artifacts.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    import torch
+
+_WEIGHTS = "model"
+# Classes of torch.nn by the last part of their import path in `activation_function`.
+_ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "SiLU", "Tanh")
+_POOLED = "sentence_embedding"  # sentence-transformers' name for the pooled vector
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A linear layer and an activation: `activation(weight @ vector + bias)`."""
+
+    weight: NDArray[np.float32] = field(repr=False)  # [out, in]
+    bias: NDArray[np.float32] | None = field(repr=False)  # [out]
+    activation: str  # class of torch.nn
+
+    @property
+    def width(self) -> int:
+        return len(self.weight)
+
+
+def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
+    """Read a Dense module. Its shape is that of its weights, not what its config states.
+
+    Raises UnsupportedModel for an activation or input that the build does not support and for
+    weights that do not fit `input_width`, and the errors of `check_weights`.
+    """
+    config = directory / CONFIG_NAME
+    path = read_field(config, "activation_function", str) or "torch.nn.modules.activation.Tanh"
+    activation = path.rpartition(".")[2]
+    if not path.startswith("torch.nn.") or activation not in _ACTIVATIONS:
+        raise UnsupportedModel(
+            f"the Dense module `{directory.name}` has the unsupported activation `{path}`",
+            hint=f"supported: {', '.join(_ACTIVATIONS)} of torch.nn",
+        )
+    source = read_field(config, "module_input_name", str) or _POOLED
+    if source != _POOLED:
+        raise UnsupportedModel(
+            f"the Dense module `{directory.name}` projects `{source}` instead of pooled vectors",
+            hint="use a model that pools token vectors before it projects them",
+        )
+    weight, bias = _read_weights(directory)
+    if weight.ndim != 2 or weight.shape[1] != input_width:
+        raise corrupt_file(
+            directory / f"{_WEIGHTS}.safetensors",
+            f"`linear.weight` of shape {list(weight.shape)} does not fit {input_width} values",
+        )
+    return DenseLayer(weight, bias, activation)
+
+
+def _read_weights(directory: Path) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    from safetensors.torch import load_file  # numpy has no bfloat16
+
+    check_weights(directory, _WEIGHTS)
+    path = directory / f"{_WEIGHTS}.safetensors"
+    arrays = {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
+    if "linear.weight" not in arrays:
+        raise corrupt_file(path, "`linear.weight` is missing")
+    return arrays["linear.weight"], arrays.get("linear.bias")
+
+
+def build_projection(layers: Sequence[DenseLayer]) -> torch.nn.Module:
+    """Build the module that applies `layers` to float32 vectors [B, in]."""
+    import torch
+
+    modules: list[Any] = []
+    for layer in layers:
+        out, width = layer.weight.shape
+        linear = torch.nn.Linear(width, out, bias=layer.bias is not None)
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(layer.weight))
+            if layer.bias is not None:
+                linear.bias.copy_(torch.from_numpy(layer.bias))
+        modules += [linear, getattr(torch.nn, layer.activation)()]
+    return torch.nn.Sequential(*modules).eval().requires_grad_(False)
