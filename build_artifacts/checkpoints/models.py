@@ -75,6 +75,16 @@ def load_model(
     return model.eval()
 
 
+def check_token_ids(model: TorchModel, highest: int) -> None:
+    """Raise UnsupportedModel if the model has no vector for `highest`, an id of its tokenizer."""
+    known = len(model.get_input_embeddings().weight)
+    if highest >= known:
+        raise UnsupportedModel(
+            f"the tokenizer returns the id {highest}; the model has vectors for {known} tokens",
+            hint="the tokenizer is that of another model: download or save the checkpoint again",
+        )
+
+
 def _find_used(keys: Iterable[str], head: ModelHead) -> list[str]:
     return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, load_model
+from build_artifacts.checkpoints.models import TorchModel, check_token_ids, load_model
 from build_artifacts.decoders.gate_inputs import GateInputs, load_gate_inputs, max_answer_tokens
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray, Tokens
@@ -147,13 +147,14 @@ def _join_texts(
 def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
     """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
-    Raises UnsupportedModel if the checkpoint cannot be loaded, its chat template fails, or a logit
-    is not finite.
+    Raises UnsupportedModel if the checkpoint cannot be loaded, its tokenizer has more tokens, its
+    chat template fails, or a logit is not finite.
     """
     decoder_start_token_id = _decoder_start_token_id(metadata.required_generation_config)
     has_encoder = decoder_start_token_id is not None
     gate_inputs = load_gate_inputs(weights, metadata.max_tokens, has_encoder=has_encoder)
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
+    check_token_ids(model, max(max(text) for text in (*gate_inputs.prompts, *gate_inputs.passages)))
     answers = _generate_answers(
         model,
         gate_inputs.prompts,

@@ -14,7 +14,7 @@ from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, load_model
+from build_artifacts.checkpoints.models import TorchModel, check_token_ids, load_model
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
@@ -209,12 +209,13 @@ def prepare(
     """Write reference outputs, scores and the compaction plan to `into`.
 
     The outputs are those of the model before compaction, so the gate detects a compaction that
-    changes them. Raises UnsupportedModel if the model cannot be loaded or its outputs are not
-    finite.
+    changes them. Raises UnsupportedModel if the model cannot be loaded, its tokenizer has more
+    tokens, or its outputs are not finite.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)
     items = tokenize_probes(weights, metadata)
+    check_token_ids(model, max(int(item.ids.max()) for item in items))
     outputs = tuple(run_probes(reference, items, 1))
     if not all(np.isfinite(output).all() for output in outputs):
         raise UnsupportedModel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,19 @@ def test_nonfinite_checkpoint_is_rejected_before_export(
         build(request, BuildProgress(output))
     assert "export" not in output.getvalue()
     assert leftovers(tmp_path / "store") == []
+
+
+def test_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "model", layers=1)
+    weights = load_file(source / "model.safetensors")
+    words = weights["embeddings.word_embeddings.weight"]
+    weights["embeddings.word_embeddings.weight"] = words[:20].clone()
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    write_json(source / "config.json", config | {"vocab_size": 20})
+    request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, budget=UNTUNED)
+    with pytest.raises(UnsupportedModel, match=r"returns the id \d+; .* vectors for 20 tokens"):
+        build(request, BuildProgress(io.StringIO()))
 
 
 def test_data_of_other_task_is_rejected_before_computation(
