@@ -110,6 +110,19 @@ class GenerationStream:
             for chunk in chunks:
                 yield chunk
 
+    @property
+    def unfinished(self) -> list[Finished]:
+        """The unfinished completions as if they ended now, with the reason `length`.
+
+        Empty until every prompt has started.
+        """
+        if not self.started:
+            return []
+        timings = GenerationTimings(decode_s=time.perf_counter() - self._started_s)
+        return [
+            Finished(FinishReason.LENGTH, tokens, timings) for tokens in self._token_counts.values()
+        ]
+
     async def finish_early(self) -> list[ChoiceChunk]:
         """End unfinished completions with the reason `length`; return the remaining chunks.
 
@@ -118,9 +131,7 @@ class GenerationStream:
         if self._failure is not None:
             raise self._failure
         self.ended_early = bool(self._token_counts)
-        timings = GenerationTimings(decode_s=time.perf_counter() - self._started_s)
-        for choice, tokens in list(self._token_counts.items()):
-            finished = Finished(FinishReason.LENGTH, tokens, timings)
+        for choice, finished in zip(list(self._token_counts), self.unfinished, strict=True):
             self._add_chunk(ChoiceChunk(choice, Chunk("", (), finished)))
         chunks = self._take_chunks()
         await self._stop(200)

@@ -234,7 +234,9 @@ class RequestPipeline:
                 self.admission.generations.release(len(plan.calls), plan.client)
                 if stream.started:
                     context.compute = stream.started[0].compute_type
-                context.timings = combine_timings(stream.started, stream.finished, plan.candidates)
+                # A client that leaves early pays for what it was sent.
+                ended = (*stream.finished, *stream.unfinished)
+                context.timings = combine_timings(stream.started, ended, plan.candidates)
                 if len(stream.finished) == len(plan.calls) and not stream.ended_early:
                     self.shadows.mirror_answers(plan, stream.started, stream.texts)
                 span.close(status)

@@ -51,6 +51,18 @@ async def test_chunks_of_several_choices_arrive_in_generation_order(writing_stor
     assert harness.statuses == [499]
 
 
+async def test_tokens_of_a_stream_that_its_client_leaves_are_recorded(writing_store: Path) -> None:
+    harness = GenerationHarness(
+        writing_store, lambda call: ScriptedReply(("a", "b", "c"), hangs=True)
+    )
+    stream = await harness.pipeline.stream(build_request(choices=2))
+    await wait_until(lambda: harness.generator.events_read == 2 * 4)
+    await stream.aclose()
+    (record,) = harness.recorder.records
+    assert (record.status, record.timings.tokens) == (499, 4 + 2 * 3)
+    assert record.timings.forward_s > 0
+
+
 async def test_error_before_the_first_token_is_raised_at_open(
     writing_store: Path,
 ) -> None:
